@@ -1,0 +1,173 @@
+"""The errors of treering, sorted by what a caller would do about them.
+
+    TreeringError
+    ├── NotFound       nothing is there: check the path              (FileNotFoundError)
+    ├── Mismatch       data and target disagree: change the target   (ValueError)
+    ├── Corrupt        the bytes are damaged: use another copy       (ValueError)
+    ├── Format         well formed, but not ours: use another reader (ValueError)
+    ├── Unsupported    cannot be stored or placed: change the tree   (TypeError, ValueError)
+    └── StoreFailed    the disk said no: free space, fix rights      (OSError)
+
+Every one is also the builtin class that a program written for
+``flax.serialization`` expects. Where flax raises a further class for one case
+(``KeyError``, ``AttributeError``, ``OverflowError`` ...), a private subclass
+carries that too, so ``except`` clauses keep working.
+
+A message names the leaf, what was wanted, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = [
+    "Corrupt",
+    "Format",
+    "Mismatch",
+    "NotFound",
+    "StoreFailed",
+    "TreeringError",
+    "Unsupported",
+]
+
+_LONGEST_PATH = 400
+
+
+def _shown_path(path: tuple[str, ...]) -> str:
+    """Join a key path for people; the middle of an absurdly long one is left out."""
+    text = "/".join(path) if len(path) <= _LONGEST_PATH else "/".join((*path[:8], "...", *path[-8:]))
+    return text if len(text) <= _LONGEST_PATH else f"{text[:200]}...{text[-100:]}"
+
+
+class TreeringError(Exception):
+    """Base of every error that treering raises on purpose.
+
+    Attributes:
+        path: key path of the leaf or branch concerned, outermost part first, or None.
+        offset: byte offset in the file or buffer, or None.
+        hint: what to do about it, or None.
+
+    Example:
+        >>> import treering.errors
+        >>> error = treering.errors.Corrupt("the array is cut short", path=("a", "b"), offset=12)
+        >>> print(error)
+        the array is cut short (at leaf 'a/b', byte 12)
+        >>> isinstance(error, ValueError)
+        True
+    """
+
+    path: tuple[str, ...] | None = None
+    offset: int | None = None
+    hint: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: tuple[str, ...] | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.offset = offset
+        self.hint = hint
+
+    def __str__(self) -> str:
+        places = []
+        if self.path:
+            places.append(f"leaf {_shown_path(self.path)!r}")
+        if self.offset is not None:
+            places.append(f"byte {self.offset}")
+        where = f" (at {', '.join(places)})" if places else ""
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{self.message}{where}{hint}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).
+        return (_rebuilt, (type(self), self.message, self.__dict__))
+
+
+def _rebuilt(cls: type[TreeringError], message: str, state: dict[str, object]) -> TreeringError:
+    error = cls.__new__(cls, message)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class NotFound(TreeringError, FileNotFoundError):
+    """Nothing is stored under that path. Check the path; nothing was created."""
+
+
+class Mismatch(TreeringError, ValueError):
+    """The stored tree and the target disagree in structure, shape or dtype.
+
+    Attributes:
+        differences: one line for each difference, in tree order; empty when there is only the message.
+    """
+
+    differences: tuple[str, ...] = ()
+
+
+class Corrupt(TreeringError, ValueError):
+    """The bytes contradict themselves: cut short, overlong, or damaged. Use another copy."""
+
+
+class Format(TreeringError, ValueError):
+    """The bytes are not in a form this version reads: another tool, or a newer version."""
+
+
+class Unsupported(TreeringError, TypeError, ValueError):
+    """This value cannot be stored or placed without changing it, so nothing was done."""
+
+
+class StoreFailed(TreeringError, OSError):
+    """The operating system refused a read or a write; ``errno`` and ``filename`` say which.
+
+    Example:
+        >>> import errno
+        >>> error = StoreFailed.of(OSError(errno.ENOSPC, "No space left on device"), "a.msgpack", "write")
+        >>> error.errno == errno.ENOSPC
+        True
+        >>> print(error)
+        could not write 'a.msgpack': No space left on device
+    """
+
+    @classmethod
+    def of(
+        cls, cause: OSError, path: str | os.PathLike[str], action: str, *, hint: str | None = None
+    ) -> TreeringError:
+        """Wrap ``cause``; it stays an instance of the builtin class that ``cause`` has.
+
+        A missing file becomes ``NotFound``; EACCES and EPERM are also ``PermissionError``, EISDIR is also
+        ``IsADirectoryError``, ENOTDIR is also ``NotADirectoryError``.
+        """
+        shown = os.fspath(path)
+        reason = cause.strerror or str(cause)
+        by_errno: dict[int | None, type[TreeringError]] = {
+            errno.ENOENT: NotFound,
+            errno.EACCES: _PermissionDenied,
+            errno.EPERM: _PermissionDenied,
+            errno.EISDIR: _IsDirectory,
+            errno.ENOTDIR: _NotDirectory,
+        }
+        error = by_errno.get(cause.errno, cls)(f"could not {action} {shown!r}: {reason}", hint=hint)
+        if isinstance(error, OSError):
+            error.errno = cause.errno
+            error.filename = shown
+            error.strerror = reason
+        return error
+
+
+class _PermissionDenied(StoreFailed, PermissionError):
+    """EACCES or EPERM."""
+
+
+class _IsDirectory(StoreFailed, IsADirectoryError):
+    """EISDIR: a folder stands where a file was meant."""
+
+
+class _NotDirectory(StoreFailed, NotADirectoryError):
+    """ENOTDIR: a file stands where a folder was meant."""
