@@ -1,0 +1,1 @@
+"""Array bytes on their way to and from devices."""

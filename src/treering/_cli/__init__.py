@@ -1,0 +1,1 @@
+"""The command line: one module for each verb, imported only when that verb runs."""

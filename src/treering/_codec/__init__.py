@@ -1,0 +1,1 @@
+"""Wire codecs over buffers: bytes in, values out. No files, no jax."""

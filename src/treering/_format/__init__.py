@@ -1,0 +1,1 @@
+"""What lies in a file, read from its headers alone."""

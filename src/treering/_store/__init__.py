@@ -1,0 +1,1 @@
+"""Bytes by name: reading and durably replacing files."""

@@ -1,0 +1,1 @@
+"""Trees, leaves and state dicts: the lowest floor that may import jax."""

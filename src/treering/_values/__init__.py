@@ -1,0 +1,1 @@
+"""Value types: keys, dtypes, sizes for people. No I/O, no jax."""

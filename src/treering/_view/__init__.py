@@ -1,0 +1,1 @@
+"""Records shown to people: text and terminal output. Never touches a store."""
