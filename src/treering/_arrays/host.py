@@ -1,0 +1,50 @@
+"""jax arrays -> host memory: what may be written from this process, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from treering._codec.array_bytes import wire_blocks
+from treering._codec.msgpack.write import ArrayLike, Piece
+from treering.errors import Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["adopt", "piece_buffers", "to_host"]
+
+
+def adopt(value: object) -> ArrayLike | None:
+    """Return ``value`` if it is a jax array that this process holds whole, None if it is no array.
+
+    Raises:
+        Unsupported: some of its shards belong to other processes, or it was deleted (donated).
+    """
+    if not isinstance(value, jax.Array):
+        return None
+    if value.is_deleted():
+        raise Unsupported("the array has been deleted, most likely donated to a jitted function", hint="save it before")
+    if not value.is_fully_addressable:
+        raise Unsupported(
+            "the array is not fully addressable: other processes hold some of its shards",
+            hint="gather it first, for example with jax.experimental.multihost_utils.process_allgather",
+        )
+    return value
+
+
+def to_host(array: ArrayLike) -> NDArray[Any]:
+    """Return the array as numpy; on CPU a view, nothing is copied."""
+    return np.asarray(array)
+
+
+def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the pieces in order; a device array is fetched when its turn comes."""
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+        elif piece.nbytes:
+            yield from wire_blocks(to_host(piece.array), piece.start, piece.stop)

@@ -1,0 +1,92 @@
+"""gzip around bytes: reproducible, and bounded on the way back.
+
+Source: RFC 1952. The header carries no time stamp, so the same bytes give the same file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Final
+
+from treering.errors import Corrupt
+
+__all__ = ["compressed", "decompressed"]
+
+_LEVEL: Final = 6
+_GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
+_PIECE: Final = 1024 * 1024
+
+# What a reader takes without being asked: anything of these sizes, and anything that shrank no more than this.
+_FREE_BYTES: Final = 64 * 2**20
+_FREE_RATIO: Final = 100
+
+
+class _Bad(Corrupt, gzip.BadGzipFile):
+    """gzip.decompress raises BadGzipFile for a bad header or checksum."""
+
+
+class _Short(Corrupt, EOFError):
+    """gzip.decompress raises EOFError for a file that is cut short."""
+
+
+def compressed(data: bytes | memoryview) -> bytes:
+    """Return ``data`` as one gzip member of level 6, without a time stamp.
+
+    Data that would shrink to less than a hundredth (and is large) is packed less tightly, so that ``decompressed``
+    never refuses what this wrote.
+    """
+    packed = _packed(data, zlib.Z_DEFAULT_STRATEGY)
+    if memoryview(data).nbytes > default_limit(len(packed)):
+        packed = _packed(data, zlib.Z_HUFFMAN_ONLY)
+    return packed
+
+
+def _packed(data: bytes | memoryview, strategy: int) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW, zlib.DEF_MEM_LEVEL, strategy)
+    return packer.compress(data) + packer.flush()
+
+
+def default_limit(nbytes: int) -> int:
+    """Return how many bytes ``nbytes`` of gzip may become where nobody said more."""
+    return _FREE_BYTES + _FREE_RATIO * nbytes
+
+
+def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
+    """Return what ``data``, one or more gzip members, holds.
+
+    Raises:
+        Corrupt: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more than
+            ``max_bytes`` (default: 64 MiB and 100 times the input).
+    """
+    limit = default_limit(len(data)) if max_bytes is None else max_bytes
+    view = memoryview(data)
+    pieces: list[bytes] = []
+    at = total = 0
+    reader = zlib.decompressobj(_GZIP_WINDOW)
+    while at < len(view):
+        waiting: bytes | memoryview = view[at : at + _PIECE]
+        at += len(waiting)
+        while waiting and not reader.eof:
+            try:
+                piece = reader.decompress(waiting, _PIECE)
+            except zlib.error as error:
+                raise _Bad(f"the gzip data is damaged: {error}", hint="use another copy of the file") from None
+            waiting = reader.unconsumed_tail
+            total += len(piece)
+            if total > limit:
+                raise Corrupt(
+                    f"the gzip data of {len(view)} bytes unpacks to more than {limit} bytes",
+                    hint="pass max_bytes= if you trust it",
+                )
+            pieces.append(piece)
+        if reader.eof:
+            # Another member may follow, after padding with zeros as tapes have it.
+            at -= len(reader.unused_data)
+            while at < len(view) and not view[at]:
+                at += 1
+            if at < len(view):
+                reader = zlib.decompressobj(_GZIP_WINDOW)
+    if not reader.eof:
+        raise _Short("the gzip data is cut short", offset=len(view), hint="use another copy of the file")
+    return b"".join(pieces)

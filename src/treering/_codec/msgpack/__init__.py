@@ -1,0 +1,1 @@
+"""flax's msgpack wire: written as pieces, read by a scanner that trusts no header. Pure, over buffers."""

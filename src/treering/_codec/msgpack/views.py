@@ -1,0 +1,48 @@
+"""Leaves as read-only views of the bytes that were scanned: no array is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treering._codec.msgpack.chunks import ChunkedArray
+from treering._values.dtypes import Dtype, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Views"]
+
+
+class Views:
+    """Makes every array a view of ``buffer``; only chunked arrays are put together in fresh memory.
+
+    Args:
+        buffer: what was scanned, readable for as long as any array lives; nobody may write to it.
+    """
+
+    def __init__(self, buffer: bytes | memoryview) -> None:
+        self._buffer = buffer
+
+    def prepare(self, dtype: Dtype) -> np.dtype[Any]:
+        """Return the numpy dtype."""
+        return numpy_dtype(dtype)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
+        """Return the array at ``offset``, read-only."""
+        return np.ndarray(shape, dtype, self._buffer, offset)
+
+    def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> object:
+        """Return the numpy scalar at ``offset``."""
+        return np.ndarray(shape, dtype, self._buffer, offset)[()]
+
+    def chunked(self, parts: ChunkedArray) -> NDArray[Any]:
+        """Return the pieces joined, in fresh writable memory."""
+        return np.concatenate(parts.parts).reshape(parts.shape)
+
+    def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> object:
+        """Return the str or bytes."""
+        del offset, nbytes
+        return read().decode() if is_text else read()

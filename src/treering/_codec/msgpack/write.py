@@ -1,0 +1,286 @@
+"""A tree of dicts, lists and leaves -> the pieces of a msgpack file, in order, without copying large arrays.
+
+Large arrays stay what they are until their bytes are wanted (``Block``), so a file can be written with one staging
+buffer and ``bytes`` can be filled in one pass. Nothing here recurses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgpack
+import numpy as np
+
+from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
+from treering._codec.msgpack.wire import (
+    CHUNK_MARKER,
+    EXT_ARRAY,
+    EXT_SCALAR,
+    MAX_DEPTH,
+    array_header,
+    complex_leaf,
+    list_header,
+    map_header,
+)
+from treering._values.dtypes import check_writable
+from treering.errors import TreeringError, Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ArrayLike", "Block", "Piece", "encode", "pieces_size"]
+
+SMALL_ARRAY: Final = 8 * 1024
+"""Bytes up to which an array is copied at once: cheaper than carrying it along."""
+
+
+class ArrayLike(Protocol):
+    """A numpy or jax array: what has a shape and a numpy dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Numpy dtype of an item."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """The bytes of items ``start`` to ``stop`` (C order) of an array, not yet taken."""
+
+    array: ArrayLike
+    """The array that the items belong to."""
+
+    start: int
+    """First item."""
+
+    stop: int
+    """One past the last item."""
+
+    nbytes: int
+    """Bytes of these items on the wire."""
+
+
+Piece = bytes | Block
+
+_PACKED_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, memoryview, msgpack.Timestamp})
+
+
+class _Overflow(Unsupported, OverflowError):
+    """flax raises OverflowError for an int beyond 64 bits."""
+
+
+def encode(
+    tree: object,
+    *,
+    adopt: Callable[[object], ArrayLike | None],
+    to_host: Callable[[ArrayLike], NDArray[Any]],
+    chunk_size: int,
+) -> list[Piece]:
+    """Return the pieces whose concatenation is the msgpack form of ``tree``.
+
+    Args:
+        tree: dicts and lists around leaves; dict keys are scalars, in the order in which they shall stand.
+        adopt: called with each leaf of a type unknown here; an array-like to store in its place, or None to refuse.
+        to_host: makes a numpy array of what ``adopt`` gave.
+        chunk_size: arrays of more bytes than this become chunk maps, except inside lists (as flax does).
+
+    Raises:
+        Unsupported: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
+            as flax would raise.
+    """
+    encoder = _Encoder(adopt, to_host, chunk_size)
+    try:
+        encoder.run(tree)
+    except TreeringError as error:
+        if error.path is None:
+            error.path = encoder.path()
+        raise
+    return encoder.pieces
+
+
+def pieces_size(pieces: list[Piece]) -> int:
+    """Return how many bytes the pieces are together."""
+    return sum(len(piece) if type(piece) is bytes else piece.nbytes for piece in pieces)  # type: ignore[union-attr, arg-type]
+
+
+def _numbered(items: list[object]) -> Iterator[tuple[int, object]]:
+    return iter(enumerate(items))
+
+
+class _Encoder:
+    """State of one ``encode`` call: the pieces so far and the containers that are open."""
+
+    def __init__(
+        self,
+        adopt: Callable[[object], ArrayLike | None],
+        to_host: Callable[[ArrayLike], NDArray[Any]],
+        chunk_size: int,
+    ) -> None:
+        self.pieces: list[Piece] = []
+        self._adopt = adopt
+        self._to_host = to_host
+        self._chunk_size = chunk_size
+        self._headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = {}
+        self._keys: dict[str, bytes] = {}
+        # One frame for each open container: its remaining items, is it a map, may its arrays be chunked.
+        self._frames: list[tuple[Iterator[tuple[Any, object]], bool, bool]] = []
+        self._at: list[object] = []
+        self._key: object = None
+
+    def path(self) -> tuple[str, ...]:
+        """Return the key path of the item being written."""
+        return tuple(str(key) for key in [*self._at, self._key][1:])
+
+    def run(self, tree: object) -> None:
+        frames, append = self._frames, self.pieces.append
+        headers, ndarray, limit = self._headers, np.ndarray, self._chunk_size
+        small = min(limit, SMALL_ARRAY)
+        frames.append((iter([(None, tree)]), False, True))
+        while frames:
+            items, is_map, chunkable = frames[-1]
+            for key, value in items:
+                self._key = key
+                if is_map:
+                    append(self._keys.get(key) or self._packed_key(key) if type(key) is str else self._packed_key(key))
+                kind = type(value)
+                if kind is ndarray:
+                    found = headers.get((value.shape, value.dtype))  # type: ignore[attr-defined]
+                    if found is not None and found[1] <= small and found[2]:
+                        append(found[0])
+                        append(value.tobytes())  # type: ignore[attr-defined]
+                    else:
+                        self._array(value, chunkable)  # type: ignore[arg-type]
+                elif kind is dict or kind is list:
+                    self._open(value, chunkable)  # type: ignore[arg-type]
+                    break
+                elif kind in _PACKED_TYPES:
+                    append(_packed(value))
+                else:
+                    self._other(value, chunkable)
+            else:
+                frames.pop()
+                if self._at:
+                    self._at.pop()
+
+    def _packed_key(self, key: object) -> bytes:
+        if key == CHUNK_MARKER:
+            raise Unsupported(
+                f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key of yours",
+                hint="rename it",
+            )
+        if type(key) is str:
+            packed = self._keys[key] = _packed(key)
+            return packed
+        if type(key) in _PACKED_TYPES and type(key) is not memoryview:
+            return _packed(key)
+        if type(key) is complex:
+            return complex_leaf(key)
+        if isinstance(key, np.generic):
+            return self._scalar(key)
+        raise Unsupported(f"can not serialize a key of type {type(key).__name__!r}")
+
+    def _open(self, container: dict[object, object] | list[object], chunkable: bool) -> None:
+        if len(self._frames) > MAX_DEPTH:
+            raise Unsupported(
+                f"the tree is more than {MAX_DEPTH} containers deep", hint="it may hold itself; flatten it otherwise"
+            )
+        self._at.append(self._key)
+        if isinstance(container, dict):
+            self.pieces.append(map_header(len(container)))
+            self._frames.append((iter(container.items()), True, chunkable))
+        else:
+            self.pieces.append(list_header(len(container)))
+            self._frames.append((_numbered(container), False, False))
+
+    def _other(self, value: object, chunkable: bool) -> None:
+        """Write a leaf that is none of the common exact types."""
+        if isinstance(value, np.generic):
+            self.pieces.append(self._scalar(value))
+        elif type(value) is complex:
+            self.pieces.append(complex_leaf(value))
+        elif isinstance(value, np.ma.MaskedArray):
+            raise Unsupported(
+                "a masked array would lose its mask", hint="store .data and .mask as two arrays, or .filled(value)"
+            )
+        elif isinstance(value, np.ndarray):
+            self._array(value, chunkable)
+        else:
+            array = self._adopt(value)
+            if array is None:
+                raise Unsupported(
+                    f"can not serialize {type(value).__name__!r} object",
+                    hint="register its type (register_serialization_state) or make it a pytree node",
+                )
+            self._array(array, chunkable)
+
+    def _scalar(self, value: np.generic) -> bytes:
+        array = np.asarray(value)
+        dtype = check_writable(array.dtype)
+        header, _ = array_header(EXT_SCALAR, (), dtype.name, dtype.itemsize)
+        return header + b"".join(wire_blocks(array, 0, 1))
+
+    def _array(self, array: ArrayLike, chunkable: bool) -> None:
+        shape, dtype = array.shape, array.dtype
+        known = check_writable(dtype)
+        nbytes = _items(shape) * known.itemsize
+        if chunkable and nbytes > self._chunk_size:
+            self._chunks(array, known.name, known.itemsize)
+            return
+        header, nbytes = array_header(EXT_ARRAY, shape, known.name, known.itemsize)
+        plain = holds_wire_bytes(dtype)
+        if isinstance(array, np.ndarray):
+            self._headers[shape, dtype] = (header, nbytes, plain)
+        self.pieces.append(header)
+        if nbytes <= SMALL_ARRAY:
+            host = self._to_host(array)
+            self.pieces.append(host.tobytes() if plain else b"".join(wire_blocks(host, 0, host.size)))
+        else:
+            self.pieces.append(Block(array, 0, _items(shape), nbytes))
+
+    def _chunks(self, array: ArrayLike, dtype_name: str, itemsize: int) -> None:
+        """Write an array above the limit as flax does: a map of the shape and of flat chunks."""
+        total = _items(array.shape)
+        step = max(1, int(self._chunk_size / itemsize))
+        append = self.pieces.append
+        append(map_header(3) + _packed(CHUNK_MARKER) + b"\xc3" + _packed("shape"))
+        append(_packed({str(axis): length for axis, length in enumerate(array.shape)}))
+        starts = range(0, total, step)
+        append(_packed("chunks") + map_header(len(starts)))
+        for number, start in enumerate(starts):
+            stop = min(start + step, total)
+            header, nbytes = array_header(EXT_ARRAY, (stop - start,), dtype_name, itemsize)
+            append(_packed(str(number)) + header)
+            append(Block(array, start, stop, nbytes))
+
+
+def _packed(value: object) -> bytes:
+    """Pack a Python scalar, a str or bytes, in the shortest form."""
+    try:
+        packed: bytes = msgpack.packb(value, strict_types=True)
+    except OverflowError as error:
+        raise _Overflow(
+            f"the int {_shortened(value)} does not fit into 64 bits", hint="store it as a str or as an array"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise Unsupported(f"the text {ascii(value)[:80]} is not valid Unicode") from error
+    except (ValueError, BufferError) as error:
+        raise Unsupported(f"a {type(value).__name__} cannot be packed: {error}") from error
+    return packed
+
+
+def _shortened(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"of {value.bit_length()} bits"
+    return str(value)
+
+
+def _items(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

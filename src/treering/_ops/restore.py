@@ -1,0 +1,20 @@
+"""A state dict that was read -> the target's structure, checked and placed as asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treering._arrays.place import placed
+from treering._tree.match import require_match
+from treering._tree.restore import from_state_dict
+
+__all__ = ["restored"]
+
+
+def restored(target: Any, state: Any, *, strict: bool, to_jax: bool, shardings: Any) -> Any:
+    """Return ``target``'s structure with the leaves of ``state``; ``shardings`` implies ``to_jax``."""
+    if strict:
+        require_match(target, state)
+    tree = from_state_dict(target, state)
+    del state
+    return placed(tree, shardings) if to_jax or shardings is not None else tree

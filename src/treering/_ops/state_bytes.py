@@ -1,0 +1,82 @@
+"""State dict <-> bytes in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from treering._arrays.host import adopt, to_host
+from treering._arrays.joined import joined
+from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
+from treering._codec.msgpack.views import Views
+from treering._codec.msgpack.write import Piece, encode
+from treering._tree.state_dict import to_state_dict
+from treering.errors import Format, TreeringError, Unsupported
+
+__all__ = ["pack", "pieces_of", "refuse_gzip", "unpack", "unserializable"]
+
+Readable = bytes | bytearray | memoryview
+
+
+def pieces_of(state: Any, *, chunk_size: int) -> list[Piece]:
+    """Return the pieces of the msgpack form of a tree of dicts and lists, in their own order."""
+    return encode(state, adopt=adopt, to_host=to_host, chunk_size=chunk_size)
+
+
+def pack(pytree: Any, *, chunk_size: int, sort_keys: bool) -> bytes:
+    """Return the msgpack form of a tree of dicts and lists; ``sort_keys`` orders every dict as jax does."""
+    if sort_keys:
+        try:
+            pytree = jax.tree.map(lambda leaf: leaf, pytree)
+        except ValueError as error:
+            raise Unsupported(
+                f"the keys of a dict cannot be sorted: {error}", hint="in_place=True keeps the order they have"
+            ) from error
+    return joined(pieces_of(pytree, chunk_size=chunk_size))
+
+
+def unpack(encoded: Readable) -> Any:
+    """Return the state dict in ``encoded``; arrays are read-only views of it.
+
+    A buffer that somebody could still write to is copied first.
+    """
+    if isinstance(encoded, bytes):
+        refuse_gzip(encoded)
+        return Scanner(encoded, len(encoded), lambda offset, n: encoded[offset : offset + n], Views(encoded)).run()
+    view = memoryview(encoded)
+    if not view.readonly or not view.c_contiguous:
+        return unpack(view.tobytes())
+    view = view.cast("B")
+    first = bytes(view[:WINDOW_BYTES])
+    refuse_gzip(first)
+    return Scanner(first, len(view), lambda offset, n: bytes(view[offset : offset + n]), Views(view)).run()
+
+
+def refuse_gzip(first: bytes) -> None:
+    """Tell a gzip file from a damaged msgpack one."""
+    if first[:2] == b"\x1f\x8b":
+        raise Format(
+            "this is gzip, not bare msgpack", offset=0, hint="read it with from_compressed_bytes or decompress_bytes"
+        )
+
+
+def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
+    """Return one line for each thing in ``pytree`` that ``to_bytes`` would refuse."""
+    try:
+        state = to_state_dict(pytree)
+    except TreeringError as error:
+        return [str(error)]
+    issues: list[str] = []
+    pending: list[tuple[tuple[str, ...], Any]] = [((), state)]
+    while pending:
+        path, value = pending.pop()
+        if type(value) is dict and value:
+            pending.extend(((*path, str(key)), child) for key, child in reversed(value.items()))
+            value = dict.fromkeys(value)  # its keys alone
+        try:
+            pieces_of(value, chunk_size=chunk_size)
+        except TreeringError as error:
+            error.path = path + (error.path or ())
+            issues.append(str(error))
+    return issues

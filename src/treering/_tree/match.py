@@ -1,0 +1,106 @@
+"""What differs between a target and a state dict, all of it at once."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from treering._tree.registry import is_typed_key
+from treering._tree.state_dict import to_state_dict
+from treering.errors import Mismatch
+
+__all__ = ["differences", "require_match"]
+
+_SHOWN: Final = 20
+_PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
+
+
+def require_match(target: Any, state: Any) -> None:
+    """Raise where ``state`` would change structure, shape or dtype of ``target``.
+
+    Raises:
+        Mismatch: with ``differences``, one line for each.
+
+    Example:
+        >>> import numpy as np
+        >>> require_match({"w": np.zeros(2)}, {"w": np.zeros(3), "b": 1})
+        Traceback (most recent call last):
+            ...
+        treering.errors.Mismatch: 2 differences between the target and the data:
+          b: unexpected, the data has int
+          w: wanted float64[2], found float64[3]
+    """
+    found = differences(target, state)
+    if not found:
+        return
+    lines = "\n  ".join(found[:_SHOWN])
+    more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    count = f"{len(found)} differences" if len(found) > 1 else "1 difference"
+    error = Mismatch(f"{count} between the target and the data:\n  {lines}{more}")
+    error.differences = tuple(found)
+    raise error
+
+
+def differences(target: Any, state: Any) -> list[str]:
+    """Return one line for each difference in structure, shape or dtype, sorted by key path."""
+    lines: list[tuple[tuple[str, ...], str]] = []
+    missing: set[tuple[str, ...]] = set()
+    unexpected: list[tuple[str, ...]] = []
+    pending: list[tuple[tuple[str, ...], Any, Any]] = [((), to_state_dict(target), state)]
+    while pending:
+        path, wanted, found = pending.pop()
+        if isinstance(wanted, dict) and isinstance(found, dict):
+            found = _modern_names(wanted, found)
+            for key in wanted.keys() | found.keys():
+                below = (*path, str(key))
+                if key not in found:
+                    missing.add(below)
+                    lines.append((below, f"missing, the target has {_described(wanted[key])}"))
+                elif key not in wanted:
+                    unexpected.append(below)
+                    lines.append((below, f"unexpected, the data has {_described(found[key])}"))
+                else:
+                    pending.append((below, wanted[key], found[key]))
+        else:
+            wanted_text, found_text = _described(wanted), _described(found)
+            if wanted_text != found_text:
+                lines.append((path, f"wanted {wanted_text}, found {found_text}"))
+    return [f"{'/'.join(path) or '.'}: {text}{_near(path, missing, unexpected)}" for path, text in sorted(lines)]
+
+
+def _modern_names(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """See a namedtuple in flax's form from before 2022 as today's."""
+    if set(found) == {"name", "fields", "values"} != set(wanted):
+        fields, values = found["fields"], found["values"]
+        if isinstance(fields, dict) and isinstance(values, dict) and fields.keys() == values.keys():
+            return {str(fields[index]): values[index] for index in fields}
+    return found
+
+
+def _near(path: tuple[str, ...], missing: set[tuple[str, ...]], unexpected: list[tuple[str, ...]]) -> str:
+    """Suggest what a missing key may be called in the data."""
+    if path not in missing or not 0 < len(unexpected) <= 1000:
+        return ""
+    others = ["/".join(other) for other in unexpected]
+    close = difflib.get_close_matches("/".join(path), others, n=1, cutoff=0.7)
+    return f" (is it {close[0]!r} in the data?)" if close else ""
+
+
+def _described(leaf: Any) -> str:
+    """Return what must agree: dtype and shape of an array, the type of a Python leaf."""
+    if isinstance(leaf, dict):
+        return f"a branch of {len(leaf)}"
+    if is_typed_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        return f"{data.dtype.name}{list(data.shape)}"
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+    if leaf is None:
+        return "None"
+    for kind in _PYTHON_LEAVES:
+        if type(leaf) is kind:
+            return kind.__name__
+    return f"a {type(leaf).__name__}"

@@ -1,0 +1,145 @@
+"""Pytree -> state dict: nested plain dicts with str keys around leaves, as flax.serialization defines them.
+
+The walk keeps its own stack, so depth is bounded by memory and not by Python's recursion limit.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from treering._codec.msgpack.wire import MAX_DEPTH
+from treering._tree.registry import (
+    LEAF_TYPES,
+    REGISTRY,
+    flax_serves,
+    is_namedtuple,
+    is_typed_key,
+    opened_node,
+)
+from treering.errors import TreeringError, Unsupported
+
+__all__ = ["dict_pairs", "list_pairs", "partial_pairs", "to_state_dict"]
+
+
+class _NotStringKeys(Unsupported, AssertionError):
+    """flax asserts that a handler's keys are str."""
+
+
+def to_state_dict(target: Any) -> Any:
+    """Return the state of ``target`` as nested dicts with str keys; a leaf is returned as it is.
+
+    dicts keep their order and their keys' text; lists and tuples become ``{"0": .., "1": ..}``; namedtuples,
+    dataclasses and other pytree nodes give their fields. Static fields are left out, a function below a registered
+    class becomes None (``from_state_dict`` takes both from its target), and a typed PRNG key gives its uint32 data.
+    Arrays are not copied.
+
+    Raises:
+        Unsupported: keys that are alike as text, a handler's key that is no str, more than 131,072 levels.
+
+    Source: flax.serialization.to_state_dict.
+
+    Example:
+        >>> to_state_dict({"a": [1, 2], 3: (None,)})
+        {'a': {'0': 1, '1': 2}, '3': {'0': None}}
+    """
+    keys: list[str] = []
+    try:
+        return _walked(target, keys)
+    except TreeringError as error:
+        if error.path is None:
+            error.path = tuple(keys[1:])
+        raise
+
+
+def _walked(target: Any, keys: list[str]) -> Any:
+    root: dict[str, Any] = {}
+    frames: list[tuple[Iterator[tuple[str, Any]], dict[str, Any], bool]] = [(iter([("", target)]), root, False)]
+    while frames:
+        pairs, out, in_class = frames[-1]
+        for key, value in pairs:
+            if type(value) in LEAF_TYPES:
+                out[key] = value
+                continue
+            keys.append(key)
+            opened = _opened(value, in_class)
+            if type(opened) is tuple:
+                if len(frames) > MAX_DEPTH:
+                    raise Unsupported(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
+                inner: dict[str, Any] = {}
+                out[key] = inner
+                frames.append((iter(opened[0]), inner, opened[1]))
+                break
+            out[key] = opened[0]
+            keys.pop()
+        else:
+            frames.pop()
+            if keys:
+                keys.pop()
+    return root[""]
+
+
+def _opened(value: Any, in_class: bool) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
+    """Return a container's pairs (and whether they stand below a class), or the finished value in a list of one."""
+    kind = type(value)
+    entry = REGISTRY.get(kind)
+    if entry is not None:
+        to_state = entry[0]
+        if to_state in _BUILT_IN:
+            return to_state(value), in_class
+        return [_from_handler(to_state(value))]
+    if is_namedtuple(value):
+        return [(field, getattr(value, field)) for field in value._fields], in_class
+    if is_typed_key(value):
+        return [jax.random.key_data(value)] if isinstance(value, jax.Array) else [value]
+    node = opened_node(value)
+    if node is not None:
+        return node.children.items(), in_class or node.kind != "mapping"
+    if flax_serves(kind):
+        return [_from_handler(_flax_state(value))]
+    return [None if in_class and callable(value) else value]
+
+
+def _from_handler(state: Any) -> Any:
+    if isinstance(state, dict):
+        for key in state:
+            if not isinstance(key, str):
+                raise _NotStringKeys(f"A state dict must only have string keys. Found {key!r:.80}")
+    return state
+
+
+def _flax_state(value: Any) -> Any:
+    from flax import serialization as flax_serialization
+
+    return flax_serialization.to_state_dict(value)
+
+
+def dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Return a dict's pairs with the text of its keys."""
+    if all(type(key) is str for key in xs):
+        return xs.items()
+    texts = {str(key): value for key, value in xs.items()}
+    if len(texts) != len(xs):
+        counts = collections.Counter(map(str, xs))
+        clash = sorted(repr(key) for key in xs if counts[str(key)] > 1)
+        raise Unsupported(
+            "Dict keys do not have a unique string representation: "
+            f"{', '.join(clash)[:400]} are alike once they are text"
+        )
+    return texts.items()
+
+
+def list_pairs(xs: list[Any] | tuple[Any, ...]) -> Iterable[tuple[str, Any]]:
+    """Return a list's or tuple's pairs, numbered from "0" on."""
+    return ((str(index), value) for index, value in enumerate(xs))
+
+
+def partial_pairs(partial: Any) -> Iterable[tuple[str, Any]]:
+    """Return what a ``jax.tree_util.Partial`` stores: its arguments; the function comes from the target."""
+    return [("args", partial.args), ("keywords", partial.keywords)]
+
+
+_BUILT_IN = {dict_pairs, list_pairs, partial_pairs}

@@ -1,0 +1,157 @@
+"""The dtype names that may stand in a file, and the numpy dtypes behind them.
+
+A file says ``bfloat16`` or ``float32`` as text. Numpy's own parser would take far more than that (``object``,
+``>f4``, ``i4,f8``), so a name is looked up here and never handed to ``numpy.dtype`` unseen. Item sizes are known
+without numpy, so that a listing of a file's headers needs no array library.
+
+Source: the names are ``numpy.dtype(...).name``, those of ml_dtypes included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from treering.errors import Unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Dtype", "check_writable", "lookup", "numpy_dtype"]
+
+_NUMPY_SIZES = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+# The x86-64 long double: 10 bytes of value in 16. Other machines use these names for other layouts.
+_LONG_DOUBLES = {"float128": 16, "complex256": 32}
+
+# One byte an item, also where the type has fewer bits.
+_ONE_BYTE_EXTENDED = (
+    "float4_e2m1fn",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "int1",
+    "int2",
+    "int4",
+    "uint1",
+    "uint2",
+    "uint4",
+)
+_EXTENDED_SIZES = {"bfloat16": 2} | dict.fromkeys(_ONE_BYTE_EXTENDED, 1)
+
+_TIME_NAME = re.compile(r"(datetime64|timedelta64)(\[([1-9]\d{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+_LONGEST_NAME = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dtype:
+    """A dtype by name: enough to size an array without numpy.
+
+    Example:
+        >>> lookup("bfloat16")
+        Dtype(name='bfloat16', itemsize=2)
+        >>> lookup("object") is None
+        True
+    """
+
+    name: str
+    """As ``numpy.dtype(...).name`` says it."""
+
+    itemsize: int
+    """Bytes an item takes in a file; sub-byte types take a whole one."""
+
+
+@functools.lru_cache(maxsize=256)
+def lookup(name: str) -> Dtype | None:
+    """Return the dtype called ``name``, or None where no file may hold it."""
+    for table in (_NUMPY_SIZES, _EXTENDED_SIZES, _LONG_DOUBLES):
+        if name in table:
+            return Dtype(name, table[name])
+    if len(name) <= _LONGEST_NAME and _TIME_NAME.fullmatch(name):
+        return Dtype(name, 8)
+    return None
+
+
+def _long_double_is_x87() -> bool:
+    import numpy as np
+
+    return np.dtype(np.longdouble).itemsize == 16 and np.finfo(np.longdouble).nmant == 63
+
+
+@functools.lru_cache(maxsize=256)
+def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
+    """Return the little-endian numpy dtype for ``dtype``.
+
+    Raises:
+        Unsupported: this machine or this ml_dtypes version has no such type.
+    """
+    import numpy as np
+
+    if dtype.name in _EXTENDED_SIZES:
+        import ml_dtypes
+
+        scalar_type = getattr(ml_dtypes, dtype.name, None)
+        if scalar_type is None:
+            raise Unsupported(
+                f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}",
+                hint="install a newer ml_dtypes",
+            )
+        return np.dtype(scalar_type)
+    if dtype.name in _LONG_DOUBLES and not _long_double_is_x87():
+        raise Unsupported(
+            f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have",
+            hint="convert it to float64 on the machine that wrote it",
+        )
+    try:
+        found = np.dtype(dtype.name)
+    except (TypeError, ValueError, OverflowError) as error:  # a time unit that this numpy refuses
+        raise Unsupported(f"numpy {np.__version__} does not know the dtype {dtype.name}") from error
+    return found.newbyteorder("<") if sys.byteorder == "big" else found
+
+
+@functools.lru_cache(maxsize=256)
+def check_writable(dtype: np.dtype[Any]) -> Dtype:
+    """Return the ``Dtype`` that a file will name for ``dtype``, whatever its byte order.
+
+    Raises:
+        Unsupported: object, structured, string or void dtypes, and any whose name would not lead back to it.
+    """
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+        raise Unsupported(
+            f"Object and structured dtypes not supported for serialization of ndarrays, found {dtype}",
+            hint="store each field as an array of its own",
+        )
+    known = lookup(dtype.name)
+    if known is None or known.itemsize != dtype.itemsize:
+        raise Unsupported(
+            f"dtype {dtype} ({dtype.name}) could be written but not read back",
+            hint="store text as str leaves and other values as numbers",
+        )
+    if numpy_dtype(known) != dtype.newbyteorder("="):
+        raise Unsupported(f"dtype {dtype} would come back as {numpy_dtype(known)}")
+    return known

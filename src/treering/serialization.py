@@ -1,0 +1,310 @@
+"""State dicts and msgpack: ``flax.serialization`` and eformer's helpers, same names and same bytes.
+
+Change ``from flax import serialization`` to ``from treering import serialization``. Files go both ways. What differs,
+and why, is listed in ``docs/coming-from-flax.md``; the bytes are specified in ``docs/spec/msgpack.md``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO
+
+import jax
+
+from treering._codec.gzip import compressed, decompressed
+from treering._ops import state_file
+from treering._ops.restore import restored
+from treering._ops.state_bytes import Readable, pack, pieces_of, unpack, unserializable
+from treering._tree.registry import is_serializable, register_serialization_state
+from treering._tree.restore import current_path, from_state_dict
+from treering._tree.state_dict import to_state_dict
+from treering.tree import tree_bytes, tree_size
+
+__all__ = [
+    "MAX_CHUNK_SIZE",
+    "compress_bytes",
+    "current_path",
+    "decompress_bytes",
+    "from_bytes",
+    "from_compressed_bytes",
+    "from_state_dict",
+    "get_serialization_info",
+    "is_serializable",
+    "load_from_file",
+    "msgpack_restore",
+    "msgpack_serialize",
+    "register_serialization_state",
+    "save_to_file",
+    "to_bytes",
+    "to_compressed_bytes",
+    "to_state_dict",
+    "validate_serializable",
+]
+
+MAX_CHUNK_SIZE = 2**30
+"""Arrays of more bytes than this are written in pieces of at most this size; read at each call."""
+
+PathOrFile = str | os.PathLike[str] | BinaryIO
+
+
+def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
+    """Return the msgpack form of dicts and lists around array and Python leaves.
+
+    Lists stay lists and keys keep their types, unlike ``to_bytes``, which is for any pytree.
+
+    Args:
+        pytree: dicts, lists and leaves.
+        in_place: True keeps every dict's order, False sorts keys as jax does. Never is ``pytree`` changed.
+
+    Raises:
+        Unsupported: something that could not be read back, with its path.
+
+    Source: flax.serialization.msgpack_serialize.
+
+    Example:
+        >>> msgpack_serialize({"b": [1, None], "a": 2})
+        b'\\x82\\xa1a\\x02\\xa1b\\x92\\x01\\xc0'
+    """
+    return pack(pytree, chunk_size=MAX_CHUNK_SIZE, sort_keys=not in_place)
+
+
+def msgpack_restore(encoded_pytree: Readable) -> Any:
+    """Return the tree in msgpack bytes; arrays are read-only numpy views of them.
+
+    Lengths, shapes, dtype names, depth and counts are checked before memory is taken.
+
+    Args:
+        encoded_pytree: bytes or a read-only buffer, used in place; a writable buffer is copied first.
+
+    Raises:
+        Corrupt: cut short, trailing bytes, contradicting lengths, duplicate keys, absurd nesting.
+        Format: an unknown dtype or ext code, or gzip.
+
+    Source: flax.serialization.msgpack_restore.
+
+    Example:
+        >>> msgpack_restore(b"\\x82\\xa1a\\x02\\xa1b\\x92\\x01\\xc0")
+        {'a': 2, 'b': [1, None]}
+    """
+    return unpack(encoded_pytree)
+
+
+def to_bytes(target: Any) -> bytes:
+    """Return the msgpack form of ``target``'s state dict, byte for byte as flax writes it.
+
+    Args:
+        target: any pytree. Arrays of every numpy and ml_dtypes dtype; big-endian ones are converted.
+
+    Raises:
+        Unsupported: something that could not be read back, with its path.
+
+    Source: flax.serialization.to_bytes.
+
+    Example:
+        >>> import numpy as np
+        >>> to_bytes({"w": np.array([1.0], np.float32)}).hex()
+        '81a177c7140193910' + '1a7666c6f61743332c4040000803f'
+    """
+    return pack(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE, sort_keys=False)
+
+
+def from_bytes(
+    target: Any, encoded_bytes: Readable, *, strict: bool = False, to_jax: bool = False, shardings: Any = None
+) -> Any:
+    """Return ``target``'s structure with the leaves in ``encoded_bytes``.
+
+    Args:
+        target: a pytree that gives the structure; None for the bare state dict.
+        encoded_bytes: what ``to_bytes`` of treering or flax gave. Arrays are read-only views of it.
+        strict: also compare shapes, dtypes and unexpected keys, and report every difference at once.
+        to_jax: put every array on the default device.
+        shardings: put arrays as this Sharding, or prefix tree of Shardings, says.
+
+    Raises:
+        Corrupt, Format: the bytes; see ``msgpack_restore``.
+        Mismatch: the structure (or, with ``strict``, shapes and dtypes) does not fit ``target``.
+        Unsupported: an array that jax cannot hold without a cast.
+
+    Source: flax.serialization.from_bytes.
+
+    Example:
+        >>> import numpy as np
+        >>> data = to_bytes({"w": np.arange(3)})
+        >>> from_bytes({"w": None}, data)
+        {'w': array([0, 1, 2])}
+        >>> from_bytes({"w": np.zeros(2)}, data, strict=True)
+        Traceback (most recent call last):
+            ...
+        treering.errors.Mismatch: 1 difference between the target and the data:
+          w: wanted float64[2], found int64[3]
+    """
+    return restored(target, unpack(encoded_bytes), strict=strict, to_jax=to_jax, shardings=shardings)
+
+
+def save_to_file(target: Any, filepath: PathOrFile) -> None:
+    """Save ``target`` as a msgpack file: when this returns, it survives a power cut.
+
+    The file is written beside, flushed to the disk and renamed, so that an interrupted save leaves the old file whole.
+    The bytes are never built in memory. Parent folders are made.
+
+    Args:
+        target: any pytree.
+        filepath: a path, or an open binary file (written from where it stands; not all or nothing).
+
+    Raises:
+        Unsupported: something that could not be read back; nothing was written.
+        StoreFailed: the disk refused; the old file is intact.
+
+    Source: eformer.pytree.save_to_file.
+
+    Example:
+        >>> save_to_file({"step": 3}, "state.msgpack")
+        >>> load_from_file({"step": 0}, "state.msgpack")
+        {'step': 3}
+    """
+    state_file.save(pieces_of(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE), filepath)
+
+
+def load_from_file(
+    target: Any,
+    filepath: PathOrFile,
+    *,
+    strict: bool = False,
+    to_jax: bool = False,
+    shardings: Any = None,
+    mapped: bool = False,
+) -> Any:
+    """Load a msgpack file into ``target``'s structure.
+
+    Args:
+        target: a pytree that gives the structure; None for the bare state dict.
+        filepath: a path, or an open binary file.
+        strict: as in ``from_bytes``; checked before any array is read.
+        to_jax: put every array on the default device; on CPU without a copy.
+        shardings: put arrays as this Sharding, or prefix tree of Shardings, says.
+        mapped: map the file instead of reading it: ready at once at any size, and read when touched. If somebody cuts
+            the file short while it is mapped, touching it kills the process (SIGBUS); one that is replaced by rename,
+            as ``save_to_file`` does, is safe.
+
+    Raises:
+        NotFound: no such file.
+        StoreFailed: the system refused to read it.
+        Corrupt, Format, Mismatch, Unsupported: as in ``from_bytes``.
+
+    Source: eformer.pytree.load_from_file.
+
+    Example:
+        >>> save_to_file({"step": 3}, "state.msgpack")
+        >>> load_from_file(None, "state.msgpack", mapped=True)
+        {'step': 3}
+    """
+    return state_file.load(target, filepath, strict=strict, to_jax=to_jax, shardings=shardings, mapped=mapped)
+
+
+def compress_bytes(data: Readable) -> bytes:
+    """Return ``data`` in gzip form, level 6, the same for the same input.
+
+    Source: eformer.pytree.compress_bytes; RFC 1952.
+
+    Example:
+        >>> decompress_bytes(compress_bytes(b"abc"))
+        b'abc'
+    """
+    return compressed(memoryview(data))
+
+
+def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
+    """Return what gzip ``data`` holds.
+
+    Args:
+        data: one or more gzip members.
+        max_bytes: refuse to unpack to more; by default 64 MiB and 100 times the input.
+
+    Raises:
+        Corrupt: damaged (also ``gzip.BadGzipFile``), cut short (also ``EOFError``), or above ``max_bytes``.
+
+    Source: eformer.pytree.decompress_bytes; RFC 1952.
+
+    Example:
+        >>> decompress_bytes(b"no gzip")
+        Traceback (most recent call last):
+            ...
+        treering.errors.Corrupt: ...
+    """
+    return decompressed(memoryview(data), max_bytes)
+
+
+def to_compressed_bytes(target: Any) -> bytes:
+    """Return ``to_bytes(target)`` in gzip form.
+
+    Source: eformer.pytree.to_compressed_bytes.
+
+    Example:
+        >>> from_compressed_bytes({"a": 0}, to_compressed_bytes({"a": 1}))
+        {'a': 1}
+    """
+    return compress_bytes(to_bytes(target))
+
+
+def from_compressed_bytes(
+    target: Any,
+    compressed_data: Readable,
+    *,
+    strict: bool = False,
+    to_jax: bool = False,
+    shardings: Any = None,
+    max_bytes: int | None = None,
+) -> Any:
+    """Return ``from_bytes`` of what gzip ``compressed_data`` holds.
+
+    Args and errors are those of ``from_bytes`` and ``decompress_bytes``.
+
+    Source: eformer.pytree.from_compressed_bytes.
+
+    Example:
+        >>> from_compressed_bytes(None, to_compressed_bytes([1, 2]))
+        {'0': 1, '1': 2}
+    """
+    data = decompress_bytes(compressed_data, max_bytes=max_bytes)
+    return from_bytes(target, data, strict=strict, to_jax=to_jax, shardings=shardings)
+
+
+def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
+    """Return whether ``to_bytes(pytree)`` would work, and a line for each thing that stands in its way.
+
+    Source: eformer.pytree.validate_serializable.
+
+    Example:
+        >>> validate_serializable({"a": 1})
+        (True, [])
+        >>> ok, issues = validate_serializable({"a": {1, 2}, "b": 2**70})
+        >>> ok, len(issues)
+        (False, 2)
+    """
+    issues = unserializable(pytree, chunk_size=MAX_CHUNK_SIZE)
+    return not issues, issues
+
+
+def get_serialization_info(pytree: Any) -> dict[str, Any]:
+    """Return what saving ``pytree`` would involve.
+
+    The dict holds ``num_leaves`` (None is no leaf), ``tree_structure`` (text), ``total_elements``, ``memory_bytes``,
+    ``is_serializable`` (would ``to_bytes`` work) and ``dtypes`` (sorted names).
+
+    Source: eformer.pytree.get_serialization_info.
+
+    Example:
+        >>> import numpy as np
+        >>> info = get_serialization_info({"w": np.zeros((2, 3), np.float32), "step": 1})
+        >>> info["num_leaves"], info["total_elements"], info["memory_bytes"], info["dtypes"]
+        (2, 7, 32, ['float32'])
+    """
+    leaves = jax.tree.leaves(pytree)
+    return {
+        "num_leaves": len(leaves),
+        "tree_structure": str(jax.tree.structure(pytree)),
+        "total_elements": tree_size(pytree),
+        "memory_bytes": tree_bytes(pytree),
+        "is_serializable": validate_serializable(pytree)[0],
+        "dtypes": sorted({str(leaf.dtype) for leaf in leaves if hasattr(leaf, "dtype")}),
+    }

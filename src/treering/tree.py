@@ -1,0 +1,78 @@
+"""Small questions about pytrees: what is in them, how much, and a map that knows where it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from treering._tree.registry import is_typed_key, opened_node
+
+__all__ = ["tree_bytes", "tree_map_with_path", "tree_size"]
+
+
+def tree_map_with_path(
+    f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Return ``tree`` with every leaf replaced by ``f(path, leaf)``.
+
+    Args:
+        f: gets the path as a tuple of str, outermost first, and the leaf; None is a leaf.
+        tree: any pytree; dicts keep their order, every node its type.
+        is_leaf: says where to stop early.
+
+    Source: eformer.pytree.tree_map_with_path.
+
+    Example:
+        >>> tree_map_with_path(lambda path, x: "/".join(path), {"b": [1, 2], "a": None})
+        {'b': ['b/0', 'b/1'], 'a': 'a'}
+    """
+
+    def walk(path: tuple[str, ...], x: Any) -> Any:
+        if x is None or (is_leaf is not None and is_leaf(x)):
+            return f(path, x)
+        if type(x) is dict:
+            return {key: walk((*path, str(key)), value) for key, value in x.items()}
+        node = opened_node(x)
+        if node is None:
+            return f(path, x)
+        return node.rebuild({part: walk((*path, part), child) for part, child in node.children.items()})
+
+    return walk((), tree)
+
+
+def tree_size(tree: Any) -> int:
+    """Return the number of elements in all leaves; what is no array counts as one.
+
+    Source: eformer.pytree.tree_size.
+
+    Example:
+        >>> import numpy as np
+        >>> tree_size({"w": np.zeros((2, 3)), "step": 7})
+        7
+    """
+    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else 1 for leaf in jax.tree.leaves(tree))
+
+
+def tree_bytes(tree: Any) -> int:
+    """Return the bytes in all leaves: an array's own, a Python number as numpy would hold it, else nothing.
+
+    Source: eformer.pytree.tree_bytes.
+
+    Example:
+        >>> import numpy as np
+        >>> tree_bytes({"w": np.zeros((2, 3), np.float32), "step": 7, "name": "run"})
+        32
+    """
+    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    if is_typed_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return math.prod(leaf.shape) * int(np.dtype(leaf.dtype).itemsize)
+    return int(np.asarray(leaf).nbytes) if isinstance(leaf, bool | int | float | complex) else 0
