@@ -1,0 +1,99 @@
+"""What an open descriptor can be asked beyond reading and writing: to lock, to go direct, to be durable.
+
+Linux has all of it. Where ``fcntl`` or ``O_DIRECT`` is missing the answers are "no" and the callers take their
+plain way: nothing here is needed for correct results, only for speed and for sweeping.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import ModuleType
+
+fcntl: ModuleType | None
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows
+    fcntl = None
+else:
+    fcntl = _fcntl
+
+__all__ = ["go_direct", "leave_direct", "lock", "open_folder", "sync", "sync_folder"]
+
+# A file system without this kind of request says one of these.
+_NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
+
+
+def lock(descriptor: int) -> bool | None:
+    """Take the lock of an open file without waiting.
+
+    Returns:
+        True when it is ours now, False when somebody else holds it, None when this platform or this file system
+        has no locks.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_SUCH_REQUEST:
+            raise
+        return None
+    return True
+
+
+def go_direct(descriptor: int) -> bool:
+    """Let writes bypass the page cache; False where the file system or the platform has no such thing.
+
+    The flag is set on the open file. Asking for it in ``open`` leaves an empty file behind on some kernels when the
+    answer is no.
+    """
+    flag = getattr(os, "O_DIRECT", 0)
+    if fcntl is None or not flag:
+        return False
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | flag)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_REQUEST:
+            raise
+        return False
+    return True
+
+
+def leave_direct(descriptor: int) -> None:
+    """Let writes go through the page cache again."""
+    if fcntl is not None:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
+
+
+def sync(descriptor: int) -> None:
+    """Make the content of an open file durable. Asked once: a second ``fsync`` after a failed one may lie."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if fcntl is not None and full is not None:  # macOS: fsync alone stops at the drive's cache
+        try:
+            fcntl.fcntl(descriptor, full)
+        except OSError as error:
+            if error.errno not in _NO_SUCH_REQUEST:
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def open_folder(folder: str) -> int | None:
+    """Open ``folder`` so that it can be synced; None where the platform cannot open folders."""
+    if os.name == "nt":
+        return None
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def sync_folder(descriptor: int) -> None:
+    """Make the names in an open folder durable; a file system that keeps none of its own (EINVAL) has nothing to do."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise

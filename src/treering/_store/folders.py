@@ -1,0 +1,74 @@
+"""Where a path really leads, and folders that are durable before anything is put into them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+from treering._store import descriptors
+
+__all__ = ["make_folder", "require_file", "resolved"]
+
+
+def resolved(path: str) -> str:
+    """Return the absolute path of the file that ``path`` names, links followed to the end.
+
+    Raises:
+        OSError: a folder or another thing that is no file stands there, or the name is not possible.
+    """
+    try:
+        whole = os.path.realpath(path)
+        with contextlib.suppress(FileNotFoundError):
+            require_file(os.stat(whole))
+    except ValueError as error:  # a NUL, or half a surrogate pair
+        raise OSError(errno.EINVAL, f"this cannot be the name of a file ({error})") from error
+    return whole
+
+
+def require_file(found: os.stat_result) -> None:
+    """Refuse what cannot be read by position and replaced as a whole.
+
+    Raises:
+        OSError: it is a folder, a device, a pipe or a socket.
+    """
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file")
+
+
+def make_folder(folder: str) -> None:
+    """Make ``folder`` and its missing parents; each new name is durable before the next one is made.
+
+    Raises:
+        OSError: it cannot be made, or a file stands in the way.
+    """
+    missing: list[str] = []
+    while not _is_folder(folder):
+        missing.append(folder)
+        above = os.path.dirname(folder)
+        if above == folder:
+            raise FileNotFoundError(errno.ENOENT, f"there is no drive {folder!r}")
+        folder = above
+    for new in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # somebody else was faster
+            os.mkdir(new)
+        parent = descriptors.open_folder(os.path.dirname(new))
+        if parent is not None:
+            try:
+                descriptors.sync_folder(parent)
+            finally:
+                os.close(parent)
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a folder is there; False when nothing is. A file there is an error, and so is not knowing."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path!r} is a file, not a folder")
+    return True

@@ -1,0 +1,64 @@
+"""Many buffers, small and large, as few pieces; and writing a piece to the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+__all__ = ["Buffer", "pieces", "write_all"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# Below this a system call (or a step of the ring) costs more than copying the bytes once more.
+SMALL = 64 << 10
+# Small buffers travel together up to about this size.
+_TOGETHER = 256 << 10
+
+
+def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memoryview]:
+    """Yield the same bytes in the same order, small neighbours joined, as flat views.
+
+    Args:
+        buffers: C-contiguous buffers of any item type.
+        size: how many bytes they must hold together; None when nobody knows.
+
+    Raises:
+        OSError: they hold more (at once) or fewer (at the end) than ``size`` bytes.
+
+    Example:
+        >>> [bytes(piece) for piece in pieces([b"tree", b"", memoryview(b"ring")], 8)]
+        [b'treering']
+    """
+    waiting: list[Buffer] = []
+    held = total = 0
+    for buffer in buffers:
+        count = len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
+        total += count
+        if size is not None and total > size:
+            raise OSError(errno.EINVAL, f"the buffers hold more than the announced {size} bytes")
+        if count < SMALL:
+            waiting.append(buffer)
+            held += count
+            if held < _TOGETHER:
+                continue
+        if held:
+            yield memoryview(b"".join(waiting))
+        waiting.clear()
+        held = 0
+        if count >= SMALL:
+            yield memoryview(buffer).cast("B")
+    if held:
+        yield memoryview(b"".join(waiting))
+    if size is not None and total != size:
+        raise OSError(errno.EINVAL, f"the buffers hold {total} bytes, {size} were announced")
+
+
+def write_all(descriptor: int, piece: memoryview) -> None:
+    """Write a whole piece at the descriptor's position, however often the system takes only a part."""
+    while piece:
+        written = os.write(descriptor, piece)
+        if not written:
+            raise OSError(errno.EIO, "the system takes no more bytes and does not say why")
+        piece = piece[written:]

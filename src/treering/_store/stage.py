@@ -1,0 +1,196 @@
+"""A new file beside the one it will replace: invisible under that name until it is whole and durable.
+
+The staged file is called ``.NAME.<16 hex digits>.treering-tmp``. Its writer holds a lock on it for as long as it
+lives, so a later save of the same name can tell the leftover of a dead writer (the lock can be taken) from the work of
+a live one (it cannot).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from types import TracebackType
+from typing import Self
+
+from treering._store import descriptors
+from treering.errors import StoreFailed
+
+__all__ = ["StagedFile"]
+
+_SUFFIX = ".treering-tmp"
+_TOKEN_BYTES = 8
+# The longest name that the usual file systems of Linux, macOS and Windows take, in bytes.
+_NAME_MAX = 255
+_ATTEMPTS = 20
+
+
+class StagedFile:
+    """The staged file for ``target``, a context manager: left without ``commit``, it is removed.
+
+    Attributes:
+        descriptor: the open file, for writing; -1 when it is closed.
+    """
+
+    def __init__(self, target: str, shown: str) -> None:
+        """Stage beside the absolute path ``target``, which the caller calls ``shown``."""
+        self._target = target
+        self._shown = shown
+        self._folder, name = os.path.split(target)
+        self._stem = _stem(name)
+        self._path: str | None = None
+        self._folder_descriptor: int | None = None
+        self.descriptor = -1
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._discard)
+            # Opened before anything is written: after the rename, only its fsync is left to fail.
+            self._folder_descriptor = descriptors.open_folder(self._folder)
+            if descriptors.fcntl is not None:
+                _sweep(self._folder, self._stem)
+            self._create()
+            self._take_over_rights()
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._discard()
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit.
+
+        Raises:
+            OSError: the file system has fewer than ``size`` bytes free, the reserve of the superuser included.
+        """
+        if not hasattr(os, "fstatvfs"):  # Windows
+            return
+        try:
+            room = os.fstatvfs(self.descriptor)
+        except OSError:  # a file system that cannot tell
+            return
+        free = room.f_bfree * room.f_frsize
+        if room.f_blocks and size > free:
+            reason = os.strerror(errno.ENOSPC)
+            raise OSError(errno.ENOSPC, f"{reason}: {size} bytes are needed, {free} are free")
+
+    def commit(self) -> None:
+        """Make the content durable, put it in the place of ``target``, make that durable too.
+
+        Raises:
+            OSError: nothing has changed.
+            StoreFailed: the new content is in place, but may not survive a power cut.
+        """
+        descriptors.sync(self.descriptor)
+        if descriptors.fcntl is None:  # Windows renames only what is closed
+            self._close()
+        if self._path is not None:
+            os.replace(self._path, self._target)
+            self._path = None
+        try:
+            if self._folder_descriptor is not None:
+                descriptors.sync_folder(self._folder_descriptor)
+            self._close()
+        except OSError as error:
+            hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
+            raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+
+    def _create(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        for _ in range(_ATTEMPTS):
+            path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
+            self.descriptor = os.open(path, flags, 0o666)
+            self._path = path
+            if descriptors.lock(self.descriptor) is not False and _is_at(self.descriptor, path):
+                return
+            # A sweeper met the file between its creation and its lock, and took it for a leftover.
+            self._remove()
+        raise OSError(errno.EAGAIN, "other writers keep removing its staged file")
+
+    def _take_over_rights(self) -> None:
+        """Give the staged file the owner, where that is allowed, and the permission bits of the old one."""
+        try:
+            old = os.stat(self._target)
+        except FileNotFoundError:
+            return
+        if not os.access(self._target, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is write-protected")
+        if not hasattr(os, "fchown"):  # Windows
+            return
+        mode = stat.S_IMODE(old.st_mode)
+        new = os.fstat(self.descriptor)
+        if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+            try:
+                os.fchown(self.descriptor, old.st_uid if os.geteuid() == 0 else -1, old.st_gid)
+            except PermissionError:
+                # Another group takes over: it gets what everybody had.
+                mode = (mode & ~0o070) | (mode & 0o007) << 3
+        os.fchmod(self.descriptor, mode)
+
+    def _close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _remove(self) -> None:
+        """Remove the staged file if it is still there: the error that brought us here says more than one from here."""
+        path, self._path = self._path, None
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            with contextlib.suppress(OSError):
+                self._close()
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _discard(self) -> None:
+        self._remove()
+        descriptor, self._folder_descriptor = self._folder_descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _stem(name: str) -> str:
+    """Cut ``name`` so that the name of the staged file is not too long."""
+    room = _NAME_MAX - len(f"..{_SUFFIX}") - 2 * _TOKEN_BYTES
+    while len(os.fsencode(name)) > room:
+        name = name[:-1]
+    return name
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether ``path`` still names the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(folder: str, stem: str) -> None:
+    """Remove what dead writers of the same name left. What cannot be swept does not stand in the way of a save."""
+    start = f".{stem}."
+    length = len(start) + 2 * _TOKEN_BYTES + len(_SUFFIX)
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)
+    for name in names:
+        if len(name) == length and name.startswith(start) and name.endswith(_SUFFIX):
+            with contextlib.suppress(OSError):
+                _sweep_one(os.path.join(folder, name))
+
+
+def _sweep_one(path: str) -> None:
+    # Opened for writing because NFS gives an exclusive lock to nobody else; without waiting, should it be a pipe.
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if descriptors.lock(descriptor) and _is_at(descriptor, path):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
