@@ -1,0 +1,1 @@
+"""Benchmarks of treering against its peers and against the machine: ``python -m benchmarks NAME``."""

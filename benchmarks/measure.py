@@ -1,0 +1,168 @@
+"""Time cases in turns and keep every round, so that ratios are taken between neighbours in time.
+
+A machine drifts: its disk by a factor of two within a minute. A ratio is therefore taken inside each
+round, between cases that ran seconds apart, and the median and the spread of those ratios are reported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+__all__ = ["Case", "Group", "Spread", "Work", "copy_bytes", "equal_bytes", "interleave", "ratio", "spread", "trim_heap"]
+
+Work: TypeAlias = Callable[[], Any]
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_libc.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_libc.memcpy.restype = ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to do one job."""
+
+    name: str
+    """Who does it: treering, a peer, or a limit of the machine."""
+    begin: Callable[[], Work]
+    """Makes fresh input, not timed; calling what it returns is timed."""
+    check: Callable[[Any], str | None]
+    """Says what is wrong with a result, or None; not timed."""
+    limit: bool = False
+    """True for what the machine can do at best: compared as 'times of it', not as 'times faster'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Cases that do the same job and are timed in turns; the first one is ours."""
+
+    name: str
+    """The job."""
+    cases: tuple[Case, ...]
+    """Ours first."""
+    between: Callable[[], None] | None = None
+    """Cleans up before each round, not timed."""
+
+    def case(self, name: str) -> Case:
+        """The case of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for case in self.cases:
+            if case.name == name:
+                return case
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A median with the least and the greatest."""
+
+    median: float
+    """The middle one of the values."""
+    least: float
+    """The smallest value."""
+    greatest: float
+    """The largest value."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, least and greatest of at least one value."""
+    return Spread(median=statistics.median(values), least=min(values), greatest=max(values))
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """Spread of above/below, round by round.
+
+    Example:
+        >>> ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+        Spread(median=2.0, least=1.0, greatest=3.0)
+    """
+    return spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def interleave(
+    group: Group,
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Time every case of the group in turns: seconds of each round by case, and all that was wrong.
+
+    The case that comes first moves on by one each round, so that no case always has the same place.
+    """
+    seconds: dict[str, list[float]] = {case.name: [] for case in group.cases}
+    wrong: list[str] = []
+    for turn in range(rounds):
+        if group.between is not None:
+            group.between()
+        first = turn % len(group.cases)
+        for case in (*group.cases[first:], *group.cases[:first]):
+            taken, fault = _once(case, clock)
+            seconds[case.name].append(taken)
+            if fault is not None:
+                wrong.append(f"{group.name}, {case.name}, round {turn + 1}: {fault}")
+        shown = ", ".join(f"{name} {each[-1]:.4g}" for name, each in seconds.items())
+        report(f"{group.name} {turn + 1}/{rounds}: {shown}")
+    return seconds, wrong
+
+
+def _once(case: Case, clock: Callable[[], float]) -> tuple[float, str | None]:
+    """Seconds that the case took, and what is wrong with its result."""
+    work = case.begin()
+    settle()
+    start = clock()
+    result = work()
+    taken = clock() - start
+    return taken, case.check(result)
+
+
+def settle() -> None:
+    """Leave nothing to pay for the case before: flush its writes, return its heap, collect its garbage."""
+    gc.collect()
+    trim_heap()
+    os.sync()
+
+
+def trim_heap() -> None:
+    """Give freed heap memory back to the system, where the C library can (glibc)."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _span(buffer: Any) -> tuple[int, int]:
+    """Address and length of a contiguous buffer or array."""
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    if not array.flags.c_contiguous:
+        raise ValueError("only contiguous memory has an address")
+    return array.ctypes.data, array.nbytes
+
+
+def equal_bytes(left: Any, right: Any) -> bool:
+    """Whether two contiguous buffers or arrays hold the same bytes, compared in place."""
+    (left_at, left_size), (right_at, right_size) = _span(left), _span(right)
+    return left_size == right_size and _libc.memcmp(left_at, right_at, left_size) == 0
+
+
+def copy_bytes(target: Any, source: Any) -> None:
+    """One memcpy of the source into the target, in this thread.
+
+    Raises:
+        ValueError: the target is too small.
+    """
+    (target_at, room), (source_at, size) = _span(target), _span(source)
+    if size > room:
+        raise ValueError(f"{size} bytes do not fit into {room}")
+    _libc.memcpy(target_at, source_at, size)
