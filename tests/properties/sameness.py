@@ -1,0 +1,102 @@
+"""What "the same tree" means in these tests: kinds, container types, key order, dtypes, shapes and bits."""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["assert_same", "assert_same_structure", "fingerprint", "native"]
+
+
+def is_typed_key(leaf: Any) -> bool:
+    """Say whether ``leaf`` is an array of typed PRNG keys."""
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """The same values in the byte order of the wire."""
+    return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+
+
+def _array_print(kind: str, array: np.ndarray) -> tuple[Any, ...]:
+    array = native(array)
+    return (kind, array.dtype.name, array.shape, array.tobytes("C"))
+
+
+def _float_bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def _scalar_print(leaf: Any) -> tuple[Any, ...] | None:
+    """The fingerprint of a Python leaf, or None where ``leaf`` is something else."""
+    match leaf:
+        case None | bool() | int() | str() | bytes():
+            return (type(leaf).__name__, leaf)
+        case float():
+            return ("float", _float_bits(leaf))
+        case complex():
+            return ("complex", _float_bits(leaf.real), _float_bits(leaf.imag))
+        case _:
+            return None
+
+
+def _array_leaf_print(leaf: Any, *, restored: bool) -> tuple[Any, ...] | None:
+    if is_typed_key(leaf):
+        return ("key", str(jax.random.key_impl(leaf)), *_array_print("ndarray", np.asarray(jax.random.key_data(leaf))))
+    if isinstance(leaf, jax.Array):
+        return _array_print("ndarray" if restored else "jax", np.asarray(leaf))
+    if isinstance(leaf, np.generic):
+        return _array_print("npscalar", np.asarray(leaf))
+    if isinstance(leaf, np.ndarray):
+        return _array_print("ndarray", leaf)
+    return None
+
+
+def _children(node: Any) -> Iterator[tuple[Any, Any]]:
+    """One level of a registered pytree node, in jax's order."""
+    children, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    for path, child in children:
+        if len(path) == 1:
+            yield jax.tree_util.keystr(path), child
+
+
+def fingerprint(tree: Any, *, restored: bool = False) -> Any:
+    """A nested tuple that is equal for two trees when, and only when, they are the same to the last bit.
+
+    With ``restored=True`` the tree is described as a reader gives it back: jax arrays as numpy arrays.
+    Big-endian arrays are described in the byte order of the wire in any case.
+    """
+    leaf = _array_leaf_print(tree, restored=restored) or (None if isinstance(tree, np.generic) else _scalar_print(tree))
+    if leaf is not None:
+        return leaf
+    name = f"{type(tree).__module__}.{type(tree).__qualname__}"
+    if isinstance(tree, collections.defaultdict):
+        name = f"{name}({tree.default_factory})"
+    if isinstance(tree, Mapping):
+        return (
+            name,
+            tuple((fingerprint(key), fingerprint(value, restored=restored)) for key, value in tree.items()),
+        )
+    if isinstance(tree, list | tuple):
+        return (name, tuple(fingerprint(value, restored=restored) for value in tree))
+    children = tuple((key, fingerprint(child, restored=restored)) for key, child in _children(tree))
+    if children or not jax.tree_util.all_leaves([tree]):
+        return (name, children)
+    return ("object", name, id(tree) if callable(tree) else repr(tree))
+
+
+def assert_same(got: Any, want: Any, *, restored: bool = True) -> None:
+    """Fail unless ``got`` is ``want``, or with ``restored`` what a reader makes of ``want``."""
+    assert fingerprint(got) == fingerprint(want, restored=restored)
+
+
+def assert_same_structure(got: Any, want: Any) -> None:
+    """Fail unless jax sees the same structure: node types, keys and static fields."""
+    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
+
+
