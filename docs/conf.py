@@ -1,0 +1,30 @@
+"""Sphinx: Markdown pages and the docstrings of the public modules, with every warning an error."""
+
+import treering
+
+project = "treering"
+author = "the treering authors"
+copyright = author  # noqa: A001 - the name is Sphinx's
+version = release = treering.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+exclude_patterns = ["_build"]
+nitpicky = True
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# Names that stand in docstrings and signatures but have no page here: there is no internet when the pages are built.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(builtins|collections|os|pathlib|typing|gzip)\..*"),
+    (r"py:.*", r"[A-Z]\w*Error|object|str|int|bytes|bool|tuple|dict|list|None"),
+    (r"py:.*", r"(jax|numpy|flax)\..*"),
+]

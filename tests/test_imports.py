@@ -1,0 +1,121 @@
+"""What importing costs, what it brings along, and that every public name is really there."""
+
+import ast
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+PUBLIC = ("treering", "treering.errors", "treering.serialization", "treering.tree")
+MODULES = sorted(
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in SOURCE.rglob("*.py")
+    if path.name != "__main__.py"
+)
+HEAVY = {"jax", "jaxlib", "numpy", "ml_dtypes", "flax", "msgpack", "click", "rich", "importlib.metadata"}
+
+
+def fresh(program: str, *arguments: str) -> dict[str, object]:
+    """Run a program in a new interpreter; return the JSON object on its last line."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_importing_treering_costs_next_to_nothing() -> None:
+    program = """
+import json, sys, time
+start = time.perf_counter()
+import treering
+seconds = time.perf_counter() - start
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+"""
+    answers = [fresh(program) for _ in range(5)]
+    assert not HEAVY & set(answers[0]["modules"])  # type: ignore[call-overload]
+    # The best of five: a busy machine makes some of them slow, and a slow import all of them.
+    assert min(answer["seconds"] for answer in answers) < 0.050  # type: ignore[type-var, operator]
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "FILE"], ["inspect", "FILE", "--json"], ["--help"], ["--version"]])
+def test_header_verbs_start_without_jax_and_numpy(arguments: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "state.msgpack"
+    file.write_bytes(b"\x81\xa1a\x01")
+    program = """
+import json, sys
+from treering._cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print()
+    print(json.dumps({"code": end.code, "modules": sorted(sys.modules)}))
+"""
+    answer = fresh(program, *[str(file) if argument == "FILE" else argument for argument in arguments])
+    assert answer["code"] in {0, None}
+    assert not {"jax", "jaxlib", "numpy", "ml_dtypes", "flax"} & set(answer["modules"])  # type: ignore[call-overload]
+
+
+def test_treering_does_not_import_flax() -> None:
+    program = f"""
+import importlib, json, sys
+for name in {PUBLIC!r}:
+    importlib.import_module(name)
+print(json.dumps({{"modules": sorted(sys.modules)}}))
+"""
+    peers = {"flax", "optax", "equinox", "chex", "orbax", "safetensors", "tensorstore"}
+    assert not peers & set(fresh(program)["modules"])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_name_in_all_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", ()):
+        getattr(module, public)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_modules_say_what_is_public(name: str) -> None:
+    module = importlib.import_module(name)
+    assert len(module.__all__) == len(set(module.__all__))
+    assert set(module.__all__) <= set(dir(module))
+    for public in module.__all__:
+        thing = getattr(module, public)
+        if inspect.isfunction(thing) or inspect.isclass(thing):
+            assert inspect.getdoc(thing), f"{name}.{public} has no docstring"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_functions_show_an_example(name: str) -> None:
+    module = importlib.import_module(name)
+    functions = [getattr(module, public) for public in module.__all__]
+    without = [f.__name__ for f in functions if inspect.isfunction(f) and ">>> " not in (f.__doc__ or "")]
+    assert without == []
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    import treering
+
+    with pytest.raises(AttributeError, match="no_such_name"):
+        treering.no_such_name  # noqa: B018
+
+
+def test_modules_and_functions_stay_short() -> None:
+    lines: dict[str, int] = {}
+    too_long: list[str] = []
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        name = str(path.relative_to(SOURCE))
+        lines[name] = text.count("\n")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 60:
+                    too_long.append(f"{name}:{node.lineno} {node.name}: {length} lines")
+    assert too_long == []
+    assert [f"{name}: {count} lines" for name, count in lines.items() if count > 450] == []
+    assert sorted(lines.values())[len(lines) // 2] <= 160
