@@ -6,8 +6,10 @@ plain way: nothing here is needed for correct results, only for speed and for sw
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import sys
 from types import ModuleType
 
 fcntl: ModuleType | None
@@ -18,10 +20,12 @@ except ImportError:  # Windows
 else:
     fcntl = _fcntl
 
-__all__ = ["go_direct", "leave_direct", "lock", "open_folder", "sync", "sync_folder"]
+__all__ = ["go_direct", "leave_direct", "lock", "open_folder", "reserve", "sync", "sync_folder"]
 
 # A file system without this kind of request says one of these.
 _NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def lock(descriptor: int) -> bool | None:
@@ -67,6 +71,28 @@ def leave_direct(descriptor: int) -> None:
     if fcntl is not None:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give a new file its ``size`` bytes on the disk at once, where the file system can; else do nothing.
+
+    Threads that write into reserved blocks need not wait for each other while the file grows. ``posix_fallocate`` is
+    not asked: where the file system cannot reserve, the C library writes into every block instead.
+
+    Raises:
+        OSError: the disk, the quota or the limit of the process has no room for them.
+    """
+    if sys.platform != "linux" or sys.maxsize <= 2**32:
+        return
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError):  # a C library of another kind
+        return
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    if fallocate(descriptor, 0, 0, size) != 0:
+        reason = ctypes.get_errno()
+        if reason in _NO_ROOM:
+            raise OSError(reason, os.strerror(reason))
 
 
 def sync(descriptor: int) -> None:

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import queue
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -33,6 +34,7 @@ def write_direct(descriptor: int, parts: Iterable[memoryview], size: int) -> Non
     Raises:
         OSError: the first error of any thread; all threads are gone by then.
     """
+    descriptors.reserve(descriptor, size)
     with Ring(descriptor) as ring:
         for part in parts:
             ring.put(part)
@@ -59,7 +61,7 @@ class Ring:
         self._full: queue.SimpleQueue[tuple[memoryview, int, int] | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
-        self._memory = mmap.mmap(-1, BLOCK_BYTES * BLOCKS)
+        self._memory = _fresh_memory(BLOCK_BYTES * BLOCKS)
         whole = memoryview(self._memory)
         self._views = [whole, *(whole[at : at + BLOCK_BYTES] for at in range(0, len(whole), BLOCK_BYTES))]
         self._block, *others = self._views[1:]
@@ -93,6 +95,8 @@ class Ring:
             start = stop
             if self._filled == BLOCK_BYTES:
                 self._submit(BLOCK_BYTES)
+                # A thread that just woke up waits for the interpreter, which copying does not let go.
+                time.sleep(0)
                 self._block = self._free.get()
                 self._filled = 0
                 self._failure.reraise()
@@ -147,3 +151,12 @@ class Ring:
                 raise OSError(errno.EIO, "the system takes no more bytes and does not say why")
             offset += written
             rest = rest[written:]
+
+
+def _fresh_memory(size: int) -> mmap.mmap:
+    """Page-aligned memory; in huge pages where there are any, which are much cheaper to touch first."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
