@@ -1,0 +1,5 @@
+"""``python -m treering``: the command line."""
+
+from treering._cli.main import main
+
+main()

@@ -1,0 +1,67 @@
+"""The text that the demo learns: the help topics that ship with CPython, cut into shuffled windows.
+
+The order of the windows is fixed by a seed, so a position (one integer) is all that a checkpoint has to keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import numpy as np
+
+from treering.errors import NotFound
+
+__all__ = ["Corpus", "batch_at", "load_corpus"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """A text as small integers, and the order in which its windows are read."""
+
+    alphabet: str
+    """Every character that occurs, sorted; a token is an index into it."""
+    tokens: np.ndarray
+    """The whole text, uint8 of shape (characters,)."""
+    starts: np.ndarray
+    """Where each window begins, shuffled; int64 of shape (windows,)."""
+    window: int
+    """Characters a window holds, one more than the model reads: the last one is only predicted."""
+
+
+def load_corpus(*, context: int, seed: int) -> Corpus:
+    """Read CPython's help topics and cut them into windows of ``context + 1`` characters.
+
+    Raises ``NotFound`` where the Python installation came without ``pydoc_data``.
+
+    Example:
+        >>> corpus = load_corpus(context=64, seed=0)
+        >>> len(corpus.tokens) > 100_000, corpus.window
+        (True, 65)
+    """
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as cause:
+        raise NotFound(
+            "this Python came without its help topics (pydoc_data), the text that the demo learns",
+            hint="install the full standard library, or run the demo with another Python",
+        ) from cause
+    text = "\n".join(topics[name] for name in sorted(topics))
+    alphabet = "".join(sorted(set(text)))
+    token_of = {character: token for token, character in enumerate(alphabet)}
+    tokens = np.fromiter(map(token_of.__getitem__, text), dtype=np.uint8, count=len(text))
+    starts = np.arange(0, len(tokens) - context - 1, context, dtype=np.int64)
+    np.random.default_rng(seed).shuffle(starts)
+    return Corpus(alphabet=alphabet, tokens=tokens, starts=starts, window=context + 1)
+
+
+def batch_at(corpus: Corpus, position: int, size: int) -> np.ndarray:
+    """Take the ``size`` windows at ``position``, an int32 array of shape (size, window); wraps at the end.
+
+    Example:
+        >>> corpus = load_corpus(context=64, seed=0)
+        >>> batch_at(corpus, 8, 4).shape
+        (4, 65)
+    """
+    turn = np.arange(position, position + size) % len(corpus.starts)
+    return corpus.tokens[corpus.starts[turn][:, None] + np.arange(corpus.window)].astype(np.int32)

@@ -1,0 +1,115 @@
+"""The command ``treering``: its verbs, imported one at a time, and how it ends.
+
+Exit codes: 0 good, 1 the answer is no (damage), 2 it could not be done.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from treering import __version__
+from treering._cli.terminal import GOOD, INTERRUPTED, NO, NOT_DONE, explain
+from treering.errors import Corrupt, TreeringError
+
+__all__ = ["Verbs", "cli", "main"]
+
+
+_VERBS = {
+    "demo": ("treering._cli.demo.verb", "Train a small model, save it, and prove that every bit comes back."),
+    "inspect": ("treering._cli.inspect", "Show what is in a file, from its headers alone."),
+}
+
+
+class Verbs(click.Group):
+    """A group whose verbs are imported when they are called; their names and summaries are known before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Name the verbs in order."""
+        return sorted(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the module of one verb and return its command, which has the verb's name."""
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(_VERBS[cmd_name][0]), cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb in the arguments, or say which one was probably meant."""
+        if args[0] not in _VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _VERBS, n=1)
+            ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, summary) for verb, (_, summary) in sorted(_VERBS.items())])
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        click.echo(f"treering {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="VERB ...",
+    epilog="\b\nExamples:\n"
+    "  treering demo\n"
+    "  treering inspect state.msgpack\n"
+    "  treering inspect state.msgpack 'params/**'\n",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
+def cli() -> None:
+    """Save JAX pytrees, load them back bit for bit, and look inside their files."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the program with its exit code.
+
+    Every error of treering becomes one line on stderr, and a hint below it where there is one.
+    """
+    try:
+        # A verb answers with its exit code, or with None for GOOD.
+        code = cli.main(args=None if arguments is None else list(arguments), standalone_mode=False) or GOOD
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = NOT_DONE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        explain(error.format_message(), f"{context.command_path} --help shows what it takes" if context else None)
+        code = NOT_DONE
+    except (click.Abort, KeyboardInterrupt):
+        explain("stopped")
+        code = INTERRUPTED
+    except TreeringError as error:
+        explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
+        code = NO if isinstance(error, Corrupt) else NOT_DONE
+    except OSError as error:
+        code = _after_failed_output(error)
+    sys.exit(code)
+
+
+def _after_failed_output(error: OSError) -> int:
+    """End quietly where the reader of a pipe has gone (``| head``); name any other failure to write."""
+    # Whatever is still buffered would be written, and fail again, while the interpreter shuts down.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return GOOD
+    explain(f"could not write the output: {error.strerror or error}")
+    return NOT_DONE

@@ -1,0 +1,64 @@
+"""How the program speaks: exit codes, errors, and what the output can show (colors, box drawing, columns)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from typing import TextIO
+
+import click
+
+from treering._view.plain import visible
+from treering._view.tree_text import ASCII, UNICODE, Look
+
+__all__ = ["GOOD", "INTERRUPTED", "NO", "NOT_DONE", "can_show", "explain", "look_of", "plain_line", "wants_color"]
+
+GOOD = 0
+"""Exit code: done, and the answer is good."""
+NO = 1
+"""Exit code: the answer is no (the file is damaged, nothing matches, a proof failed)."""
+NOT_DONE = 2
+"""Exit code: it could not be done (no such file, another form, a wrong option)."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
+
+_LONGEST_LINE = 2000
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Tell whether to color: a terminal that understands it, unless NO_COLOR is set (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def can_show(text: str, stream: TextIO) -> bool:
+    """Tell whether the stream's encoding has these characters."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def explain(message: str, hint: str | None = None) -> None:
+    """Say on stderr what went wrong, in one line, and in one more what to do about it."""
+    color = wants_color(sys.stderr)
+    bold_red, bold, plain = ("\x1b[1;31m", "\x1b[1m", "\x1b[0m") if color else ("", "", "")
+    click.echo(f"{bold_red}error:{plain} {plain_line(message, sys.stderr)}", err=True, color=color)
+    if hint:
+        click.echo(f"{bold}hint:{plain} {plain_line(hint, sys.stderr)}", err=True, color=color)
+
+
+def look_of(stream: TextIO) -> Look:
+    """Choose how a tree is drawn on a stream."""
+    look = UNICODE if can_show("├└│─·…", stream) else ASCII
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
+    return dataclasses.replace(look, color=wants_color(stream), width=width)
+
+
+def plain_line(text: str, stream: TextIO) -> str:
+    """Make a text one line that the stream can encode, with nothing in it that could move the cursor."""
+    encoding = stream.encoding or "ascii"
+    shown = visible(text, limit=_LONGEST_LINE).replace("\\\\", "\\")
+    return shown.encode(encoding, "backslashreplace").decode(encoding)

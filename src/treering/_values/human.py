@@ -1,0 +1,93 @@
+"""Numbers as people read them: sizes, counts, rates and durations.
+
+Three significant digits and a unit. Sizes count in powers of 1024 (KiB, MiB), as `ls -h` and `du -h` do; rates
+count in powers of 1000 (MB/s), as disks are sold; counts of parameters use K, M, B and T.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["bytes_text", "count_text", "duration_text", "rate_text"]
+
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_COUNTS = ("", " K", " M", " B", " T")
+_RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes.
+
+    Example:
+        >>> bytes_text(0), bytes_text(1023), bytes_text(1536), bytes_text(1288490189)
+        ('0 B', '1023 B', '1.50 KiB', '1.20 GiB')
+    """
+    number, step = _scaled(count, 1024, len(_SIZES))
+    return f"{count} B" if step == 0 else f"{_digits(number)} {_SIZES[step]}"
+
+
+def count_text(count: int) -> str:
+    """Write a number of things, parameters for instance.
+
+    Example:
+        >>> count_text(999), count_text(4389632), count_text(117_400_000), count_text(6_740_000_000)
+        ('999', '4.39 M', '117 M', '6.74 B')
+    """
+    number, step = _scaled(count, 1000, len(_COUNTS))
+    return str(count) if step == 0 else f"{_digits(number)}{_COUNTS[step]}"
+
+
+def rate_text(count: int, seconds: float) -> str:
+    """Write bytes per second, for ``count`` bytes moved in ``seconds``.
+
+    Example:
+        >>> rate_text(52_000_000, 0.1), rate_text(3_300_000_000, 1.0), rate_text(1, 0.0)
+        ('520 MB/s', '3.30 GB/s', '-')
+    """
+    if seconds <= 0:
+        return "-"
+    number, step = _scaled(count / seconds, 1000, len(_RATES))
+    return f"{_digits(number)} {_RATES[step]}"
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration of ``seconds``.
+
+    Example:
+        >>> duration_text(0.0000123), duration_text(0.0421), duration_text(12.34), duration_text(754)
+        ('12.3 µs', '42.1 ms', '12.3 s', '12 min 34 s')
+        >>> duration_text(3 * 3600 + 120), duration_text(2 * 86400 + 3600)
+        ('3 h 2 min', '2 d 1 h')
+    """
+    if seconds < _WHOLE / 1e6:
+        return f"{_digits(seconds * 1e6)} µs"
+    if seconds < _WHOLE / 1e3:
+        return f"{_digits(seconds * 1e3)} ms"
+    if seconds < _MINUTE - 0.05:
+        return f"{_digits(seconds)} s"
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    minutes = round(seconds / _MINUTE)
+    if minutes * _MINUTE < _DAY:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(seconds / _HOUR)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _scaled(number: float, base: int, steps: int) -> tuple[float, int]:
+    """Divide by ``base`` until less than one more unit is left, the rounding of `_digits` counted in."""
+    step = 0
+    while step < steps - 1 and number >= base - 0.5:
+        number /= base
+        step += 1
+    return number, step
+
+
+def _digits(number: float) -> str:
+    """Write three significant digits, more only where the whole part has more."""
+    if number < _TEN:
+        return f"{number:.2f}" if number else "0"
+    return f"{number:.1f}" if number < _HUNDRED else str(math.floor(number + 0.5))

@@ -1,0 +1,160 @@
+"""Key text: the path of a leaf as one line, and the globs that select leaves.
+
+The parts of a path are joined with ``/``. Inside a part ``~`` is written ``~0`` and ``/`` is written ``~1``, so
+that ``("a/b",)`` and ``("a", "b")`` never collide. The root is the empty text; a path of one empty part, which
+would look the same, is written ``~``.
+
+Source: the two escapes are those of JSON Pointer, RFC 6901, section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from treering.errors import Format
+
+__all__ = ["Glob", "escape_part", "join_key", "split_key", "unescape_part"]
+
+_LONE_EMPTY_PART = "~"
+
+
+def escape_part(part: str) -> str:
+    """Write one part of a path so that it holds no ``/``.
+
+    Example:
+        >>> escape_part("a/b~c")
+        'a~1b~0c'
+    """
+    return part.replace("~", "~0").replace("/", "~1")
+
+
+def unescape_part(text: str) -> str:
+    """Read one part of a key text; the inverse of `escape_part`.
+
+    Raises ``Format`` where a ``~`` stands alone.
+
+    Example:
+        >>> unescape_part("a~1b~0c")
+        'a/b~c'
+    """
+    if text.count("~") != text.count("~0") + text.count("~1"):
+        raise Format(f"{text!r} is no part of a key: a '~' stands alone", hint="write '~0' for '~' and '~1' for '/'")
+    return text.replace("~1", "/").replace("~0", "~")
+
+
+def join_key(path: Iterable[str]) -> str:
+    """Write a path, a sequence of parts from the root down, as key text.
+
+    Example:
+        >>> join_key(("params", "a/b", "kernel"))
+        'params/a~1b/kernel'
+        >>> join_key(()), join_key(("",)), join_key(("", ""))
+        ('', '~', '/')
+    """
+    parts = tuple(path)
+    return _LONE_EMPTY_PART if parts == ("",) else "/".join(map(escape_part, parts))
+
+
+def split_key(key: str) -> tuple[str, ...]:
+    """Read key text back into the path; the inverse of `join_key`.
+
+    Raises ``Format`` where a ``~`` stands alone.
+
+    Example:
+        >>> split_key("params/a~1b/kernel")
+        ('params', 'a/b', 'kernel')
+        >>> split_key("")
+        ()
+    """
+    if key in ("", _LONE_EMPTY_PART):
+        return ("",) if key else ()
+    return tuple(map(unescape_part, key.split("/")))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Glob:
+    """A pattern over key texts: ``*`` is any run inside one part, ``**`` any number of parts, also none.
+
+    A glob walks down a tree one part at a time: from `start`, `step` gives the state below a part, and `accepts`
+    says whether the path so far matches. A state is a set of places in the pattern, kept as the bits of an integer,
+    so a match costs at most (parts of the path) x (parts of the pattern), whatever the pattern.
+
+    Example:
+        >>> glob = Glob.parse("params/**/kernel")
+        >>> glob.matches(("params", "dense", "kernel")), glob.matches(("params", "dense", "bias"))
+        (True, False)
+        >>> below = glob.step(glob.start, "params")
+        >>> glob.accepts(below), glob.accepts(glob.step(below, "kernel"))
+        (False, True)
+        >>> glob.step(glob.start, "opt_state")  # 0: nothing below can match
+        0
+    """
+
+    text: str
+    """The pattern as it was given."""
+    parts: tuple[tuple[str, ...] | None, ...]
+    """For each part the pieces between its stars, None where the part is ``**``."""
+
+    @classmethod
+    def parse(cls, text: str) -> Glob:
+        """Read a pattern, key text with stars; a star cannot be escaped, and ``*`` matches it.
+
+        Raises ``Format`` where a ``~`` stands alone.
+        """
+        # The stars are found before the escapes are read; neither escape holds one.
+        written = [] if not text else [""] if text == _LONE_EMPTY_PART else text.split("/")
+        parts = [None if part == "**" else tuple(map(unescape_part, part.split("*"))) for part in written]
+        return cls(text=text, parts=tuple(parts))
+
+    @property
+    def start(self) -> int:
+        """The state at the root, before any part."""
+        return self._with_skips(1)
+
+    def step(self, state: int, part: str) -> int:
+        """Walk from ``state`` down to the child called ``part``; 0 when nothing at or below it can match."""
+        reached = 0
+        for place, pieces in enumerate(self.parts):
+            if state >> place & 1:
+                if pieces is None:
+                    reached |= 1 << place
+                elif _matches_part(pieces, part):
+                    reached |= 1 << place + 1
+        return self._with_skips(reached)
+
+    def accepts(self, state: int) -> bool:
+        """Tell whether the path that led to ``state`` matches the whole pattern."""
+        return bool(state >> len(self.parts) & 1)
+
+    def matches(self, path: Iterable[str]) -> bool:
+        """Tell whether a path, a sequence of parts, matches."""
+        state = self.start
+        for part in path:
+            state = self.step(state, part)
+            if not state:
+                return False
+        return self.accepts(state)
+
+    def _with_skips(self, state: int) -> int:
+        """Add the places behind each ``**``, which may stand for no part at all."""
+        for place, pieces in enumerate(self.parts):
+            if pieces is None and state >> place & 1:
+                state |= 1 << place + 1
+        return state
+
+
+def _matches_part(pieces: tuple[str, ...], part: str) -> bool:
+    """Match one part greedily: first and last piece at the ends, the others each at the earliest place."""
+    first, last = pieces[0], pieces[-1]
+    if len(pieces) == 1:
+        return part == first
+    if not part.startswith(first):
+        return False
+    place = len(first)
+    for piece in pieces[1:-1]:
+        place = part.find(piece, place)
+        if place < 0:
+            return False
+        place += len(piece)
+    return len(part) - place >= len(last) and part.endswith(last)

@@ -1,0 +1,110 @@
+"""What stands at one place of a listing: a branch with children, or a leaf with its facts.
+
+A listing holds dicts, lists and tuples as the file has them; its leaves are records of what was not read, and
+small Python values themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from treering._format.records import LeafRecord
+
+__all__ = ["LeafFacts", "branch_kind", "children_of", "facts_of", "is_branch"]
+
+_LONGEST_VALUE = 200
+_NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
+_TIMESTAMP_BYTES = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeafFacts:
+    """A leaf as listings show it."""
+
+    kind: str
+    """"array", "numpy scalar", "none", "bool", "int", "float", "complex", "str", "bytes" or "timestamp"."""
+    dtype: str | None
+    """Name of the dtype of an array or numpy scalar, else None."""
+    shape: tuple[int, ...] | None
+    """Shape of an array or numpy scalar, else None."""
+    nbytes: int
+    """Bytes of its data; a Python number counts as the numpy number of its kind, None as nothing."""
+    offset: int | None
+    """Where its data starts in the file; None for a small Python value, which is known without looking there."""
+    value: str | None
+    """A small Python value as Python writes it, cut beyond 200 characters; None for arrays and long text."""
+    elements: int
+    """Elements of an array, 0 for every other leaf."""
+
+
+def is_branch(node: Any) -> bool:
+    """Tell whether a node of a listing holds further nodes.
+
+    Example:
+        >>> is_branch({}), is_branch("text")
+        (True, False)
+    """
+    return isinstance(node, dict | list | tuple)
+
+
+def branch_kind(branch: Any) -> str:
+    """Name the kind of a branch: "map", "list" or "tuple".
+
+    Example:
+        >>> branch_kind({}), branch_kind(())
+        ('map', 'tuple')
+    """
+    return "map" if isinstance(branch, dict) else "tuple" if isinstance(branch, tuple) else "list"
+
+
+def children_of(branch: Any) -> Iterator[tuple[str, Any]]:
+    """Walk through the children of a branch with their names; a key that is no text is named as Python writes it.
+
+    Example:
+        >>> list(children_of({"a": 1, 2: 3})), list(children_of([True]))
+        ([('a', 1), ('2', 3)], [('0', True)])
+    """
+    if isinstance(branch, dict):
+        return ((key if isinstance(key, str) else repr(key), node) for key, node in branch.items())
+    return ((str(place), node) for place, node in enumerate(branch))
+
+
+def facts_of(leaf: Any) -> LeafFacts:
+    """Describe a leaf of a listing.
+
+    Example:
+        >>> facts = facts_of(7)
+        >>> facts.kind, facts.value, facts.nbytes
+        ('int', '7', 8)
+    """
+    if isinstance(leaf, LeafRecord):
+        return LeafFacts(
+            kind=leaf.kind,
+            dtype=leaf.dtype,
+            shape=leaf.shape,
+            nbytes=leaf.nbytes,
+            offset=leaf.offset,
+            value=None,
+            elements=math.prod(leaf.shape or ()) if leaf.kind == "array" else 0,
+        )
+    value = None if leaf is None else repr(leaf)[:_LONGEST_VALUE]
+    return LeafFacts(
+        kind="none" if leaf is None else type(leaf).__name__.lower(),
+        dtype=None,
+        shape=None,
+        nbytes=_value_bytes(leaf),
+        offset=None,
+        value=value,
+        elements=0,
+    )
+
+
+def _value_bytes(leaf: Any) -> int:
+    if isinstance(leaf, str):
+        return len(leaf.encode("utf-8", "surrogatepass"))
+    if isinstance(leaf, bytes):
+        return len(leaf)
+    return 0 if leaf is None else _NUMBER_BYTES.get(type(leaf), _TIMESTAMP_BYTES)

@@ -1,0 +1,84 @@
+"""Text from files made safe to print: a hostile key must not move the cursor, hide itself or turn the line around."""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["cell_width", "cut", "fitted", "padded", "visible"]
+
+_WIDE = frozenset("WF")
+_UNSEEN_MARKS = frozenset(("Mn", "Me"))
+
+
+def visible(text: str, limit: int = 200, ellipsis: str = "…") -> str:
+    r"""Escape whatever does not show as itself, and leave out the middle beyond ``limit`` characters.
+
+    Control characters, line breaks, bidirectional overrides, invisible format characters, lone surrogates and
+    unassigned code points come out as ``\x1b`` or ``\u202e``, a backslash as ``\\``. Accents that stand on
+    nothing are kept.
+
+    Example:
+        >>> print(visible("red\x1b[31m, \u202eright to left"))
+        red\x1b[31m, \u202eright to left
+        >>> print(visible("a" * 50, limit=9))
+        aaaa…aaaa
+    """
+    # Cut before escaping, so that a key of some megabytes costs no more than a short one.
+    text = cut(text, limit, ellipsis)
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        "\\\\" if each == "\\" else each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def cut(text: str, limit: int, ellipsis: str = "…") -> str:
+    """Leave out the middle of a text longer than ``limit`` characters.
+
+    Example:
+        >>> cut("params/decoder/kernel", 11)
+        'param…ernel'
+    """
+    if len(text) <= limit:
+        return text
+    kept = max(limit - len(ellipsis), 2)
+    return f"{text[: (kept + 1) // 2]}{ellipsis}{text[len(text) - kept // 2 :]}"
+
+
+def cell_width(text: str) -> int:
+    """Count the columns that a text takes on a terminal: wide characters take two, combining marks none.
+
+    Example:
+        >>> cell_width("kernel"), cell_width("重み"), cell_width("e\u0301")
+        (6, 4, 1)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.category(each) in _UNSEEN_MARKS else 2 if unicodedata.east_asian_width(each) in _WIDE else 1
+        for each in text
+    )
+
+
+def fitted(text: str, width: int, ellipsis: str = "…") -> str:
+    """Leave out the middle of a text that takes more than ``width`` columns.
+
+    Example:
+        >>> fitted("decoder", 5), fitted("重み重み重み", 8)
+        ('de…er', '重…み')
+    """
+    cells = cell_width(text)
+    # A text of wide characters is cut by its average width, which may leave a column or two unused.
+    return text if cells <= width else cut(text, max(width * len(text) // cells - (cells > len(text)), 3), ellipsis)
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Fill a text with spaces up to ``width`` columns, on its right side or, with ``right``, on its left.
+
+    Example:
+        >>> padded("ab", 4), padded("ab", 4, right=True)
+        ('ab  ', '  ab')
+    """
+    spaces = " " * (width - cell_width(text))
+    return spaces + text if right else text + spaces

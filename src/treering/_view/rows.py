@@ -1,0 +1,213 @@
+"""A listing laid out as rows: what the globs keep, folded below a depth, with the totals of every branch.
+
+Everything here walks with its own stack: a file may nest 100,000 deep, Python's calls may not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from treering._values.keys import Glob
+from treering._view.nodes import children_of, facts_of, is_branch
+
+__all__ = ["DEEPEST", "USUAL_DEPTH", "Layout", "Row", "Totals", "lay_out"]
+
+USUAL_DEPTH = 32
+"""Levels shown when nobody asks for another number. Real trees have fewer."""
+DEEPEST = 200
+"""Levels that can be asked for: each row is as long as its depth, so the text grows with their product."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a branch adds up to."""
+
+    leaves: int
+    """Leaves of every kind."""
+    arrays: int
+    """Leaves that are arrays."""
+    parameters: int
+    """Elements of these arrays together."""
+    nbytes: int
+    """Bytes of data in all leaves, names and headers not counted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a listing: a leaf, or a branch with its totals."""
+
+    depth: int
+    """Steps from the root; the root's children stand at 1."""
+    name: str
+    """The last part of the path, as it stands in the file: not escaped. The root's is empty."""
+    node: Any
+    """What stands there: a dict, list or tuple, or a leaf."""
+    below: Totals | None
+    """For a branch the sum over the kept leaves below it; None for a leaf."""
+    folded: bool
+    """Whether kept leaves below this row have no rows of their own, because they lie too deep."""
+
+    @property
+    def totals(self) -> Totals:
+        """The sum over the kept leaves at and below this row."""
+        if self.below is not None:
+            return self.below
+        # Not kept in the row: a file may hold a million leaves.
+        alone = _Sum()
+        alone.add_leaf(self.node)
+        return alone.done()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The rows of a listing in the file's order, each branch before what it holds."""
+
+    rows: Sequence[Row]
+    """The root first; empty when the globs keep nothing."""
+    everything: Totals
+    """The sum over all leaves, kept or not."""
+    kept: Totals
+    """The sum over the kept leaves."""
+
+
+def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) -> Layout:
+    """Lay the root of a listing out as rows.
+
+    Without globs everything is kept. A glob keeps the leaves that it matches, and everything below a branch that
+    it matches. Branches deeper than ``depth`` are folded into the totals of the row above them. Time and memory
+    grow with the number of leaves and branches, not with how deep they lie.
+
+    Example:
+        >>> from treering._format.records import LeafRecord
+        >>> tree = {"a": {"kernel": LeafRecord(kind="array", dtype="float32", shape=(2, 3), nbytes=24, offset=9)}}
+        >>> [(row.depth, row.name, row.totals.parameters) for row in lay_out(tree).rows]
+        [(0, '', 6), (1, 'a', 6), (2, 'kernel', 6)]
+        >>> [(row.name, row.folded) for row in lay_out(tree, depth=1).rows]
+        [('', False), ('a', True)]
+        >>> lay_out(tree, globs=[Glob.parse("b")]).rows
+        ()
+    """
+    walk = _Walk(globs=globs, depth=depth)
+    walk.enter("", root, walk.start())
+    while walk.open:
+        walk.advance()
+    return Layout(rows=tuple(row for row in walk.rows if row), everything=walk.everything.done(), kept=walk.kept.done())
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Sum:
+    """Totals while they grow."""
+
+    leaves: int = 0
+    arrays: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+
+    def add_leaf(self, leaf: Any) -> None:
+        facts = facts_of(leaf)
+        self.leaves += 1
+        self.nbytes += facts.nbytes
+        self.arrays += facts.kind == "array"
+        self.parameters += facts.elements
+
+    def add(self, other: _Sum) -> None:
+        self.leaves += other.leaves
+        self.arrays += other.arrays
+        self.parameters += other.parameters
+        self.nbytes += other.nbytes
+
+    def done(self) -> Totals:
+        return Totals(leaves=self.leaves, arrays=self.arrays, parameters=self.parameters, nbytes=self.nbytes)
+
+
+_KEPT: None = None
+"""The state below a branch that a glob keeps whole: nothing is left to match."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _OpenBranch:
+    """A branch whose children are being walked."""
+
+    name: str
+    branch: Any
+    children: Iterator[tuple[str, Any]]
+    states: tuple[int, ...] | None
+    row: int | None
+    """Where its row will stand; None where it lies too deep for one."""
+    total: _Sum = dataclasses.field(default_factory=_Sum)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Walk:
+    """The walk over a tree, from the root down, with its own stack."""
+
+    globs: Sequence[Glob]
+    depth: int
+    rows: list[Row | None] = dataclasses.field(default_factory=list)
+    open: list[_OpenBranch] = dataclasses.field(default_factory=list)
+    everything: _Sum = dataclasses.field(default_factory=_Sum)
+    kept: _Sum = dataclasses.field(default_factory=_Sum)
+
+    def start(self) -> tuple[int, ...] | None:
+        return self._settled(tuple(glob.start for glob in self.globs)) if self.globs else _KEPT
+
+    def advance(self) -> None:
+        """Walk to the next child of the innermost open branch, or close that branch."""
+        above = self.open[-1]
+        for name, node in above.children:
+            if above.states is _KEPT:
+                states: tuple[int, ...] | None = _KEPT
+            else:
+                moved = (glob.step(state, name) for glob, state in zip(self.globs, above.states, strict=True))
+                states = self._settled(tuple(moved))
+            self.enter(name, node, states)
+            if is_branch(node):
+                return
+        self._close(self.open.pop())
+
+    def enter(self, name: str, node: Any, states: tuple[int, ...] | None) -> None:
+        """Count a leaf, or open a branch."""
+        depth = len(self.open)
+        if is_branch(node):
+            shown = depth <= self.depth
+            self.open.append(
+                _OpenBranch(
+                    name=name,
+                    branch=node,
+                    children=children_of(node),
+                    states=states,
+                    row=len(self.rows) if shown else None,
+                )
+            )
+            if shown:
+                self.rows.append(None)
+            return
+        self.everything.add_leaf(node)
+        if states is not _KEPT:
+            return
+        (self.open[-1].total if self.open else self.kept).add_leaf(node)
+        if depth <= self.depth:
+            self.rows.append(Row(depth=depth, name=name, node=node, below=None, folded=False))
+
+    def _close(self, closed: _OpenBranch) -> None:
+        (self.open[-1].total if self.open else self.kept).add(closed.total)
+        if closed.row is None:
+            return
+        if closed.states is not _KEPT and not closed.total.leaves and len(self.rows) == closed.row + 1:
+            self.rows.pop()
+            return
+        depth = len(self.open)
+        self.rows[closed.row] = Row(
+            depth=depth,
+            name=closed.name,
+            node=closed.branch,
+            below=closed.total.done(),
+            folded=depth == self.depth and bool(closed.branch),
+        )
+
+    def _settled(self, states: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Answer `_KEPT` as soon as one glob matches."""
+        matched = any(glob.accepts(state) for glob, state in zip(self.globs, states, strict=True))
+        return _KEPT if matched else states

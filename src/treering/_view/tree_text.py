@@ -1,0 +1,209 @@
+"""A listing as a tree of text for a terminal or a pipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from treering._values.human import bytes_text, count_text
+from treering._values.keys import escape_part
+from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch
+from treering._view.plain import cell_width, cut, fitted, padded, visible
+from treering._view.rows import Layout, Row, Totals
+
+__all__ = ["ASCII", "UNICODE", "Look", "tree_lines"]
+
+_LONGEST_NAME = 100
+_LONGEST_DETAIL = 40
+_NARROWEST_NAME = 16
+_SHORTEST_NAME = 8
+_GAP = "  "
+_BOLD, _DIM, _CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1b[0m"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How lines are drawn."""
+
+    tee: str
+    """Before a child that has younger siblings."""
+    elbow: str
+    """Before the last child."""
+    bar: str
+    """Below a child that has younger siblings, as wide as `tee`."""
+    dot: str
+    """Between the parts of a headline."""
+    ellipsis: str
+    """Where text was left out."""
+    color: bool = False
+    """Whether to add ANSI colors."""
+    width: int | None = None
+    """Columns of the terminal, into which names are cut; None cuts only absurd ones."""
+
+    def painted(self, paint: str, text: str) -> str:
+        """Color a text, where colors are wanted."""
+        return f"{paint}{text}{_PLAIN}" if self.color and paint and text else text
+
+
+UNICODE = Look(tee="├─ ", elbow="└─ ", bar="│  ", dot="·", ellipsis="…")
+"""Box drawing, for every terminal of this century."""
+ASCII = Look(tee="|- ", elbow="`- ", bar="|  ", dot="-", ellipsis="...")
+"""The same in ASCII, for an output that cannot encode box drawing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """The texts of one row."""
+
+    guide: str
+    name: str
+    dtype: str
+    detail: str
+    parameters: str
+    nbytes: str
+    is_branch: bool
+
+
+def tree_lines(layout: Layout, *, title: str, file_bytes: int, look: Look = UNICODE) -> Iterator[str]:
+    r"""Draw a layout as lines without line ends: the file, a header, a row each, and the totals.
+
+    ``title`` is the file's name, ``file_bytes`` its size. Everything that comes from the file is escaped.
+
+    Example:
+        >>> from treering._format.records import LeafRecord
+        >>> from treering._view.rows import lay_out
+        >>> kernel = LeafRecord(kind="array", dtype="float32", shape=(2, 3), nbytes=24, offset=9)
+        >>> tree = {"a\x1b": {"w": kernel}, "step": 7}
+        >>> for line in tree_lines(lay_out(tree), title="x.msgpack", file_bytes=60, look=ASCII):
+        ...     print(line)
+        x.msgpack - 60 B
+                  dtype    shape   parameters  bytes
+        |- a\x1b                            6   24 B
+        |  `- w   float32  [2, 3]           6   24 B
+        `- step   int      7                     8 B
+        total: 2 leaves, 6 parameters in 1 array, 32 B
+    """
+    yield f"{look.painted(_BOLD, visible(title))} {look.dot} {bytes_text(file_bytes)}"
+    rows = layout.rows
+    if rows:
+        # The root's totals are the last line; it has a row only where it is itself the leaf.
+        yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], look)
+    if any(row.folded for row in rows):
+        deepest = max(row.depth for row in rows)
+        yield look.painted(_DIM, f"folded below level {deepest}; --depth N opens more levels")
+    everything, kept = layout.everything, layout.kept
+    if kept == everything:
+        yield look.painted(_BOLD, "total: ") + totals_text(everything)
+    else:
+        yield look.painted(_BOLD, "shown: ") + totals_text(kept)
+        yield look.painted(_BOLD, "total: ") + totals_text(everything)
+
+
+def totals_text(totals: Totals) -> str:
+    """Write totals as one line.
+
+    Example:
+        >>> totals_text(Totals(leaves=3, arrays=2, parameters=1_500_000, nbytes=6_000_000))
+        '3 leaves, 1.50 M parameters in 2 arrays, 5.72 MiB'
+    """
+    parameters = f"{count_text(totals.parameters)} {_plural(totals.parameters, 'parameter')}"
+    arrays = f"{totals.arrays:,} {_plural(totals.arrays, 'array')}"
+    leaves = f"{totals.leaves:,} {'leaf' if totals.leaves == 1 else 'leaves'}"
+    return f"{leaves}, {parameters} in {arrays}, {bytes_text(totals.nbytes)}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def _guided(rows: Sequence[Row], look: Look) -> Iterator[_Cells]:
+    """Walk through the rows with the lines that hang each below its parent."""
+    above: list[str] = []
+    space = " " * len(look.bar)
+    for row, is_last in zip(rows, _last_children(rows), strict=True):
+        # Children of the root hang from nothing: the root itself has no line.
+        del above[max(row.depth - 1, 0) :]
+        yield _cells_of(row, "".join(above) + (look.elbow if is_last else look.tee) if row.depth else "", look)
+        if row.depth:
+            above.append(space if is_last else look.bar)
+
+
+def _last_children(rows: Sequence[Row]) -> bytearray:
+    """Mark each row that has no younger sibling."""
+    last = bytearray(len(rows))
+    followed: list[bool] = []
+    for place in range(len(rows) - 1, -1, -1):
+        depth = rows[place].depth
+        followed.extend([False] * (depth + 1 - len(followed)))
+        last[place] = not followed[depth]
+        followed[depth] = True
+        del followed[depth + 1 :]
+    return last
+
+
+def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
+    node = row.node
+    name = visible(escape_part(cut(row.name, _LONGEST_NAME, look.ellipsis)), limit=2 * _LONGEST_NAME)
+    if not row.depth:
+        name = "(the root)"
+    elif not row.name:
+        name = "''"
+    dtype, detail = ("", _branch_detail(row, look)) if is_branch(node) else _leaf_detail(facts_of(node), look)
+    totals = row.totals
+    return _Cells(
+        guide=guide,
+        name=name,
+        dtype=dtype,
+        detail=detail,
+        parameters=count_text(totals.parameters) if totals.arrays else "",
+        nbytes=bytes_text(totals.nbytes),
+        is_branch=is_branch(node),
+    )
+
+
+def _branch_detail(row: Row, look: Look) -> str:
+    kind, length = branch_kind(row.node), len(row.node)
+    if not length:
+        return f"empty {kind}"
+    shown = [] if kind == "map" else [f"{kind} of {length:,}"]
+    if row.folded:
+        leaves = row.totals.leaves
+        shown.append(f"{look.ellipsis} {leaves:,} {'leaf' if leaves == 1 else 'leaves'}")
+    return ", ".join(shown)
+
+
+def _leaf_detail(leaf: LeafFacts, look: Look) -> tuple[str, str]:
+    """Name a leaf's type and give its shape or its value."""
+    if leaf.kind == "none":
+        return "None", ""
+    if leaf.dtype is not None and leaf.shape is not None:
+        shape = cut(f"[{', '.join(map(str, leaf.shape))}]", _LONGEST_DETAIL, look.ellipsis)
+        return leaf.dtype, shape if leaf.kind == "array" or leaf.shape else leaf.kind
+    return leaf.kind, "long" if leaf.value is None else visible(leaf.value, _LONGEST_DETAIL, look.ellipsis)
+
+
+def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
+    """Align the columns; on a terminal names give way first, then the line may run over."""
+    # The cells are made twice, once to measure and once to print: kept, they would be most of the memory.
+    names, dtypes, details, parameters, sizes = 0, len("dtype"), len("shape"), len("parameters"), len("bytes")
+    for cells in _guided(rows, look):
+        names = max(names, len(cells.guide) + cell_width(cells.name))
+        dtypes = max(dtypes, len(cells.dtype))
+        details = max(details, cell_width(cells.detail))
+        parameters = max(parameters, len(cells.parameters))
+        sizes = max(sizes, len(cells.nbytes))
+    taken = dtypes + details + parameters + sizes + 4 * len(_GAP)
+    names = min(names, _LONGEST_NAME if look.width is None else max(look.width - taken, _NARROWEST_NAME))
+
+    def line(name: str, dtype: str, detail: str, count: str, size: str) -> str:
+        numbers = f"{padded(count, parameters, right=True)}{_GAP}{padded(size, sizes, right=True)}"
+        return _GAP.join((name, look.painted(_CYAN, padded(dtype, dtypes)), padded(detail, details), numbers))
+
+    yield look.painted(_DIM, line(" " * names, "dtype", "shape", "parameters", "bytes"))
+    for cells in _guided(rows, look):
+        name = cells.name
+        if look.width is not None:
+            name = fitted(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
+        filled = " " * (names - len(cells.guide) - cell_width(name))
+        name = look.painted(_DIM, cells.guide) + look.painted(_BOLD if cells.is_branch else "", name) + filled
+        yield line(name, cells.dtype, cells.detail, cells.parameters, cells.nbytes)
