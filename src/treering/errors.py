@@ -136,9 +136,7 @@ class StoreFailed(TreeringError, OSError):
     """
 
     @classmethod
-    def of(
-        cls, cause: OSError, path: str | os.PathLike[str], action: str, *, hint: str | None = None
-    ) -> TreeringError:
+    def of(cls, cause: OSError, path: str | os.PathLike[str], action: str, *, hint: str | None = None) -> TreeringError:
         """Wrap ``cause``; it stays an instance of the builtin class that ``cause`` has.
 
         A missing file becomes ``NotFound``; EACCES and EPERM are also ``PermissionError``, EISDIR is also

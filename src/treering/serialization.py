@@ -48,7 +48,7 @@ PathOrFile = str | os.PathLike[str] | BinaryIO
 
 
 def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
-    """Return the msgpack form of dicts and lists around array and Python leaves.
+    r"""Return the msgpack form of dicts and lists around array and Python leaves.
 
     Lists stay lists and keys keep their types, unlike ``to_bytes``, which is for any pytree.
 
@@ -63,13 +63,13 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
     Example:
         >>> msgpack_serialize({"b": [1, None], "a": 2})
-        b'\\x82\\xa1a\\x02\\xa1b\\x92\\x01\\xc0'
+        b'\x82\xa1a\x02\xa1b\x92\x01\xc0'
     """
     return pack(pytree, chunk_size=MAX_CHUNK_SIZE, sort_keys=not in_place)
 
 
 def msgpack_restore(encoded_pytree: Readable) -> Any:
-    """Return the tree in msgpack bytes; arrays are read-only numpy views of them.
+    r"""Return the tree in msgpack bytes; arrays are read-only numpy views of them.
 
     Lengths, shapes, dtype names, depth and counts are checked before memory is taken.
 
@@ -83,7 +83,7 @@ def msgpack_restore(encoded_pytree: Readable) -> Any:
     Source: flax.serialization.msgpack_restore.
 
     Example:
-        >>> msgpack_restore(b"\\x82\\xa1a\\x02\\xa1b\\x92\\x01\\xc0")
+        >>> msgpack_restore(b"\x82\xa1a\x02\xa1b\x92\x01\xc0")
         {'a': 2, 'b': [1, None]}
     """
     return unpack(encoded_pytree)

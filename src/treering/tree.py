@@ -74,5 +74,5 @@ def _leaf_bytes(leaf: Any) -> int:
     if is_typed_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return math.prod(leaf.shape) * int(np.dtype(leaf.dtype).itemsize)
+        return int(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize)
     return int(np.asarray(leaf).nbytes) if isinstance(leaf, bool | int | float | complex) else 0

@@ -105,7 +105,7 @@ def _fill(result: bytes, copies: Iterator[_Copy]) -> int:
     def guarded(owner: bytes) -> None:
         try:
             work(owner)
-        except BaseException as error:  # whatever it is, the caller raises it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
             failures.append(error)
 
     others = [threading.Thread(target=guarded, args=(result,), name="treering-copy") for _ in range(_THREADS - 1)]

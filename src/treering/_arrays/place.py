@@ -58,6 +58,7 @@ def _put(array: np.ndarray[Any, Any], sharding: Any, path: tuple[str, ...]) -> j
             hint="set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert",
         )
     try:
-        return jax.device_put(array, sharding)
+        on_devices: jax.Array = jax.device_put(array, sharding)
     except (ValueError, TypeError) as error:
         raise Mismatch(f"an array of shape {array.shape} cannot be placed on {sharding}: {error}", path=path) from error
+    return on_devices

@@ -46,7 +46,7 @@ def _array_record(kind: str, shape: tuple[int, ...], dtype: Dtype, offset: int) 
 
 
 def list_msgpack(first: bytes, size: int, fetch: Callable[[int, int], bytes]) -> Listing:
-    """Return what the headers of a msgpack file say.
+    r"""Return what the headers of a msgpack file say.
 
     Args:
         first: the bytes at its start.
@@ -57,7 +57,7 @@ def list_msgpack(first: bytes, size: int, fetch: Callable[[int, int], bytes]) ->
         Corrupt, Format: as reading the file would.
 
     Example:
-        >>> data = b"\\x81\\xa1a\\x01"
+        >>> data = b"\x81\xa1a\x01"
         >>> list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n]).root
         {'a': 1}
     """

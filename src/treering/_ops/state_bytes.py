@@ -12,6 +12,7 @@ from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import to_state_dict
+from treering._values.trail import Trail, unwound
 from treering.errors import Format, TreeringError, Unsupported
 
 __all__ = ["pack", "pieces_of", "refuse_gzip", "unpack", "unserializable"]
@@ -68,15 +69,15 @@ def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
     except TreeringError as error:
         return [str(error)]
     issues: list[str] = []
-    pending: list[tuple[tuple[str, ...], Any]] = [((), state)]
+    pending: list[tuple[Trail, Any]] = [(None, state)]
     while pending:
-        path, value = pending.pop()
+        trail, value = pending.pop()
         if type(value) is dict and value:
-            pending.extend(((*path, str(key)), child) for key, child in reversed(value.items()))
+            pending.extend(((trail, str(key)), child) for key, child in reversed(value.items()))
             value = dict.fromkeys(value)  # its keys alone
         try:
             pieces_of(value, chunk_size=chunk_size)
         except TreeringError as error:
-            error.path = path + (error.path or ())
+            error.path = unwound(trail) + (error.path or ())
             issues.append(str(error))
     return issues

@@ -10,11 +10,13 @@ import numpy as np
 
 from treering._tree.registry import is_typed_key
 from treering._tree.state_dict import to_state_dict
+from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch
 
 __all__ = ["differences", "require_match"]
 
 _SHOWN: Final = 20
+_COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
 
 
@@ -46,29 +48,27 @@ def require_match(target: Any, state: Any) -> None:
 
 def differences(target: Any, state: Any) -> list[str]:
     """Return one line for each difference in structure, shape or dtype, sorted by key path."""
-    lines: list[tuple[tuple[str, ...], str]] = []
-    missing: set[tuple[str, ...]] = set()
-    unexpected: list[tuple[str, ...]] = []
-    pending: list[tuple[tuple[str, ...], Any, Any]] = [((), to_state_dict(target), state)]
+    unlike: dict[tuple[str, ...], str] = {}
+    missing: dict[tuple[str, ...], str] = {}
+    unexpected: dict[tuple[str, ...], str] = {}
+    pending: list[tuple[Trail, Any, Any]] = [(None, to_state_dict(target), state)]
     while pending:
-        path, wanted, found = pending.pop()
-        if isinstance(wanted, dict) and isinstance(found, dict):
-            found = _modern_names(wanted, found)
-            for key in wanted.keys() | found.keys():
-                below = (*path, str(key))
-                if key not in found:
-                    missing.add(below)
-                    lines.append((below, f"missing, the target has {_described(wanted[key])}"))
-                elif key not in wanted:
-                    unexpected.append(below)
-                    lines.append((below, f"unexpected, the data has {_described(found[key])}"))
-                else:
-                    pending.append((below, wanted[key], found[key]))
-        else:
+        trail, wanted, found = pending.pop()
+        if not (isinstance(wanted, dict) and isinstance(found, dict)):
             wanted_text, found_text = _described(wanted), _described(found)
             if wanted_text != found_text:
-                lines.append((path, f"wanted {wanted_text}, found {found_text}"))
-    return [f"{'/'.join(path) or '.'}: {text}{_near(path, missing, unexpected)}" for path, text in sorted(lines)]
+                unlike[unwound(trail)] = f"wanted {wanted_text}, found {found_text}"
+            continue
+        found = _modern_names(wanted, found)
+        for key in wanted.keys() - found.keys():
+            missing[unwound((trail, str(key)))] = _described(wanted[key])
+        for key in found.keys() - wanted.keys():
+            unexpected[unwound((trail, str(key)))] = _described(found[key])
+        pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())
+    lines = unlike | {path: f"unexpected, the data has {kind}" for path, kind in unexpected.items()}
+    for path, kind in missing.items():
+        lines[path] = f"missing, the target has {kind}{_near(path, kind, unexpected)}"
+    return [f"{'/'.join(path) or '.'}: {lines[path]}" for path in sorted(lines)]
 
 
 def _modern_names(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -80,12 +80,12 @@ def _modern_names(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, An
     return found
 
 
-def _near(path: tuple[str, ...], missing: set[tuple[str, ...]], unexpected: list[tuple[str, ...]]) -> str:
-    """Suggest what a missing key may be called in the data."""
-    if path not in missing or not 0 < len(unexpected) <= 1000:
+def _near(path: tuple[str, ...], kind: str, unexpected: dict[tuple[str, ...], str]) -> str:
+    """Suggest what a missing leaf may be called in the data: the most alike name of the same shape and dtype."""
+    others = ["/".join(other) for other, other_kind in unexpected.items() if other_kind == kind]
+    if len(others) > _COMPARED:
         return ""
-    others = ["/".join(other) for other in unexpected]
-    close = difflib.get_close_matches("/".join(path), others, n=1, cutoff=0.7)
+    close = difflib.get_close_matches("/".join(path), others, n=1, cutoff=0.5)
     return f" (is it {close[0]!r} in the data?)" if close else ""
 
 

@@ -6,6 +6,7 @@ and last what only a loaded flax knows. Everything else is a leaf.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering.errors import Unsupported
+from treering.errors import TreeringError, Unsupported
 
 __all__ = [
     "LEAF_TYPES",
@@ -26,10 +27,17 @@ __all__ = [
     "is_typed_key",
     "opened_node",
     "register_serialization_state",
+    "text_keyed",
 ]
+
+
+class _AlreadyRegistered(TreeringError, ValueError):
+    """flax raises ValueError."""
+
 
 ToState = Callable[[Any], Any]
 FromState = Callable[[Any, Any], Any]
+Rebuild = Callable[[dict[str, Any]], Any]
 
 REGISTRY: Final[dict[Any, tuple[ToState, FromState]]] = {}
 
@@ -62,7 +70,10 @@ def register_serialization_state(
         True
     """
     if ty in REGISTRY and not override:
-        raise ValueError(f'a serialization handler for "{ty.__name__}" is already registered')
+        raise _AlreadyRegistered(
+            f'a serialization handler for "{ty.__name__}" is already registered',
+            hint="pass override=True to replace it",
+        )
     REGISTRY[ty] = (ty_to_state_dict, ty_from_state_dict)
 
 
@@ -94,7 +105,9 @@ def is_namedtuple(x: object) -> bool:
 def is_typed_key(x: object) -> bool:
     """Tell whether ``x`` is a typed PRNG key array (``jax.random.key``), or stands for one."""
     dtype = getattr(x, "dtype", None)
-    return dtype is not None and not isinstance(dtype, np.dtype) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return (
+        dtype is not None and not isinstance(dtype, np.dtype) and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +120,7 @@ class Node:
     kind: str
     """"mapping", "fields" or "items": how the node names its children."""
 
-    rebuild: Callable[[dict[str, Any]], Any]
+    rebuild: Rebuild
     """Makes a node of the same type and static data from other children."""
 
 
@@ -117,8 +130,14 @@ def opened_node(x: Any) -> Node | None:
     Raises:
         Unsupported: two children have the same key text.
     """
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
-    if jax.tree_util.treedef_is_leaf(treedef) and treedef.num_leaves == 1:
+    frozen = sys.modules.get("flax.core.frozen_dict")
+    if frozen is not None and type(x) is frozen.FrozenDict:
+        return _frozen_node(x)
+    try:
+        pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"jax cannot open a {type(x).__name__}: {error}") from error
+    if len(pairs) == 1 and pairs[0][1] is x:
         if isinstance(x, np.generic) or (isinstance(x, jax.Array) and not is_typed_key(x)):
             LEAF_TYPES.add(type(x))
         return None
@@ -137,17 +156,39 @@ def opened_node(x: Any) -> Node | None:
     return Node(children=children, kind="items" if by_index else "fields", rebuild=rebuild)
 
 
-def _mapping_node(x: Mapping[Any, Any], children: dict[str, Any], rebuild: Callable[[dict[str, Any]], Any]) -> Node:
+def _mapping_node(x: Mapping[Any, Any], children: dict[str, Any], rebuild: Rebuild) -> Node:
     """Keep the mapping's own order, which jax's sorted flattening loses."""
     own_order = [str(key) for key in x]
     if set(own_order) == set(children):
         children = {key: children[key] for key in own_order}
-    frozen = sys.modules.get("flax.core.frozen_dict")
-    if frozen is not None and type(x) is frozen.FrozenDict:
-        originals = {str(key): key for key in x}
-        frozen_dict = frozen.FrozenDict
-        rebuild = lambda restored: frozen_dict({originals[key]: value for key, value in restored.items()})  # noqa: E731
     return Node(children=children, kind="mapping", rebuild=rebuild)
+
+
+def _frozen_node(x: Mapping[Any, Any]) -> Node:
+    """Open flax's FrozenDict without jax, which would sort its keys and refuse keys of mixed types."""
+    originals = {str(key): key for key in x}
+
+    def rebuild(restored: dict[str, Any]) -> Any:
+        return type(x)({originals[key]: value for key, value in restored.items()})  # type: ignore[call-arg]
+
+    return Node(children=text_keyed(x), kind="mapping", rebuild=rebuild)
+
+
+def text_keyed(xs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the mapping with the text of its keys.
+
+    Raises:
+        Unsupported: keys that are alike as text.
+    """
+    texts = {str(key): value for key, value in xs.items()}
+    if len(texts) != len(xs):
+        counts = collections.Counter(map(str, xs))
+        clash = sorted(repr(key) for key in xs if counts[str(key)] > 1)
+        raise Unsupported(
+            "Dict keys do not have a unique string representation: "
+            f"{', '.join(clash)[:400]} are alike once they are text"
+        )
+    return texts
 
 
 def _key_text(entry: Any) -> str:

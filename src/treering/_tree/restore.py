@@ -156,7 +156,9 @@ def _restored_dict(xs: dict[Any, Any], state: Any) -> Restorer:
 
 def _check_keys(wanted: Any, state: Any) -> None:
     if not isinstance(state, dict):
-        raise _UnlikeNoKeys(f"the target is a dict, the state a {_named(state)}, at path {current_path()}")
+        raise _UnlikeNoKeys(
+            f"the target is a dict, the state a {_named(state)}, at path {current_path()}", path=_here()
+        )
     absent = [key for key in wanted if key not in state]
     if absent:
         raise _Unlike(
@@ -198,7 +200,9 @@ def _check_length(length: int, state: Any) -> None:
 
 def _restored_namedtuple(xs: Any, state: Any) -> Restorer:
     if not isinstance(state, dict):
-        raise _UnlikeNoKeys(f"the target is a namedtuple, the state a {_named(state)}, at path {current_path()}")
+        raise _UnlikeNoKeys(
+            f"the target is a namedtuple, the state a {_named(state)}, at path {current_path()}", path=_here()
+        )
     wanted = set(xs._fields)
     if set(state) == {"name", "fields", "values"} != wanted:
         state = _modern(state)
@@ -223,12 +227,16 @@ def _modern(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restored_partial(partial: Any, state: Any) -> Restorer:
+    if not isinstance(state, dict):
+        raise _UnlikeNoItems(
+            f"the target is a Partial, the state a {_named(state)}, at path {current_path()}", path=_here()
+        )
     for part in ("args", "keywords"):
-        if not isinstance(state, dict) or part not in state:
+        if part not in state:
             raise _UnlikeKey(f"the state has no {part!r} for the Partial at path {current_path()}", path=_here())
     args = yield partial.args, state["args"], "args"
     keywords = yield partial.keywords, state["keywords"], "keywords"
-    return jax.tree_util.Partial(partial.func, *args, **keywords)
+    return type(partial)(partial.func, *args, **keywords)
 
 
 def _restored_mapping(target: Any, node: Node, state: Any) -> Restorer:
@@ -254,7 +262,9 @@ def _restored_items(target: Any, node: Node, state: Any) -> Restorer:
 def _restored_fields(target: Any, node: Node, state: Any) -> Restorer:
     name = type(target).__name__
     if not isinstance(state, dict):
-        raise _UnlikeNoKeys(f"the target is a {name}, the state a {_named(state)}, at path {current_path()}")
+        raise _UnlikeNoKeys(
+            f"the target is a {name}, the state a {_named(state)}, at path {current_path()}", path=_here()
+        )
     restored = {}
     for part, value in node.children.items():
         if part not in state:

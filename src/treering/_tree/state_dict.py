@@ -5,7 +5,6 @@ The walk keeps its own stack, so depth is bounded by memory and not by Python's 
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from treering._tree.registry import (
     is_namedtuple,
     is_typed_key,
     opened_node,
+    text_keyed,
 )
 from treering.errors import TreeringError, Unsupported
 
@@ -121,15 +121,7 @@ def dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
     """Return a dict's pairs with the text of its keys."""
     if all(type(key) is str for key in xs):
         return xs.items()
-    texts = {str(key): value for key, value in xs.items()}
-    if len(texts) != len(xs):
-        counts = collections.Counter(map(str, xs))
-        clash = sorted(repr(key) for key in xs if counts[str(key)] > 1)
-        raise Unsupported(
-            "Dict keys do not have a unique string representation: "
-            f"{', '.join(clash)[:400]} are alike once they are text"
-        )
-    return texts.items()
+    return text_keyed(xs).items()
 
 
 def list_pairs(xs: list[Any] | tuple[Any, ...]) -> Iterable[tuple[str, Any]]:

@@ -42,6 +42,9 @@ _NUMPY_SIZES = {
 # The x86-64 long double: 10 bytes of value in 16. Other machines use these names for other layouts.
 _LONG_DOUBLES = {"float128": 16, "complex256": 32}
 
+# Bytes an item, and bits of its mantissa.
+_X87_LAYOUT = (16, 63)
+
 # One byte an item, also where the type has fewer bits.
 _ONE_BYTE_EXTENDED = (
     "float4_e2m1fn",
@@ -100,7 +103,8 @@ def lookup(name: str) -> Dtype | None:
 def _long_double_is_x87() -> bool:
     import numpy as np
 
-    return np.dtype(np.longdouble).itemsize == 16 and np.finfo(np.longdouble).nmant == 63
+    layout = (np.dtype(np.longdouble).itemsize, int(np.finfo(np.longdouble).nmant))
+    return layout == _X87_LAYOUT
 
 
 @functools.lru_cache(maxsize=256)
@@ -121,7 +125,8 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
                 f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}",
                 hint="install a newer ml_dtypes",
             )
-        return np.dtype(scalar_type)
+        extended: np.dtype[Any] = np.dtype(scalar_type)
+        return extended
     if dtype.name in _LONG_DOUBLES and not _long_double_is_x87():
         raise Unsupported(
             f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have",
@@ -131,7 +136,8 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
         found = np.dtype(dtype.name)
     except (TypeError, ValueError, OverflowError) as error:  # a time unit that this numpy refuses
         raise Unsupported(f"numpy {np.__version__} does not know the dtype {dtype.name}") from error
-    return found.newbyteorder("<") if sys.byteorder == "big" else found
+    little: np.dtype[Any] = found.newbyteorder("<") if sys.byteorder == "big" else found
+    return little
 
 
 @functools.lru_cache(maxsize=256)

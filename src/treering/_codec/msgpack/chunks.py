@@ -15,6 +15,10 @@ from treering.errors import Corrupt
 __all__ = ["ChunkedArray", "Part", "chunked_array"]
 
 
+class _NotChunked(Corrupt, KeyError):
+    """flax raises KeyError where a chunk map lacks its shape."""
+
+
 class Part(Protocol):
     """A flat piece: an array, or a record of one."""
 
@@ -45,7 +49,7 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
         Corrupt: other keys, gaps in the numbering, pieces that are no flat arrays of one dtype, or a wrong total.
     """
     if set(container) != {CHUNK_MARKER, "shape", "chunks"} or container[CHUNK_MARKER] is not True:
-        raise Corrupt(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
+        raise _NotChunked(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
     shape = tuple(_numbered(container["shape"], "shape"))
     if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape):
         raise Corrupt(f"a chunked array claims the shape {shape!r:.200}")
@@ -54,7 +58,9 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
     if not parts or any(part.dtype != parts[0].dtype for part in parts):
         raise Corrupt("a chunked array's pieces are missing or differ in dtype")
     if sum(lengths) != math.prod(shape):
-        raise Corrupt(f"a chunked array of shape {shape} needs {math.prod(shape)} items, its pieces hold {sum(lengths)}")
+        raise Corrupt(
+            f"a chunked array of shape {shape} needs {math.prod(shape)} items, its pieces hold {sum(lengths)}"
+        )
     return ChunkedArray(shape, parts)
 
 

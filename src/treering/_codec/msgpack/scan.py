@@ -4,9 +4,8 @@ Every length, count, shape, dtype name and depth is checked against the bytes th
 allocated or opened. Arrays are handed to a ``Leaves`` by position: it may make views of a buffer, plan reads, or only
 keep a record. Nothing here recurses, so depth costs memory in proportion and is bounded.
 
-The loop in ``Scanner.run`` is the hot path (10,000 small leaves in a few hundredths of a second): it works on a
-window of the file, compares a whole array header at once with the last one of that length, and leaves everything
-rare to methods.
+``Scanner._take_arrays`` is the hot path (10,000 small leaves in a few hundredths of a second): it compares a whole
+array header at once with the last one of that length, and leaves everything unusual to the careful methods.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class _Frame:
 
 
 class Scanner:
-    """One pass over one msgpack object that must fill its source exactly.
+    r"""One pass over one msgpack object that must fill its source exactly.
 
     Args:
         first: the bytes at the start of the source, or all of them.
@@ -101,7 +100,7 @@ class Scanner:
 
     Example:
         >>> from treering._codec.msgpack.views import Views
-        >>> data = b"\\x82\\xa1a\\x01\\xa1b\\xc0"
+        >>> data = b"\x82\xa1a\x01\xa1b\xc0"
         >>> Scanner(data, len(data), lambda offset, n: data[offset : offset + n], Views(data)).run()
         {'a': 1, 'b': None}
     """
@@ -116,6 +115,8 @@ class Scanner:
         self._frames: list[_Frame] = [_Frame(False, 1, 0)]
         self._headers: dict[int, tuple[bytes, tuple[int, ...], Any, int]] = {}
         self._allowance = _CONTAINER_ALLOWANCE + _CONTAINER_RATIO * size
+        # Index in the window of what is read next, and offset in the source of the item being read.
+        self._next = 0
         self._at = 0
 
     def run(self) -> object:
@@ -135,82 +136,77 @@ class Scanner:
             raise self._placed(error, self._at) from error.__cause__
 
     def _run(self) -> object:
-        window, base, size = self._window, self._base, self._size
-        headers, make, safe, frames = self._headers, self._leaves.array, self._safe_end(), self._frames
-        at, key = 0, None
-        frame = frames[0]
-        container, is_map, remaining = frame.container, False, 1
+        frames = self._frames
         while True:
-            if not remaining:
-                value = self._closed(frame, base + at)
-                if len(frames) == 1:
-                    return value
+            frame = frames[-1]
+            if frame.is_map and frame.remaining:
+                self._take_arrays(frame)
+            if not frame.remaining:
+                value = self._closed(frame)
                 frames.pop()
-                frame = frames[-1]
-                container, is_map, remaining = frame.container, frame.is_map, frame.remaining
-                if is_map:
-                    container[frame.key] = value
-                else:
-                    container.append(value)
+                if not frames:
+                    return value
+                self._put(frames[-1], value)
                 continue
-            remaining -= 1
-            if at >= safe:
-                window, base, at, safe = self._refilled(base + at)
-            self._at = base + at
-            if is_map:
-                first = window[at]
-                if 0xA0 <= first <= 0xBF:
-                    stop = at + first - 0x9F
-                    raw = window[at + 1 : stop]
-                    if len(raw) != first - 0xA0:
-                        raise IndexError
-                    key, at = raw.decode(), stop
-                else:
-                    key, at = self._key(first, at)
-                    window, base, at, safe = self._refilled(base + at)
-                frame.key = key
-                if key in container:
-                    raise Corrupt(f"the key {key!r:.80} stands twice in one map")
-                self._at = base + at
-            else:
-                frame.remaining = remaining
-            first = window[at]
-            if first == 0xC8:
-                nbytes, code, start = window[at + 1] << 8 | window[at + 2], window[at + 3], at + 4
+            frame.remaining -= 1
+            self._refill()
+            self._at = self._base + self._next
+            if frame.is_map:
+                self._take_key(frame)
+                self._refill()
+                self._at = self._base + self._next
+            first = self._window[self._next]
+            if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
+                self._open(first)
             elif 0xC7 <= first <= 0xC9 or 0xD4 <= first <= 0xD8:
-                nbytes, code, start = self._ext_header(first, at)
-            elif 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
-                frame.remaining = remaining
-                frame, at = self._opened(first, at)
-                container, is_map, remaining = frame.container, frame.is_map, frame.total
-                continue
+                self._take_ext(frame, first)
             else:
-                value, at = self._plain(first, at)
-                if is_map:
-                    container[key] = value
+                value, self._next = self._plain(first, self._next)
+                self._put(frame, value)
+
+    def _take_arrays(self, frame: _Frame) -> None:
+        """Take pairs of a short key and an array whose header is a known one, for as long as they come.
+
+        This is the hot path. It raises nothing: at whatever is unusual it stops, and the item is read again with care.
+        """
+        window, base, headers, make = self._window, self._base, self._headers, self._leaves.array
+        container, remaining, at = frame.container, frame.remaining, self._next
+        safe, limit = self._safe_end(), self._size - base
+        try:
+            while remaining and at < safe:
+                stop = at + window[at] - 0x9F
+                head = window[stop]
+                if head == 0xC8:
+                    nbytes, start = window[stop + 1] << 8 | window[stop + 2], stop + 4
+                elif head == 0xC9:
+                    nbytes, start = int.from_bytes(window[stop + 1 : stop + 5], "big"), stop + 6
                 else:
-                    container.append(value)
-                continue
-            end = start + nbytes
-            if base + end > size:
-                self._fail_short(base + end)
-            if code == EXT_ARRAY:
+                    break
                 known = headers.get(nbytes)
-                if known is None or not window.startswith(known[0], start):
-                    known = self._array_header(start, nbytes, code)
-                value = make(known[1], known[2], base + start + known[3])
-            elif code == EXT_TUPLE:
-                frame.remaining = remaining
-                frame, at = self._opened_tuple(start, end)
-                container, is_map, remaining = frame.container, False, frame.total
-                continue
-            else:
-                value = self._ext(code, start, nbytes)
-            if is_map:
-                container[key] = value
-            else:
-                container.append(value)
-            at = end
+                end = start + nbytes
+                if (
+                    known is None
+                    or window[start - 1] != EXT_ARRAY
+                    or not window.startswith(known[0], start)
+                    or end > limit
+                    or not 0xA0 <= window[at] <= 0xBF
+                ):
+                    break
+                key = window[at + 1 : stop].decode()
+                if key in container:
+                    break
+                container[key] = make(known[1], known[2], base + start + known[3])
+                remaining -= 1
+                at = end
+        except (IndexError, UnicodeDecodeError):
+            pass
+        frame.remaining, self._next = remaining, at
+
+    def _put(self, frame: _Frame, value: object) -> None:
+        if frame.is_map:
+            frame.container[frame.key] = value
+        else:
+            frame.container.append(value)
 
     # ---- the window
 
@@ -219,14 +215,12 @@ class Scanner:
         reaches_the_end = self._base + len(self._window) >= self._size
         return _NEVER if reaches_the_end else len(self._window) - _SLACK
 
-    def _refilled(self, offset: int) -> tuple[bytes, int, int, int]:
-        """Move the window so that headers at ``offset`` are inside; return window, base, index and safe end."""
-        at = offset - self._base
-        if at >= self._safe_end():
-            self._base = offset
+    def _refill(self) -> None:
+        """Move the window where it ends too close behind the next item."""
+        if self._next >= self._safe_end():
+            offset = self._base + self._next
             self._window = self._fetch(offset, min(WINDOW_BYTES, self._size - offset))
-            at = 0
-        return self._window, self._base, at, self._safe_end()
+            self._base, self._next = offset, 0
 
     def _read(self, at: int, nbytes: int) -> bytes:
         """Return ``nbytes`` from window index ``at`` on, from the source where the window ends before."""
@@ -247,8 +241,9 @@ class Scanner:
 
     # ---- containers
 
-    def _opened(self, first: int, at: int) -> tuple[_Frame, int]:
-        offset = self._base + at
+    def _open(self, first: int) -> _Frame:
+        """Open the map or array whose header is next."""
+        offset, at = self._base + self._next, self._next
         if first <= 0x9F:
             is_map, total, at = first <= 0x8F, first & 0x0F, at + 1
         else:
@@ -269,20 +264,20 @@ class Scanner:
             )
         frame = _Frame(is_map, total, offset)
         self._frames.append(frame)
-        return frame, at
+        self._next = at
+        return frame
 
-    def _opened_tuple(self, start: int, end: int) -> tuple[_Frame, int]:
+    def _open_tuple(self, start: int, end: int) -> None:
         """Open the payload of ext 4: Orbax's tuple, an array that fills the payload."""
         first = self._window[start]
         if not (0x90 <= first <= 0x9F or 0xDC <= first <= 0xDD):
             raise Corrupt("the payload of a tuple (ext 4) is not an array")
-        frame, at = self._opened(first, start)
-        frame.tuple_end = self._base + end
-        return frame, at
+        self._next = start
+        self._open(first).tuple_end = self._base + end
 
-    def _closed(self, frame: _Frame, offset: int) -> object:
+    def _closed(self, frame: _Frame) -> object:
         """Return the value of a container whose last item has been read."""
-        container = frame.container
+        container, offset = frame.container, self._base + self._next
         if len(self._frames) == 1:
             self._at = offset
             if offset != self._size:
@@ -290,7 +285,7 @@ class Scanner:
             return container[0]
         if frame.is_map:
             if CHUNK_MARKER in container:
-                self._at = frame.offset
+                self._at, frame.key = frame.offset, _NO_KEY
                 return self._leaves.chunked(chunked_array(container))
         elif frame.tuple_end is not None:
             if offset != frame.tuple_end:
@@ -300,7 +295,19 @@ class Scanner:
 
     # ---- keys and leaves
 
-    def _key(self, first: int, at: int) -> tuple[Any, int]:
+    def _take_key(self, frame: _Frame) -> None:
+        first = self._window[self._next]
+        if 0xA0 <= first <= 0xBF:
+            start, nbytes = self._next + 1, first & 0x1F
+            key: Any = self._read(start, nbytes).decode()
+            self._next = start + nbytes
+        else:
+            key, self._next = self._rare_key(first, self._next)
+        frame.key = key
+        if key in frame.container:
+            raise Corrupt(f"the key {key!r:.80} stands twice in one map")
+
+    def _rare_key(self, first: int, at: int) -> tuple[Any, int]:
         """Read a map key that is not a str of up to 31 bytes."""
         if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
             raise _CorruptType("a map or an array stands where a map key belongs")
@@ -315,6 +322,21 @@ class Scanner:
                 raise _CorruptType(f"ext code {code} stands where a map key belongs")
             return self._complex(start, nbytes), start + nbytes
         return self._number(first, at)
+
+    def _take_ext(self, frame: _Frame, first: int) -> None:
+        nbytes, code, start = self._ext_header(first, self._next)
+        self._need(start, nbytes)
+        if code == EXT_TUPLE:
+            self._open_tuple(start, start + nbytes)
+            return
+        if code in _ARRAY_CODES:
+            _, shape, dtype, skip = self._array_header(start, nbytes, code)
+            make = self._leaves.array if code == EXT_ARRAY else self._leaves.scalar
+            value = make(shape, dtype, self._base + start + skip)
+        else:
+            value = self._rare_ext(code, start, nbytes)
+        self._put(frame, value)
+        self._next = start + nbytes
 
     def _plain(self, first: int, at: int) -> tuple[object, int]:
         """Read a leaf that is no ext: nil, bool, a number, str or bytes."""
@@ -357,12 +379,8 @@ class Scanner:
         code = self._window[at]
         return nbytes, code - 0x100 if code > 0x7F else code, at + 1
 
-    def _ext(self, code: int, start: int, nbytes: int) -> object:
+    def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""
-        if code == EXT_SCALAR:
-            _, shape, dtype, skip = self._array_header(start, nbytes, code)
-            return self._leaves.scalar(shape, dtype, self._base + start + skip)
-        code = code - 0x100 if code > 0x7F else code
         if code == EXT_COMPLEX:
             return self._complex(start, nbytes)
         if code == EXT_TIMESTAMP and nbytes in (4, 8, 12):

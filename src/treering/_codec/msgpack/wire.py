@@ -52,11 +52,11 @@ _FIXEXT: Final = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}
 
 
 def map_header(count: int) -> bytes:
-    """Return the header of a map of ``count`` pairs.
+    r"""Return the header of a map of ``count`` pairs.
 
     Example:
         >>> map_header(3), map_header(16)
-        (b'\\x83', b'\\xde\\x00\\x10')
+        (b'\x83', b'\xde\x00\x10')
     """
     if count < 16:
         return bytes((0x80 | count,))
@@ -64,11 +64,11 @@ def map_header(count: int) -> bytes:
 
 
 def list_header(count: int) -> bytes:
-    """Return the header of an array of ``count`` items.
+    r"""Return the header of an array of ``count`` items.
 
     Example:
         >>> list_header(2)
-        b'\\x92'
+        b'\x92'
     """
     if count < 16:
         return bytes((0x90 | count,))
@@ -90,7 +90,7 @@ def _bin_header(nbytes: int) -> bytes:
 
 
 def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: int) -> tuple[bytes, int]:
-    """Return what stands before an array's bytes, and how many bytes follow.
+    r"""Return what stands before an array's bytes, and how many bytes follow.
 
     The header holds the ext header, the inner array of three, the shape, the dtype name and the bin header, so that
     an array is written as header, then its C-order little-endian bytes.
@@ -100,7 +100,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
 
     Example:
         >>> array_header(EXT_ARRAY, (1, 2), "float32", 4)
-        (b'\\xc7\\x15\\x01\\x93\\x92\\x01\\x02\\xa7float32\\xc4\\x08', 8)
+        (b'\xc7\x15\x01\x93\x92\x01\x02\xa7float32\xc4\x08', 8)
     """
     nbytes = math.prod(shape) * itemsize
     inner = b"\x93" + msgpack.packb(shape) + msgpack.packb(dtype_name)

@@ -7,7 +7,7 @@ buffer and ``bytes`` can be filled in one pass. Nothing here recurses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgpack
@@ -105,7 +105,7 @@ def encode(
 
 def pieces_size(pieces: list[Piece]) -> int:
     """Return how many bytes the pieces are together."""
-    return sum(len(piece) if type(piece) is bytes else piece.nbytes for piece in pieces)  # type: ignore[union-attr, arg-type]
+    return sum(len(piece) if isinstance(piece, bytes) else piece.nbytes for piece in pieces)
 
 
 def _numbered(items: list[object]) -> Iterator[tuple[int, object]]:
