@@ -1,0 +1,275 @@
+"""The ring: its errors reach the caller at once, short writes go on, and it works where nothing is direct."""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import random
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.listing import names
+from treering._store import crew, direct, local
+from treering._store.local import replace_file
+from treering.errors import StoreFailed
+
+MIB = 1 << 20
+CONTENT = random.Random(0).randbytes(21 * MIB + 33)
+
+
+@pytest.fixture(autouse=True)
+def everything_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "DIRECT_FROM", 0)
+
+
+def save(path: Path) -> None:
+    replace_file(path, [CONTENT[:7], memoryview(CONTENT)[7:]], len(CONTENT))
+
+
+def saved(path: Path) -> bool:
+    return path.read_bytes() == CONTENT and names(path.parent) == [path.name]
+
+
+def pwrite_that(change: Callable[[int, memoryview, int], int | None]) -> Callable[[int, memoryview, int], int]:
+    """A pwrite that does what ``change`` returns, and the real thing where that is None."""
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        changed = change(descriptor, data, offset)
+        return real(descriptor, data, offset) if changed is None else changed
+
+    return pwrite
+
+
+def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[: max(1, len(data) // 2)], offset))
+    save(tmp_path / "a.bin")
+    assert saved(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("at", [0, 4 * MIB, 20 * MIB])
+@pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC, errno.EINVAL])
+def test_an_error_of_a_thread_is_the_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, reason: int
+) -> None:
+    def fail(descriptor: int, data: memoryview, offset: int) -> None:
+        if offset == at:
+            raise OSError(reason, os.strerror(reason))
+
+    (tmp_path / "a.bin").write_bytes(b"old")
+    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    threads = threading.active_count()
+    with pytest.raises(StoreFailed, match=r"a\.bin") as caught:
+        save(tmp_path / "a.bin")
+    assert caught.value.errno == reason
+    assert threading.active_count() == threads
+    assert (tmp_path / "a.bin").read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_after_an_error_the_source_is_not_asked_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def fail(descriptor: int, data: memoryview, offset: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def buffers() -> Iterator[bytes]:
+        for number in range(1000):
+            asked.append(number)
+            yield bytes(MIB)
+
+    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    with pytest.raises(StoreFailed):
+        replace_file(tmp_path / "a.bin", buffers(), 1000 * MIB)
+    assert len(asked) <= 2 * (direct.BLOCKS + 2)
+
+
+def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, data: memoryview, offset: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    with pytest.raises(MemoryError):
+        save(tmp_path / "a.bin")
+    assert names(tmp_path) == []
+
+
+def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
+    with pytest.raises(StoreFailed, match="takes no more bytes"):
+        save(tmp_path / "a.bin")
+    monkeypatch.setattr(local, "DIRECT_FROM", 1 << 62)
+    monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
+    with pytest.raises(StoreFailed, match="takes no more bytes"):
+        save(tmp_path / "a.bin")
+    assert names(tmp_path) == []
+
+
+def test_a_file_system_that_refuses_direct_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, command: int, argument: int = 0) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    save(tmp_path / "a.bin")
+    assert saved(tmp_path / "a.bin")
+
+
+def test_a_file_system_that_takes_the_flag_and_refuses_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+
+    def refuse(descriptor: int, data: memoryview, offset: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "pwrite", pwrite_that(refuse))
+    save(tmp_path / "a.bin")
+    assert refused
+    assert saved(tmp_path / "a.bin")
+
+
+def test_another_error_of_the_flag_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, command: int, argument: int = 0) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "fcntl", fail)
+    with pytest.raises(StoreFailed, match="Input/output"):
+        save(tmp_path / "a.bin")
+    assert names(tmp_path) == []
+
+
+def test_a_platform_without_direct_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "O_DIRECT")
+    save(tmp_path / "a.bin")
+    assert saved(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_nothing_can_be_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    class Library:
+        def __init__(self, name: str | None, *, use_errno: bool) -> None:
+            pass
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    monkeypatch.setattr(sys, "platform", platform)
+    save(tmp_path / "a.bin")
+    assert saved(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize(("reason", "fatal"), [(errno.EOPNOTSUPP, False), (errno.EINTR, False), (errno.ENOSPC, True)])
+def test_what_reserving_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int, fatal: bool) -> None:
+    class Library:
+        def __init__(self, name: str | None, *, use_errno: bool) -> None:
+            self.fallocate = Fallocate()
+
+    class Fallocate:
+        def __call__(self, *args: int) -> int:
+            ctypes.set_errno(reason)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    if fatal:
+        with pytest.raises(StoreFailed, match="free some space"):
+            save(tmp_path / "a.bin")
+        assert names(tmp_path) == []
+    else:
+        save(tmp_path / "a.bin")
+        assert saved(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_a_system_that_gives_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int) -> None:
+    left = [given]
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    save(tmp_path / "a.bin")
+    assert saved(tmp_path / "a.bin")
+
+
+def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, data: memoryview, offset: int) -> None:
+        if offset >= 4 * MIB:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(direct, "THREADS", 0)
+    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    with pytest.raises(StoreFailed, match="Input/output"):
+        save(tmp_path / "a.bin")
+
+
+def test_a_kernel_without_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    save(tmp_path / "a.bin")
+    assert saved(tmp_path / "a.bin")
+
+
+def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    real = threading.Thread.join
+    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        release.set()
+        real(self, timeout)
+
+    team = crew.Crew(lambda: (release.wait(), None)[1], 2)
+    monkeypatch.setattr(threading.Thread, "join", join)
+    with pytest.raises(KeyboardInterrupt):
+        team.join()
+    assert team.size == 0
+
+
+def test_the_limit_of_the_process(tmp_path: Path) -> None:
+    """A child with RLIMIT_FSIZE: both ways raise, keep the old file and leave nothing."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    for start in (0, 1 << 62):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MIB, 5 * MIB))
+                local.DIRECT_FROM = start
+                save(path)
+            except StoreFailed as error:
+                code = 0 if error.errno == errno.EFBIG and "ulimit" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert path.read_bytes() == b"old"
+        assert names(tmp_path) == ["a.bin"]
+
+
+def test_little_memory_is_used(tmp_path: Path) -> None:
+    """A child's peak grows by the ring and little more while it saves 128 MiB."""
+    piece = bytes(MIB)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        replace_file(tmp_path / "a.bin", (piece for _ in range(128)), 128 * MIB)
+        os.write(writer, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    grown = int(os.read(reader, 100))
+    os.close(reader)
+    os.close(writer)
+    assert grown * 1024 < 32 * MIB

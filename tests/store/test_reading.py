@@ -1,0 +1,181 @@
+"""LocalFile: exactly what was asked for, or an error that names the byte."""
+
+import errno
+import mmap
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.store.listing import names
+from treering._store import reading
+from treering._store.local import LocalFile
+from treering.errors import Corrupt, NotFound, StoreFailed
+
+CONTENT = random.Random(0).randbytes(200_000)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    return tmp_path / "a.bin"
+
+
+@pytest.fixture(params=["by position", "by seeking"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pieces and two threads for small files; with and without the calls that Windows lacks."""
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(reading, "_TWO_THREADS_FROM", 3000)
+    if request.param == "by seeking":
+        monkeypatch.delattr(os, "pread")
+        monkeypatch.delattr(os, "preadv")
+
+
+@pytest.mark.usefixtures("system")
+def test_reading_by_position(path: Path) -> None:
+    with LocalFile(path) as file:
+        assert file.size == len(CONTENT)
+        for offset, count in ((0, 0), (0, 1), (5, 100_000), (199_999, 1), (200_000, 0), (0, 200_000)):
+            assert file.read(offset, count) == CONTENT[offset : offset + count]
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize(
+    ("offset", "count"), [(0, 200_001), (200_000, 1), (1 << 62, 1), (0, 1 << 62), (-1, 1), (1, -1)]
+)
+def test_bytes_that_are_not_there(path: Path, offset: int, count: int) -> None:
+    with LocalFile(path) as file:
+        with pytest.raises(Corrupt, match="cut short") as caught:
+            file.read(offset, count)
+        assert caught.value.offset is not None
+        if count == 1:
+            with pytest.raises(Corrupt, match="cut short"):
+                file.read_into([(0, memoryview(bytearray(5))), (offset, memoryview(bytearray(1)))])
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("total", [0, 900, 2999, 150_000])
+def test_filling_buffers(path: Path, total: int) -> None:
+    import array
+
+    places = random.Random(total)
+    jobs = [(0, memoryview(bytearray(0))), (8, memoryview(array.array("d", bytes(80))))]
+    while total > 0:
+        count = places.randrange(1, 40_000)
+        jobs.append((places.randrange(len(CONTENT) - count), memoryview(bytearray(count))))
+        total -= count
+    with LocalFile(path) as file:
+        file.read_into(jobs)
+    for offset, view in jobs:
+        assert view.tobytes() == CONTENT[offset : offset + view.nbytes]
+
+
+@pytest.mark.usefixtures("system")
+def test_short_reads_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(os, "pread"):
+        pread, preadv = os.pread, os.preadv
+        monkeypatch.setattr(os, "pread", lambda fd, count, at: pread(fd, max(1, count // 3), at))
+        monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][: len(views[0]) // 3 or 1]], at))
+    else:
+        read = os.read
+        monkeypatch.setattr(os, "read", lambda fd, count: read(fd, max(1, count // 3)))
+    buffer = bytearray(10_000)
+    with LocalFile(path) as file:
+        assert file.read(3, 10_000) == CONTENT[3:10_003]
+        file.read_into([(70, memoryview(buffer))])
+    assert buffer == CONTENT[70:10_070]
+
+
+@pytest.mark.usefixtures("system")
+def test_a_file_that_shrinks_while_open(path: Path) -> None:
+    with LocalFile(path) as file:
+        os.truncate(path, 5000)
+        with pytest.raises(Corrupt, match="cut short") as caught:
+            file.read(4000, 2000)
+        assert caught.value.offset == 5000
+        with pytest.raises(Corrupt, match="cut short") as caught:
+            file.read_into([(0, memoryview(bytearray(100_000)))])
+        assert caught.value.offset is not None
+        assert caught.value.offset >= 5000
+        with pytest.raises(Corrupt, match="cut short") as caught:
+            file.map()
+        assert caught.value.offset == 5000
+
+
+@pytest.mark.usefixtures("system")
+def test_an_error_of_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with LocalFile(path) as file:
+        for name in ("pread", "preadv", "read"):
+            if hasattr(os, name):
+                monkeypatch.setattr(os, name, fail)
+        for ask in (lambda: file.read(0, 5), lambda: file.read_into([(0, memoryview(bytearray(9000)))])):
+            with pytest.raises(StoreFailed, match=r"could not read.*a\.bin") as caught:
+                ask()
+            assert caught.value.errno == errno.EIO
+        monkeypatch.undo()
+
+
+def test_an_interrupt_arrives(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "preadv", interrupt)
+    with LocalFile(path) as file, pytest.raises(KeyboardInterrupt):
+        file.read_into([(0, memoryview(bytearray(9000)))])
+
+
+def test_mapping(path: Path) -> None:
+    with LocalFile(path) as file:
+        mapping = file.map()
+    assert mapping[:] == CONTENT
+    with pytest.raises(TypeError):
+        mapping[0] = 1
+    mapping.close()
+
+
+def test_an_error_of_mapping(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **keywords: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    with LocalFile(path) as file, pytest.raises(StoreFailed, match="could not map"):
+        file.map()
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with LocalFile(tmp_path / "empty") as file:
+        assert file.size == 0
+        assert file.read(0, 0) == b""
+        file.read_into([])
+        with pytest.raises(Corrupt, match="empty"):
+            file.map()
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"could not read.*missing"):
+        LocalFile(tmp_path / "missing")
+    with pytest.raises(IsADirectoryError) as caught:
+        LocalFile(tmp_path)
+    assert isinstance(caught.value, StoreFailed)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreFailed, match="not a file"):
+        LocalFile(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        LocalFile(tmp_path / "file" / "a.bin")
+    with pytest.raises(StoreFailed, match="cannot be the name"):
+        LocalFile(tmp_path / "a\0b")
+
+
+def test_descriptors_are_given_back(path: Path, tmp_path: Path) -> None:
+    before = names("/proc/self/fd")
+    with LocalFile(path) as file:
+        file.close()
+    with pytest.raises(IsADirectoryError):
+        LocalFile(tmp_path)
+    assert names("/proc/self/fd") == before
