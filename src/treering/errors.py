@@ -146,10 +146,10 @@ class StoreFailed(TreeringError, OSError):
         reason = cause.strerror or str(cause)
         by_errno: dict[int | None, type[TreeringError]] = {
             errno.ENOENT: NotFound,
-            errno.EACCES: _PermissionDenied,
-            errno.EPERM: _PermissionDenied,
-            errno.EISDIR: _IsDirectory,
-            errno.ENOTDIR: _NotDirectory,
+            errno.EACCES: PermissionDenied,
+            errno.EPERM: PermissionDenied,
+            errno.EISDIR: IsDirectory,
+            errno.ENOTDIR: NotDirectory,
         }
         error = by_errno.get(cause.errno, cls)(f"could not {action} {shown!r}: {reason}", hint=hint)
         if isinstance(error, OSError):
@@ -159,13 +159,13 @@ class StoreFailed(TreeringError, OSError):
         return error
 
 
-class _PermissionDenied(StoreFailed, PermissionError):
+class PermissionDenied(StoreFailed, PermissionError):
     """EACCES or EPERM."""
 
 
-class _IsDirectory(StoreFailed, IsADirectoryError):
+class IsDirectory(StoreFailed, IsADirectoryError):
     """EISDIR: a folder stands where a file was meant."""
 
 
-class _NotDirectory(StoreFailed, NotADirectoryError):
+class NotDirectory(StoreFailed, NotADirectoryError):
     """ENOTDIR: a file stands where a folder was meant."""

@@ -103,7 +103,7 @@ def to_bytes(target: Any) -> bytes:
     Example:
         >>> import numpy as np
         >>> to_bytes({"w": np.array([1.0], np.float32)}).hex()
-        '81a177c7140193910' + '1a7666c6f61743332c4040000803f'
+        '81a177c71101939101a7666c6f61743332c4040000803f'
     """
     return pack(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE, sort_keys=False)
 
@@ -226,10 +226,12 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
     Source: eformer.pytree.decompress_bytes; RFC 1952.
 
     Example:
-        >>> decompress_bytes(b"no gzip")
-        Traceback (most recent call last):
-            ...
-        treering.errors.Corrupt: ...
+        >>> import treering.errors
+        >>> try:
+        ...     decompress_bytes(b"no gzip")
+        ... except treering.errors.Corrupt as error:
+        ...     print(error)
+        the gzip data is damaged: ...
     """
     return decompressed(memoryview(data), max_bytes)
 

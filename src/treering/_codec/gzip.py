@@ -22,11 +22,11 @@ _FREE_BYTES: Final = 64 * 2**20
 _FREE_RATIO: Final = 100
 
 
-class _Bad(Corrupt, gzip.BadGzipFile):
+class DamagedGzip(Corrupt, gzip.BadGzipFile):
     """gzip.decompress raises BadGzipFile for a bad header or checksum."""
 
 
-class _Short(Corrupt, EOFError):
+class ShortGzip(Corrupt, EOFError):
     """gzip.decompress raises EOFError for a file that is cut short."""
 
 
@@ -71,7 +71,7 @@ def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             try:
                 piece = reader.decompress(waiting, _PIECE)
             except zlib.error as error:
-                raise _Bad(f"the gzip data is damaged: {error}", hint="use another copy of the file") from None
+                raise DamagedGzip(f"the gzip data is damaged: {error}", hint="use another copy of the file") from None
             waiting = reader.unconsumed_tail
             total += len(piece)
             if total > limit:
@@ -88,5 +88,5 @@ def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             if at < len(view):
                 reader = zlib.decompressobj(_GZIP_WINDOW)
     if not reader.eof:
-        raise _Short("the gzip data is cut short", offset=len(view), hint="use another copy of the file")
+        raise ShortGzip("the gzip data is cut short", offset=len(view), hint="use another copy of the file")
     return b"".join(pieces)

@@ -18,6 +18,7 @@ import numpy as np
 from treering.errors import TreeringError, Unsupported
 
 __all__ = [
+    "BUILT_IN",
     "LEAF_TYPES",
     "REGISTRY",
     "Node",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-class _AlreadyRegistered(TreeringError, ValueError):
+class AlreadyRegistered(TreeringError, ValueError):
     """flax raises ValueError."""
 
 
@@ -39,7 +40,11 @@ ToState = Callable[[Any], Any]
 FromState = Callable[[Any, Any], Any]
 Rebuild = Callable[[dict[str, Any]], Any]
 
-REGISTRY: Final[dict[Any, tuple[ToState, FromState]]] = {}
+BUILT_IN: Final = frozenset({dict, list, tuple, jax.tree_util.Partial})
+"""Types that state_dict.py and restore.py walk themselves, unless a handler overrides that."""
+
+REGISTRY: Final[dict[type, tuple[ToState, FromState]]] = {}
+"""Handlers that somebody registered."""
 
 # Types that are surely leaves, so that the walk over 10,000 arrays asks nobody. Grows by jax's array type.
 LEAF_TYPES: Final[set[type]] = {np.ndarray, type(None), bool, int, float, complex, str, bytes}
@@ -69,8 +74,8 @@ def register_serialization_state(
         >>> is_serializable(Counter)
         True
     """
-    if ty in REGISTRY and not override:
-        raise _AlreadyRegistered(
+    if (ty in REGISTRY or ty in BUILT_IN) and not override:
+        raise AlreadyRegistered(
             f'a serialization handler for "{ty.__name__}" is already registered',
             hint="pass override=True to replace it",
         )
@@ -88,7 +93,7 @@ def is_serializable(target: Any) -> bool:
         (True, True, False)
     """
     ty = target if isinstance(target, type) else type(target)
-    return ty in REGISTRY or flax_serves(ty)
+    return ty in REGISTRY or ty in BUILT_IN or flax_serves(ty)
 
 
 def flax_serves(ty: type) -> bool:

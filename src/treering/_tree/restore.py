@@ -8,13 +8,12 @@ flax.serialization's callers know.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, Final
 
 import jax
 
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, is_typed_key, opened_node
-from treering._tree.state_dict import dict_pairs, list_pairs, partial_pairs
 from treering.errors import Mismatch
 
 __all__ = ["current_path", "from_state_dict"]
@@ -35,22 +34,22 @@ class _Place(threading.local):
 _place = _Place()
 
 
-class _Unlike(Mismatch):
+class StructureMismatch(Mismatch):
     """The message already says the path, in flax's words."""
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}; {self.hint}"
 
 
-class _UnlikeNoKeys(_Unlike, AttributeError):
+class NotADict(StructureMismatch, AttributeError):
     """flax raises AttributeError where a dict's state is no dict."""
 
 
-class _UnlikeNoItems(_Unlike, TypeError):
+class NotItems(StructureMismatch, TypeError):
     """flax raises TypeError where a list's state is no dict."""
 
 
-class _UnlikeKey(_Unlike, KeyError):
+class AbsentItem(StructureMismatch, KeyError):
     """flax raises KeyError where a numbered or named part is absent."""
 
 
@@ -123,9 +122,10 @@ def _begun(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
         return state, None, False
     entry = REGISTRY.get(kind)
     if entry is not None:
-        if entry[1] in _BUILT_IN:
-            return None, entry[1](target, state), False
         return entry[1](target, state), None, False
+    built_in = _RESTORERS.get(kind)
+    if built_in is not None:
+        return None, built_in(target, state), False
     if is_namedtuple(target):
         return None, _restored_namedtuple(target, state), False
     if is_typed_key(target):
@@ -156,12 +156,10 @@ def _restored_dict(xs: dict[Any, Any], state: Any) -> Restorer:
 
 def _check_keys(wanted: Any, state: Any) -> None:
     if not isinstance(state, dict):
-        raise _UnlikeNoKeys(
-            f"the target is a dict, the state a {_named(state)}, at path {current_path()}", path=_here()
-        )
+        raise NotADict(f"the target is a dict, the state a {_named(state)}, at path {current_path()}", path=_here())
     absent = [key for key in wanted if key not in state]
     if absent:
-        raise _Unlike(
+        raise StructureMismatch(
             "The target dict keys and state dict keys do not match, target dict contains keys"
             f" {_set_text(absent)} which are not present in state dict at path {current_path()}",
             path=_here(),
@@ -174,7 +172,7 @@ def _restored_list(xs: list[Any], state: Any) -> Restorer:
     for index, value in enumerate(xs):
         part = str(index)
         if part not in state:
-            raise _UnlikeKey(f"the state has no item {part!r} for the list at path {current_path()}", path=_here())
+            raise AbsentItem(f"the state has no item {part!r} for the list at path {current_path()}", path=_here())
         restored.append(state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part))
     return restored
 
@@ -186,12 +184,12 @@ def _restored_tuple(xs: tuple[Any, ...], state: Any) -> Restorer:
 
 def _check_length(length: int, state: Any) -> None:
     if not isinstance(state, dict):
-        raise _UnlikeNoItems(
+        raise NotItems(
             f"the target is a list of {length} items, the state a {_named(state)}, at path {current_path()}",
             path=_here(),
         )
     if len(state) != length:
-        raise _Unlike(
+        raise StructureMismatch(
             "The size of the list and the state dict do not match,"
             f" got {length} and {len(state)} at path {current_path()}",
             path=_here(),
@@ -200,14 +198,14 @@ def _check_length(length: int, state: Any) -> None:
 
 def _restored_namedtuple(xs: Any, state: Any) -> Restorer:
     if not isinstance(state, dict):
-        raise _UnlikeNoKeys(
+        raise NotADict(
             f"the target is a namedtuple, the state a {_named(state)}, at path {current_path()}", path=_here()
         )
     wanted = set(xs._fields)
     if set(state) == {"name", "fields", "values"} != wanted:
         state = _modern(state)
     if set(state) != wanted:
-        raise _Unlike(
+        raise StructureMismatch(
             "The field names of the state dict and the named tuple do not match,"
             f" got {_set_text(state)} and {_set_text(wanted)} at path {current_path()}",
             path=_here(),
@@ -222,18 +220,16 @@ def _modern(state: dict[str, Any]) -> dict[str, Any]:
     """Turn the namedtuple form that flax wrote before 2022 into today's."""
     fields, values = state["fields"], state["values"]
     if not (isinstance(fields, dict) and isinstance(values, dict) and fields.keys() == values.keys()):
-        raise _UnlikeKey(f"the old form of a namedtuple is incomplete at path {current_path()}", path=_here())
+        raise AbsentItem(f"the old form of a namedtuple is incomplete at path {current_path()}", path=_here())
     return {str(fields[index]): values[index] for index in fields}
 
 
 def _restored_partial(partial: Any, state: Any) -> Restorer:
     if not isinstance(state, dict):
-        raise _UnlikeNoItems(
-            f"the target is a Partial, the state a {_named(state)}, at path {current_path()}", path=_here()
-        )
+        raise NotItems(f"the target is a Partial, the state a {_named(state)}, at path {current_path()}", path=_here())
     for part in ("args", "keywords"):
         if part not in state:
-            raise _UnlikeKey(f"the state has no {part!r} for the Partial at path {current_path()}", path=_here())
+            raise AbsentItem(f"the state has no {part!r} for the Partial at path {current_path()}", path=_here())
     args = yield partial.args, state["args"], "args"
     keywords = yield partial.keywords, state["keywords"], "keywords"
     return type(partial)(partial.func, *args, **keywords)
@@ -254,7 +250,7 @@ def _restored_items(target: Any, node: Node, state: Any) -> Restorer:
     restored = {}
     for part, value in node.children.items():
         if part not in state:
-            raise _UnlikeKey(f"the state has no item {part!r} at path {current_path()}", path=_here())
+            raise AbsentItem(f"the state has no item {part!r} at path {current_path()}", path=_here())
         restored[part] = yield value, state[part], part
     return node.rebuild(restored)
 
@@ -262,20 +258,18 @@ def _restored_items(target: Any, node: Node, state: Any) -> Restorer:
 def _restored_fields(target: Any, node: Node, state: Any) -> Restorer:
     name = type(target).__name__
     if not isinstance(state, dict):
-        raise _UnlikeNoKeys(
-            f"the target is a {name}, the state a {_named(state)}, at path {current_path()}", path=_here()
-        )
+        raise NotADict(f"the target is a {name}, the state a {_named(state)}, at path {current_path()}", path=_here())
     restored = {}
     for part, value in node.children.items():
         if part not in state:
-            raise _Unlike(
+            raise StructureMismatch(
                 f"Missing field {part} in state dict while restoring an instance of {name}, at path {current_path()}",
                 path=_here(),
             )
         restored[part] = yield value, state[part], part
     unknown = [part for part in state if part not in node.children]
     if unknown:
-        raise _Unlike(
+        raise StructureMismatch(
             f'Unknown field(s) "{",".join(map(str, unknown))}" in state dict while restoring'
             f" an instance of {name} at path {current_path()}",
             path=_here(),
@@ -292,7 +286,7 @@ def _restored_key(target: Any, state: Any) -> Any:
     try:
         return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
     except (TypeError, ValueError) as error:
-        raise _UnlikeNoItems(
+        raise NotItems(
             f"the target is a PRNG key ({kind}), the state {_named(state)} is no data for one,"
             f" at path {current_path()}: {error}",
             path=_here(),
@@ -316,9 +310,9 @@ def _set_text(names: Any) -> str:
     return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
 
 
-_BUILT_IN = {_restored_dict, _restored_list, _restored_tuple, _restored_partial}
-
-REGISTRY[dict] = (dict_pairs, _restored_dict)
-REGISTRY[list] = (list_pairs, _restored_list)
-REGISTRY[tuple] = (list_pairs, _restored_tuple)
-REGISTRY[jax.tree_util.Partial] = (partial_pairs, _restored_partial)
+_RESTORERS: Final[dict[type, Callable[[Any, Any], Restorer]]] = {
+    dict: _restored_dict,
+    list: _restored_list,
+    tuple: _restored_tuple,
+    jax.tree_util.Partial: _restored_partial,
+}

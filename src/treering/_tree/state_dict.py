@@ -5,8 +5,8 @@ The walk keeps its own stack, so depth is bounded by memory and not by Python's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import jax
 
@@ -22,10 +22,10 @@ from treering._tree.registry import (
 )
 from treering.errors import TreeringError, Unsupported
 
-__all__ = ["dict_pairs", "list_pairs", "partial_pairs", "to_state_dict"]
+__all__ = ["to_state_dict"]
 
 
-class _NotStringKeys(Unsupported, AssertionError):
+class NotStringKey(Unsupported, AssertionError):
     """flax asserts that a handler's keys are str."""
 
 
@@ -87,10 +87,10 @@ def _opened(value: Any, in_class: bool) -> tuple[Iterable[tuple[str, Any]], bool
     kind = type(value)
     entry = REGISTRY.get(kind)
     if entry is not None:
-        to_state = entry[0]
-        if to_state in _BUILT_IN:
-            return to_state(value), in_class
-        return [_from_handler(to_state(value))]
+        return [_from_handler(entry[0](value))]
+    pairs_of = _PAIRS.get(kind)
+    if pairs_of is not None:
+        return pairs_of(value), in_class
     if is_namedtuple(value):
         return [(field, getattr(value, field)) for field in value._fields], in_class
     if is_typed_key(value):
@@ -107,7 +107,7 @@ def _from_handler(state: Any) -> Any:
     if isinstance(state, dict):
         for key in state:
             if not isinstance(key, str):
-                raise _NotStringKeys(f"A state dict must only have string keys. Found {key!r:.80}")
+                raise NotStringKey(f"A state dict must only have string keys. Found {key!r:.80}")
     return state
 
 
@@ -117,21 +117,26 @@ def _flax_state(value: Any) -> Any:
     return flax_serialization.to_state_dict(value)
 
 
-def dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
+def _dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
     """Return a dict's pairs with the text of its keys."""
     if all(type(key) is str for key in xs):
         return xs.items()
     return text_keyed(xs).items()
 
 
-def list_pairs(xs: list[Any] | tuple[Any, ...]) -> Iterable[tuple[str, Any]]:
+def _list_pairs(xs: list[Any] | tuple[Any, ...]) -> Iterable[tuple[str, Any]]:
     """Return a list's or tuple's pairs, numbered from "0" on."""
     return ((str(index), value) for index, value in enumerate(xs))
 
 
-def partial_pairs(partial: Any) -> Iterable[tuple[str, Any]]:
+def _partial_pairs(partial: Any) -> Iterable[tuple[str, Any]]:
     """Return what a ``jax.tree_util.Partial`` stores: its arguments; the function comes from the target."""
     return [("args", partial.args), ("keywords", partial.keywords)]
 
 
-_BUILT_IN = {dict_pairs, list_pairs, partial_pairs}
+_PAIRS: Final[dict[type, Callable[[Any], Iterable[tuple[str, Any]]]]] = {
+    dict: _dict_pairs,
+    list: _list_pairs,
+    tuple: _list_pairs,
+    jax.tree_util.Partial: _partial_pairs,
+}

@@ -15,7 +15,7 @@ from treering.errors import Corrupt
 __all__ = ["ChunkedArray", "Part", "chunked_array"]
 
 
-class _NotChunked(Corrupt, KeyError):
+class NotChunked(Corrupt, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""
 
 
@@ -49,7 +49,7 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
         Corrupt: other keys, gaps in the numbering, pieces that are no flat arrays of one dtype, or a wrong total.
     """
     if set(container) != {CHUNK_MARKER, "shape", "chunks"} or container[CHUNK_MARKER] is not True:
-        raise _NotChunked(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
+        raise NotChunked(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
     shape = tuple(_numbered(container["shape"], "shape"))
     if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape):
         raise Corrupt(f"a chunked array claims the shape {shape!r:.200}")

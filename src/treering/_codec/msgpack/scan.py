@@ -64,11 +64,11 @@ class Leaves(Protocol):
         """Return the leaf for a str or bytes; ``read`` fetches it when it is wanted."""
 
 
-class _CorruptType(Corrupt, TypeError):
+class UnhashableKey(Corrupt, TypeError):
     """flax raises TypeError for a map key that cannot be hashed."""
 
 
-class _UnknownDtype(Format, TypeError):
+class UnknownDtype(Format, TypeError):
     """flax raises TypeError for a dtype name that numpy does not know."""
 
 
@@ -310,7 +310,7 @@ class Scanner:
     def _rare_key(self, first: int, at: int) -> tuple[Any, int]:
         """Read a map key that is not a str of up to 31 bytes."""
         if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
-            raise _CorruptType("a map or an array stands where a map key belongs")
+            raise UnhashableKey("a map or an array stands where a map key belongs")
         if 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6:
             start, nbytes, is_text = self._blob_header(first, at)
             raw = self._read(start, nbytes)
@@ -319,7 +319,7 @@ class Scanner:
             nbytes, code, start = self._ext_header(first, at)
             self._need(start, nbytes)
             if code != EXT_COMPLEX:
-                raise _CorruptType(f"ext code {code} stands where a map key belongs")
+                raise UnhashableKey(f"ext code {code} stands where a map key belongs")
             return self._complex(start, nbytes), start + nbytes
         return self._number(first, at)
 
@@ -420,7 +420,7 @@ class Scanner:
         name, at = self._window[begin : begin + length], begin + length
         dtype = lookup(name.decode("ascii", "backslashreplace"))
         if dtype is None:
-            raise _UnknownDtype(f"the dtype name {name[:64]!r} is not one that a file may hold")
+            raise UnknownDtype(f"the dtype name {name[:64]!r} is not one that a file may hold")
         first = self._window[at]
         if not 0xC4 <= first <= 0xC6:
             raise Corrupt("an array's bytes are not a bin")

@@ -100,7 +100,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
 
     Example:
         >>> array_header(EXT_ARRAY, (1, 2), "float32", 4)
-        (b'\xc7\x15\x01\x93\x92\x01\x02\xa7float32\xc4\x08', 8)
+        (b'\xc7\x16\x01\x93\x92\x01\x02\xa7float32\xc4\x08', 8)
     """
     nbytes = math.prod(shape) * itemsize
     inner = b"\x93" + msgpack.packb(shape) + msgpack.packb(dtype_name)

@@ -70,7 +70,7 @@ Piece = bytes | Block
 _PACKED_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, memoryview, msgpack.Timestamp})
 
 
-class _Overflow(Unsupported, OverflowError):
+class IntTooLarge(Unsupported, OverflowError):
     """flax raises OverflowError for an int beyond 64 bits."""
 
 
@@ -263,7 +263,7 @@ def _packed(value: object) -> bytes:
     try:
         packed: bytes = msgpack.packb(value, strict_types=True)
     except OverflowError as error:
-        raise _Overflow(
+        raise IntTooLarge(
             f"the int {_shortened(value)} does not fit into 64 bits", hint="store it as a str or as an array"
         ) from error
     except UnicodeEncodeError as error:
