@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 __all__ = ["assert_same", "assert_same_structure", "fingerprint", "native"]
 
@@ -78,10 +79,9 @@ def fingerprint(tree: Any, *, restored: bool = False) -> Any:
     if isinstance(tree, collections.defaultdict):
         name = f"{name}({tree.default_factory})"
     if isinstance(tree, Mapping):
-        return (
-            name,
-            tuple((fingerprint(key), fingerprint(value, restored=restored)) for key, value in tree.items()),
-        )
+        # An nnx.State sorts its keys whenever jax takes it apart, so their order is not its own.
+        items = sorted(tree.items()) if isinstance(tree, nnx.State) else tree.items()
+        return (name, tuple((fingerprint(key), fingerprint(value, restored=restored)) for key, value in items))
     if isinstance(tree, list | tuple):
         return (name, tuple(fingerprint(value, restored=restored) for value in tree))
     children = tuple((key, fingerprint(child, restored=restored)) for key, child in _children(tree))
