@@ -191,7 +191,9 @@ def install(home: Path, extras: list[str]) -> None:
 def pip(home: Path, *what: str, pinned: bool = True) -> None:
     """Run ``pip install``; on a terminal its present line shows, and its last lines when it fails."""
     # -I and PIP_USER=0: settings for the system's Python do not reach in here.
-    command = [str(python_of(home)), "-I", "-m", "pip", "install", "--disable-pip-version-check", *what]
+    # --no-compile: Python compiles what is really imported, the first time; that is a small part.
+    options = ["--disable-pip-version-check", "--no-compile"]
+    command = [str(python_of(home)), "-I", "-m", "pip", "install", *options, *what]
     if pinned:
         command += ["--constraint", str(CONSTRAINTS)]
     last: list[str] = []
