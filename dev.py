@@ -167,7 +167,6 @@ def create(home: Path) -> None:
             raise Stop(f"this Python comes without its module {module}; on Debian and Ubuntu: apt install {name}")
     import venv
 
-    say(f"making {shown(home)} with Python {sys.version.split()[0]}")
     try:
         if home.is_dir() and any(home.iterdir()):
             if not (home / STAMP).exists():
@@ -175,6 +174,7 @@ def create(home: Path) -> None:
             shutil.rmtree(home)
         home.mkdir(parents=True, exist_ok=True)
         write_stamp(home, {})
+        say(f"making {shown(home)} with Python {sys.version.split()[0]}")
         venv.EnvBuilder(with_pip=True, symlinks=os.name != "nt").create(home)
     except OSError as error:
         raise Stop(f"could not make {shown(home)}: {error}") from error
