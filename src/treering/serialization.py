@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO
 
-import jax
-
 from treering._codec.gzip import compressed, decompressed
 from treering._ops import state_file
 from treering._ops.restore import restored
@@ -18,6 +16,7 @@ from treering._ops.state_bytes import Readable, pack, pieces_of, unpack, unseria
 from treering._tree.registry import is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
 from treering._tree.state_dict import to_state_dict
+from treering._tree.walk import leaves_of, structure_text
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [
@@ -301,10 +300,10 @@ def get_serialization_info(pytree: Any) -> dict[str, Any]:
         >>> info["num_leaves"], info["total_elements"], info["memory_bytes"], info["dtypes"]
         (2, 7, 32, ['float32'])
     """
-    leaves = jax.tree.leaves(pytree)
+    leaves = list(leaves_of(pytree))
     return {
         "num_leaves": len(leaves),
-        "tree_structure": str(jax.tree.structure(pytree)),
+        "tree_structure": structure_text(pytree),
         "total_elements": tree_size(pytree),
         "memory_bytes": tree_bytes(pytree),
         "is_serializable": validate_serializable(pytree)[0],

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from treering._tree.registry import is_typed_key, opened_node
+from treering._tree.registry import is_typed_key
+from treering._tree.walk import leaves_of, mapped_with_path
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size"]
 
@@ -30,18 +31,7 @@ def tree_map_with_path(
         >>> tree_map_with_path(lambda path, x: "/".join(path), {"b": [1, 2], "a": None})
         {'b': ['b/0', 'b/1'], 'a': 'a'}
     """
-
-    def walk(path: tuple[str, ...], x: Any) -> Any:
-        if x is None or (is_leaf is not None and is_leaf(x)):
-            return f(path, x)
-        if type(x) is dict:
-            return {key: walk((*path, str(key)), value) for key, value in x.items()}
-        node = opened_node(x)
-        if node is None:
-            return f(path, x)
-        return node.rebuild({part: walk((*path, part), child) for part, child in node.children.items()})
-
-    return walk((), tree)
+    return mapped_with_path(f, tree, is_leaf)
 
 
 def tree_size(tree: Any) -> int:
@@ -54,7 +44,7 @@ def tree_size(tree: Any) -> int:
         >>> tree_size({"w": np.zeros((2, 3)), "step": 7})
         7
     """
-    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else 1 for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else 1 for leaf in leaves_of(tree))
 
 
 def tree_bytes(tree: Any) -> int:
@@ -67,7 +57,7 @@ def tree_bytes(tree: Any) -> int:
         >>> tree_bytes({"w": np.zeros((2, 3), np.float32), "step": 7, "name": "run"})
         32
     """
-    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(_leaf_bytes(leaf) for leaf in leaves_of(tree))
 
 
 def _leaf_bytes(leaf: Any) -> int:

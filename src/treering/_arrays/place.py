@@ -1,4 +1,4 @@
-"""numpy leaves -> jax arrays on devices, without a copy where jax takes our aligned memory as it is."""
+"""numpy leaves of a state dict -> jax arrays on devices, without a copy where jax takes our aligned memory as it is."""
 
 from __future__ import annotations
 
@@ -7,46 +7,72 @@ from typing import Any
 import jax
 import numpy as np
 
+from treering._tree.state_dict import to_state_dict
+from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch, Unsupported
 
-__all__ = ["placed"]
+__all__ = ["place"]
 
 
-def placed(tree: Any, shardings: Any) -> Any:
-    """Return ``tree`` with every numpy array put on devices; other leaves stay.
+def place(state: Any, target: Any, shardings: Any) -> Any:
+    """Put every numpy array in ``state`` on devices and return it; other leaves stay.
+
+    The containers of ``state`` are changed in place, so that each array is let go as soon as it is on its devices.
 
     Args:
-        tree: a pytree; its arrays must be nobody else's, since jax may alias them.
+        state: a state dict that nobody else holds, and whose arrays nobody can write to: jax may alias them.
+        target: the pytree that the state is for, or None; tells which keys ``shardings`` must cover.
         shardings: None for the default device, one Sharding or Device, or a prefix tree of them (None = default).
 
     Raises:
         Unsupported: a 64-bit array while jax has x64 off, or a dtype that jax does not have; nothing is cast.
         Mismatch: ``shardings`` is no prefix of the tree, or does not divide an array.
     """
-    paths, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
-    wanted = _broadcast(shardings, tree)
-    leaves = [leaf for _, leaf in paths]
-    names = [tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path) for path, _ in paths]
-    # Each numpy array is let go as soon as it is on its devices.
-    del tree, paths
-    for index, name in enumerate(names):
-        leaf, leaves[index] = leaves[index], None
-        leaves[index] = _put(leaf, wanted[index], name) if isinstance(leaf, np.ndarray) else leaf
-    return jax.tree_util.tree_unflatten(treedef, leaves)
+    prefix = to_state_dict(shardings)
+    wanted = to_state_dict(target) if isinstance(prefix, dict) and target is not None else state
+    root = [state]
+    tuples: list[tuple[Any, Any]] = []
+    pending: list[tuple[Any, Any, Any, Any, Trail]] = [(root, 0, prefix, wanted, None)]
+    while pending:
+        holder, slot, prefix, wanted, trail = pending.pop()
+        value = holder[slot]
+        if isinstance(value, np.ndarray):
+            holder[slot] = _put(value, prefix, trail)
+        elif isinstance(value, dict | list | tuple):
+            if isinstance(value, tuple):
+                value = holder[slot] = list(value)
+                tuples.append((holder, slot))
+            keys = value if isinstance(value, dict) else range(len(value))
+            for key in keys:
+                below: Trail = (trail, str(key))
+                part = _part_of(prefix, wanted, str(key), below)
+                if part is not None:
+                    pending.append((value, key, part[0], part[1], below))
+    for holder, slot in reversed(tuples):
+        holder[slot] = tuple(holder[slot])
+    return root[0]
 
 
-def _broadcast(shardings: Any, tree: Any) -> list[Any]:
-    def is_leaf(x: Any) -> bool:
-        return x is None
+def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any] | None:
+    """Return what the prefix and the target have for ``key``; None where the target takes no such key."""
+    below = wanted.get(key) if isinstance(wanted, dict) else None
+    if not isinstance(prefix, dict):
+        return prefix, below
+    if key in prefix:
+        return prefix[key], below
+    if isinstance(wanted, dict) and key not in wanted:
+        return None
+    raise Mismatch(
+        "shardings is not a prefix of the tree: it has nothing for this leaf",
+        path=unwound(trail),
+        hint="None there means the default device",
+    )
 
-    try:
-        full = jax.tree.broadcast(shardings, tree, is_leaf=is_leaf)
-    except ValueError as error:
-        raise Mismatch(f"shardings is not a prefix of the tree: {error}") from error
-    return jax.tree.leaves(full, is_leaf=is_leaf)
 
-
-def _put(array: np.ndarray[Any, Any], sharding: Any, path: tuple[str, ...]) -> jax.Array:
+def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> jax.Array:
+    path = unwound(trail)
+    if isinstance(sharding, dict):
+        raise Mismatch("shardings is not a prefix of the tree: it goes on below this array", path=path)
     try:
         fits = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
     except TypeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treering._arrays.place import placed
+from treering._arrays.place import place
 from treering._tree.match import require_match
 from treering._tree.restore import from_state_dict
 
@@ -12,9 +12,12 @@ __all__ = ["restored"]
 
 
 def restored(target: Any, state: Any, *, strict: bool, to_jax: bool, shardings: Any) -> Any:
-    """Return ``target``'s structure with the leaves of ``state``; ``shardings`` implies ``to_jax``."""
+    """Return ``target``'s structure with the leaves of ``state``, whose containers may change on the way.
+
+    ``shardings`` implies ``to_jax``.
+    """
     if strict:
         require_match(target, state)
-    tree = from_state_dict(target, state)
-    del state
-    return placed(tree, shardings) if to_jax or shardings is not None else tree
+    if to_jax or shardings is not None:
+        state = place(state, target, shardings)
+    return from_state_dict(target, state)

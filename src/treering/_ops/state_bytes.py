@@ -11,7 +11,7 @@ from treering._arrays.joined import joined
 from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.write import Piece, encode
-from treering._tree.state_dict import to_state_dict
+from treering._tree.state_dict import partial_state_dict
 from treering._values.trail import Trail, unwound
 from treering.errors import Format, TreeringError, Unsupported
 
@@ -64,11 +64,8 @@ def refuse_gzip(first: bytes) -> None:
 
 def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
     """Return one line for each thing in ``pytree`` that ``to_bytes`` would refuse."""
-    try:
-        state = to_state_dict(pytree)
-    except TreeringError as error:
-        return [str(error)]
-    issues: list[str] = []
+    state, refused = partial_state_dict(pytree)
+    issues = [str(error) for error in refused]
     pending: list[tuple[Trail, Any]] = [(None, state)]
     while pending:
         trail, value = pending.pop()

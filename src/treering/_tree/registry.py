@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -135,9 +136,9 @@ def opened_node(x: Any) -> Node | None:
     Raises:
         Unsupported: two children have the same key text.
     """
-    frozen = sys.modules.get("flax.core.frozen_dict")
-    if frozen is not None and type(x) is frozen.FrozenDict:
-        return _frozen_node(x)
+    remake = _dict_maker(x)
+    if remake is not None:
+        return _dict_node(x, remake)
     try:
         pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
     except (TypeError, ValueError) as error:
@@ -169,12 +170,22 @@ def _mapping_node(x: Mapping[Any, Any], children: dict[str, Any], rebuild: Rebui
     return Node(children=children, kind="mapping", rebuild=rebuild)
 
 
-def _frozen_node(x: Mapping[Any, Any]) -> Node:
-    """Open flax's FrozenDict without jax, which would sort its keys and refuse keys of mixed types."""
+def _dict_maker(x: Any) -> Callable[[dict[Any, Any]], Any] | None:
+    """Return what makes another dict of ``x``'s kind, for the kinds whose keys jax would sort or refuse."""
+    kind = type(x)
+    if kind is collections.OrderedDict:
+        return collections.OrderedDict
+    if kind is collections.defaultdict:
+        return functools.partial(collections.defaultdict, x.default_factory)
+    frozen = sys.modules.get("flax.core.frozen_dict")
+    return frozen.FrozenDict if frozen is not None and kind is frozen.FrozenDict else None
+
+
+def _dict_node(x: Mapping[Any, Any], remake: Callable[[dict[Any, Any]], Any]) -> Node:
     originals = {str(key): key for key in x}
 
     def rebuild(restored: dict[str, Any]) -> Any:
-        return type(x)({originals[key]: value for key, value in restored.items()})  # type: ignore[call-arg]
+        return remake({originals[key]: value for key, value in restored.items()})
 
     return Node(children=text_keyed(x), kind="mapping", rebuild=rebuild)
 

@@ -22,7 +22,7 @@ from treering._tree.registry import (
 )
 from treering.errors import TreeringError, Unsupported
 
-__all__ = ["to_state_dict"]
+__all__ = ["partial_state_dict", "to_state_dict"]
 
 
 class NotStringKey(Unsupported, AssertionError):
@@ -46,16 +46,16 @@ def to_state_dict(target: Any) -> Any:
         >>> to_state_dict({"a": [1, 2], 3: (None,)})
         {'a': {'0': 1, '1': 2}, '3': {'0': None}}
     """
+    state, refused = partial_state_dict(target)
+    if refused:
+        raise refused[0]
+    return state
+
+
+def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
+    """Return the state dict with None for every branch that was refused, and why each was."""
     keys: list[str] = []
-    try:
-        return _walked(target, keys)
-    except TreeringError as error:
-        if error.path is None:
-            error.path = tuple(keys[1:])
-        raise
-
-
-def _walked(target: Any, keys: list[str]) -> Any:
+    refused: list[TreeringError] = []
     root: dict[str, Any] = {}
     frames: list[tuple[Iterator[tuple[str, Any]], dict[str, Any], bool]] = [(iter([("", target)]), root, False)]
     while frames:
@@ -65,10 +65,13 @@ def _walked(target: Any, keys: list[str]) -> Any:
                 out[key] = value
                 continue
             keys.append(key)
-            opened = _opened(value, in_class)
+            try:
+                opened = _opened(value, in_class, len(frames))
+            except TreeringError as error:
+                error.path = error.path or tuple(keys[1:])
+                refused.append(error)
+                opened = [None]
             if type(opened) is tuple:
-                if len(frames) > MAX_DEPTH:
-                    raise Unsupported(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
                 inner: dict[str, Any] = {}
                 out[key] = inner
                 frames.append((iter(opened[0]), inner, opened[1]))
@@ -79,11 +82,13 @@ def _walked(target: Any, keys: list[str]) -> Any:
             frames.pop()
             if keys:
                 keys.pop()
-    return root[""]
+    return root[""], refused
 
 
-def _opened(value: Any, in_class: bool) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
+def _opened(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
     """Return a container's pairs (and whether they stand below a class), or the finished value in a list of one."""
+    if depth > MAX_DEPTH:
+        raise Unsupported(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
     kind = type(value)
     entry = REGISTRY.get(kind)
     if entry is not None:
