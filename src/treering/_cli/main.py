@@ -6,11 +6,11 @@ Exit codes: 0 good, 1 the answer is no (damage), 2 it could not be done.
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -25,6 +25,10 @@ _VERBS = {
     "demo": ("treering._cli.demo.verb", "Train a small model, save it, and prove that every bit comes back."),
     "inspect": ("treering._cli.inspect", "Show what is in a file, from its headers alone."),
 }
+
+
+class _ReaderLeft(Exception):
+    """Whoever read the output closed it, as ``| head`` does."""
 
 
 class Verbs(click.Group):
@@ -49,6 +53,13 @@ class Verbs(click.Group):
             near = difflib.get_close_matches(args[0], _VERBS, n=1)
             ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a reader that left the pipe is told apart here, because click would exit with 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderLeft from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs without importing them."""
@@ -100,16 +111,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TreeringError as error:
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
         code = NO if isinstance(error, Corrupt) else NOT_DONE
+    except (_ReaderLeft, BrokenPipeError):
+        _silence_stdout()
+        code = GOOD
     except OSError as error:
-        code = _after_failed_output(error)
+        _silence_stdout()
+        explain(f"could not write the output: {error.strerror or error}")
+        code = NOT_DONE
     sys.exit(code)
 
 
-def _after_failed_output(error: OSError) -> int:
-    """End quietly where the reader of a pipe has gone (``| head``); name any other failure to write."""
-    # Whatever is still buffered would be written, and fail again, while the interpreter shuts down.
+def _silence_stdout() -> None:
+    """Send what is still buffered nowhere: the interpreter would try to write it, and fail again, as it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.errno == errno.EPIPE:
-        return GOOD
-    explain(f"could not write the output: {error.strerror or error}")
-    return NOT_DONE

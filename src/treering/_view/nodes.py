@@ -13,7 +13,7 @@ from typing import Any
 
 from treering._format.records import LeafRecord
 
-__all__ = ["LeafFacts", "branch_kind", "children_of", "facts_of", "is_branch"]
+__all__ = ["LeafFacts", "branch_kind", "children_of", "facts_of", "is_branch", "weight_of"]
 
 _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
@@ -36,8 +36,6 @@ class LeafFacts:
     """Where its data starts in the file; None for a small Python value, which is known without looking there."""
     value: str | None
     """A small Python value as Python writes it, cut beyond 200 characters; None for arrays and long text."""
-    elements: int
-    """Elements of an array, 0 for every other leaf."""
 
 
 def is_branch(node: Any) -> bool:
@@ -72,6 +70,21 @@ def children_of(branch: Any) -> Iterator[tuple[str, Any]]:
     return ((str(place), node) for place, node in enumerate(branch))
 
 
+def weight_of(leaf: Any) -> tuple[int, int, bool]:
+    """Answer a leaf's bytes, its elements (0 unless it is an array), and whether it is an array.
+
+    The part of `facts_of` that totals need, for files of a million leaves.
+
+    Example:
+        >>> weight_of(LeafRecord(kind="array", dtype="int8", shape=(2, 3), nbytes=6, offset=0)), weight_of("text")
+        ((6, 6, True), (4, 0, False))
+    """
+    if isinstance(leaf, LeafRecord):
+        is_array = leaf.kind == "array"
+        return leaf.nbytes, math.prod(leaf.shape or ()) if is_array else 0, is_array
+    return _value_bytes(leaf), 0, False
+
+
 def facts_of(leaf: Any) -> LeafFacts:
     """Describe a leaf of a listing.
 
@@ -82,13 +95,7 @@ def facts_of(leaf: Any) -> LeafFacts:
     """
     if isinstance(leaf, LeafRecord):
         return LeafFacts(
-            kind=leaf.kind,
-            dtype=leaf.dtype,
-            shape=leaf.shape,
-            nbytes=leaf.nbytes,
-            offset=leaf.offset,
-            value=None,
-            elements=math.prod(leaf.shape or ()) if leaf.kind == "array" else 0,
+            kind=leaf.kind, dtype=leaf.dtype, shape=leaf.shape, nbytes=leaf.nbytes, offset=leaf.offset, value=None
         )
     value = None if leaf is None else repr(leaf)[:_LONGEST_VALUE]
     return LeafFacts(
@@ -98,13 +105,12 @@ def facts_of(leaf: Any) -> LeafFacts:
         nbytes=_value_bytes(leaf),
         offset=None,
         value=value,
-        elements=0,
     )
 
 
 def _value_bytes(leaf: Any) -> int:
     if isinstance(leaf, str):
-        return len(leaf.encode("utf-8", "surrogatepass"))
+        return len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass"))
     if isinstance(leaf, bytes):
         return len(leaf)
     return 0 if leaf is None else _NUMBER_BYTES.get(type(leaf), _TIMESTAMP_BYTES)

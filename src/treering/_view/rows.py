@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from treering._values.keys import Glob
-from treering._view.nodes import children_of, facts_of, is_branch
+from treering._view.nodes import children_of, is_branch, weight_of
 
 __all__ = ["DEEPEST", "USUAL_DEPTH", "Layout", "Row", "Totals", "lay_out"]
 
@@ -106,11 +106,11 @@ class _Sum:
     nbytes: int = 0
 
     def add_leaf(self, leaf: Any) -> None:
-        facts = facts_of(leaf)
+        nbytes, elements, is_array = weight_of(leaf)
         self.leaves += 1
-        self.nbytes += facts.nbytes
-        self.arrays += facts.kind == "array"
-        self.parameters += facts.elements
+        self.nbytes += nbytes
+        self.arrays += is_array
+        self.parameters += elements
 
     def add(self, other: _Sum) -> None:
         self.leaves += other.leaves

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from treering._values.human import bytes_text, count_text
 from treering._values.keys import escape_part
-from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch
+from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Layout, Row, Totals
 
@@ -17,6 +18,7 @@ _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
 _NARROWEST_NAME = 16
 _SHORTEST_NAME = 8
+_MOST_KEPT = 50_000
 _GAP = "  "
 _BOLD, _DIM, _CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1b[0m"
 
@@ -51,9 +53,8 @@ ASCII = Look(tee="|- ", elbow="`- ", bar="|  ", dot="-", ellipsis="...")
 """The same in ASCII, for an output that cannot encode box drawing."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Cells:
-    """The texts of one row."""
+class _Cells(NamedTuple):
+    """The texts of one row; a tuple because a listing makes a million of them."""
 
     guide: str
     name: str
@@ -83,7 +84,7 @@ def tree_lines(layout: Layout, *, title: str, file_bytes: int, look: Look = UNIC
         `- step   int      7                     8 B
         total: 2 leaves, 6 parameters in 1 array, 32 B
     """
-    yield f"{look.painted(_BOLD, visible(title))} {look.dot} {bytes_text(file_bytes)}"
+    yield f"{look.painted(_BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
     rows = layout.rows
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
@@ -149,14 +150,17 @@ def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
     elif not row.name:
         name = "''"
     dtype, detail = ("", _branch_detail(row, look)) if is_branch(node) else _leaf_detail(facts_of(node), look)
-    totals = row.totals
+    below = row.below
+    nbytes, parameters, has_arrays = (
+        weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
+    )
     return _Cells(
         guide=guide,
         name=name,
         dtype=dtype,
         detail=detail,
-        parameters=count_text(totals.parameters) if totals.arrays else "",
-        nbytes=bytes_text(totals.nbytes),
+        parameters=count_text(parameters) if has_arrays else "",
+        nbytes=bytes_text(nbytes),
         is_branch=is_branch(node),
     )
 
@@ -184,9 +188,10 @@ def _leaf_detail(leaf: LeafFacts, look: Look) -> tuple[str, str]:
 
 def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
     """Align the columns; on a terminal names give way first, then the line may run over."""
-    # The cells are made twice, once to measure and once to print: kept, they would be most of the memory.
+    # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
+    kept = list(_guided(rows, look)) if len(rows) <= _MOST_KEPT else None
     names, dtypes, details, parameters, sizes = 0, len("dtype"), len("shape"), len("parameters"), len("bytes")
-    for cells in _guided(rows, look):
+    for cells in kept or _guided(rows, look):
         names = max(names, len(cells.guide) + cell_width(cells.name))
         dtypes = max(dtypes, len(cells.dtype))
         details = max(details, cell_width(cells.detail))
@@ -200,7 +205,7 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
         return _GAP.join((name, look.painted(_CYAN, padded(dtype, dtypes)), padded(detail, details), numbers))
 
     yield look.painted(_DIM, line(" " * names, "dtype", "shape", "parameters", "bytes"))
-    for cells in _guided(rows, look):
+    for cells in kept or _guided(rows, look):
         name = cells.name
         if look.width is not None:
             name = fitted(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)

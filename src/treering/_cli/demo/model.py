@@ -176,8 +176,9 @@ def _attend(block: Params, x: jax.Array, heads: int) -> jax.Array:
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * (width // heads) ** -0.5
     seen = jnp.tril(jnp.ones((length, length), bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
-    mixed: jax.Array = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, length, width)
-    return mixed @ jnp.asarray(block["attention_out"])
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, length, width)
+    attended: jax.Array = mixed @ block["attention_out"]
+    return attended
 
 
 def _normal(x: jax.Array, gain: jax.Array) -> jax.Array:

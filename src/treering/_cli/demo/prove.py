@@ -18,7 +18,16 @@ import treering
 from treering._cli.demo import model, text
 from treering._values.keys import join_key
 
-__all__ = ["Evidence", "Proof", "as_json", "evidence_of", "fingerprints", "from_fresh_process", "template"]
+__all__ = [
+    "Evidence",
+    "Proof",
+    "as_json",
+    "evidence_of",
+    "fingerprints",
+    "from_fresh_process",
+    "largest_leaf",
+    "template",
+]
 
 _PATIENCE_S = 180.0
 
@@ -58,8 +67,19 @@ def fingerprints(tree: Any) -> dict[str, str]:
         >>> fingerprints({"step": 3})
         {'step': 'int 3'}
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {join_key(_part(entry) for entry in path): _fingerprint(leaf) for path, leaf in leaves}
+    return {key: _fingerprint(leaf) for key, leaf in _named_leaves(tree)}
+
+
+def largest_leaf(tree: Any) -> tuple[str, int]:
+    """Name the array with the most bytes, and say how many.
+
+    Example:
+        >>> largest_leaf({"small": np.zeros(2, np.int8), "large": np.zeros(3, np.int8)})
+        ('large', 3)
+    """
+    return max(
+        ((key, leaf.nbytes) for key, leaf in _named_leaves(tree) if hasattr(leaf, "nbytes")), key=lambda it: it[1]
+    )
 
 
 def template(corpus: text.Corpus) -> model.TrainState:
@@ -97,6 +117,11 @@ def from_fresh_process(file: Path) -> Evidence | str:
         complaint = done.stderr.strip().splitlines() or ["it said nothing"]
         return f"the new process ended with code {done.returncode}: {complaint[-1]}"
     return Evidence(**json.loads(lines[-1]))
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(join_key(map(_part, path)), leaf) for path, leaf in leaves]
 
 
 def _part(entry: Any) -> str:

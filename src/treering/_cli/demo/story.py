@@ -14,12 +14,13 @@ from typing import TypeVar
 import jax
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from treering import serialization
-from treering._cli.demo import model, prove, text
+from treering._cli.demo import FILES, model, prove, text
 from treering._cli.demo.display import TrainingDisplay, curve
 from treering._cli.demo.prove import Evidence, Proof
 from treering._cli.terminal import can_show, look_of
@@ -30,18 +31,23 @@ from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines
 from treering.errors import Corrupt
 
-__all__ = ["FILES", "tell"]
-
-FILES = ("state.msgpack", "state.msgpack.gz")
-"""What the demo leaves in its folder."""
+__all__ = ["tell"]
 
 _SHOWN = ("params", "adam", "key", "step")
 """Branches of the file that the story shows."""
+_THREE_LINES = (
+    "from treering import serialization",
+    'serialization.save_to_file(state, "state.msgpack")',
+    'state = serialization.load_from_file(state, "state.msgpack", strict=True)',
+)
+"""What a newcomer writes."""
 
 Made = TypeVar("Made")
 
-_ENDS = 5
-"""Steps at each end whose mean loss is compared: single steps are noisy."""
+_LAST_STEPS = 5
+"""Steps at the end whose mean loss counts: single steps are noisy."""
+_FEWEST_STEPS = 10
+"""Steps taken even where the time is up before: enough for the loss to fall."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,9 @@ class _Stage:
         self.console.print(Text(f"   {line}"), soft_wrap=True)
 
     def quote(self, line: str, style: str) -> None:
-        self.console.print(Text(f"   {line}", style=style), soft_wrap=True)
+        """Print a line that may be long: wrapped below itself on a terminal, whole elsewhere."""
+        text = Padding(Text(line, style=style), (0, 0, 0, 5))
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
 
 
 def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:
@@ -94,7 +102,7 @@ def _train(stage: _Stage, seconds: float) -> tuple[text.Corpus, model.TrainState
     losses: list[float] = []
     with TrainingDisplay(stage.console, seconds, blocks=stage.symbols) as display:
         ends = float("inf")
-        while len(losses) < 2 * _ENDS or time.perf_counter() < ends:
+        while len(losses) < _FEWEST_STEPS or time.perf_counter() < ends:
             state, loss = model.train_step(state, text.batch_at(corpus, state.position, config.batch))
             losses.append(float(loss))
             if len(losses) == 1:
@@ -102,7 +110,7 @@ def _train(stage: _Stage, seconds: float) -> tuple[text.Corpus, model.TrainState
                 display.compiled()
             display.show(losses[-1])
     drawn = f"   {curve(losses)}" if stage.symbols else ""
-    stage.say(f"{len(losses)} steps: loss {losses[0]:.2f} to {_mean(losses[-_ENDS:]):.2f} nats a character{drawn}")
+    stage.say(f"{len(losses)} steps: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}")
     return corpus, state, losses
 
 
@@ -113,11 +121,13 @@ def _save(stage: _Stage, state: model.TrainState, corpus: text.Corpus) -> tuple[
     size = file.stat().st_size
     stage.say(f'serialization.save_to_file(state, "{file.name}")')
     stage.say(f"{bytes_text(size)} in {duration_text(seconds)}, {rate_text(size, seconds)}, safe on the disk")
+    key, largest = prove.largest_leaf(state)
+    stage.say(f"{len(jax.tree.leaves(state))} leaves, the largest is {key} with {bytes_text(largest)}")
     listing = inspect_file(file)
     look = dataclasses.replace(look_of(sys.stdout), width=stage.console.width - 3)
     layout = lay_out(listing.root, globs=[Glob.parse(glob) for glob in _SHOWN], depth=2)
     stage.console.print()
-    stage.quote(f"$ treering inspect {file.name} {' '.join(_SHOWN)} --depth 2", "dim")
+    stage.say(f"$ treering inspect {file.name} {' '.join(_SHOWN)} --depth 2")
     for line in tree_lines(layout, title=file.name, file_bytes=listing.file_bytes, look=look):
         stage.console.print(Text.from_ansi(f"   {line}"), soft_wrap=True)
     return file, prove.evidence_of(state, corpus)
@@ -153,8 +163,8 @@ def _load_elsewhere(stage: _Stage, file: Path, here: Evidence) -> list[Proof]:
         Proof(
             claim="Training goes on unchanged",
             held=same_loss,
-            detail=f"next loss {float.fromhex(here.next_loss):.6f}, "
-            + ("the same to the last bit" if same_loss else f"there {float.fromhex(there.next_loss):.6f}"),
+            detail=f"loss {float.fromhex(here.next_loss):.6f}, "
+            + ("equal to the last bit" if same_loss else f"there {float.fromhex(there.next_loss):.6f}"),
         ),
     ]
 
@@ -202,29 +212,25 @@ def _close(stage: _Stage, proofs: list[Proof], file: Path) -> None:
     shown = shlex.quote(str(file)) if stage.kept else "YOUR.msgpack"
     stage.console.print()
     stage.console.print(Text("Next, on a file of yours", style="bold"))
-    stage.say(f"treering inspect {shown} --depth 2")
-    stage.say("")
-    stage.say("from treering import serialization")
-    stage.say('serialization.save_to_file(state, "state.msgpack")')
-    stage.say('state = serialization.load_from_file(state, "state.msgpack", strict=True)')
+    for line in (f"$ treering inspect {shown}", "", *_THREE_LINES):
+        stage.console.print(Text(f"   {line}", style="cyan"), soft_wrap=True)
+    goes = "" if stage.kept else " and will be removed now; --keep DIR keeps them"
     stage.console.print()
-    if stage.kept:
-        stage.say(f"The files are in {stage.folder}")
-    else:
-        stage.say("The demo's files are gone again; --keep DIR keeps them.")
+    stage.say(f"The demo's files are in {stage.folder}{goes}.")
 
 
 def _loss_fell(losses: list[float]) -> Proof:
-    before, after = _mean(losses[:_ENDS]), _mean(losses[-_ENDS:])
-    return Proof(claim="The model learns", held=after < before, detail=f"loss {before:.3f} to {after:.3f}")
+    before, after = losses[0], _final(losses)
+    return Proof(claim="The model learns", held=after < before, detail=f"loss {before:.2f} to {after:.2f}")
 
 
 def _noticed(claim: str, complaint: str, detail: str) -> Proof:
     return Proof(claim=claim, held=bool(complaint), detail=detail if complaint else "the load raised nothing")
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _final(losses: list[float]) -> float:
+    last = losses[-_LAST_STEPS:]
+    return sum(last) / len(last)
 
 
 def _complaint(load: Callable[[], object]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
 
+from treering._cli.demo import FILES
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
 from treering.errors import StoreFailed
 
@@ -40,21 +40,20 @@ def demo(seconds: float, keep: Path | None) -> int:
     saved, loaded in a fresh process and compared bit by bit; the next training step there has to give the very
     same loss. Then the file is damaged on purpose. Half a minute in all, without network.
     """
-    _make_steps_repeatable()
-    from rich.console import Console
-
-    from treering._cli.demo.story import FILES, tell
-
     in_the_way = next((keep / name for name in FILES if (keep / name).exists()), None) if keep else None
     if in_the_way:
         explain(f"{os.fspath(in_the_way)!r} is there already, and is not overwritten", "give --keep a new folder")
         return NOT_DONE
     with _folder(keep) as folder:
+        _make_steps_repeatable()
+        from rich.console import Console
+
+        from treering._cli.demo.story import tell
+
         proofs = tell(Console(highlight=False), seconds=seconds, folder=Path(folder), kept=keep is not None)
     failed = [proof for proof in proofs if not proof.held]
     for proof in failed:
         explain(f"not proved: {proof.claim} ({proof.detail})")
-    sys.stdout.flush()
     return NO if failed else GOOD
 
 

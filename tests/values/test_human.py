@@ -1,0 +1,62 @@
+"""Numbers for people: three digits, never a rounding that jumps over its unit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering._values.human import bytes_text, count_text, duration_text, rate_text
+
+UNITS = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5, "EiB": 6}
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted"),
+    [
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (10_240, "10.0 KiB"),
+        (1024**2 - 1, "1.00 MiB"),
+        (1024**3, "1.00 GiB"),
+        (5000 * 1024**6, "5000 EiB"),
+    ],
+)
+def test_bytes(count: int, wanted: str) -> None:
+    assert bytes_text(count) == wanted
+
+
+@given(st.integers(0, 2**63))
+def test_bytes_are_right_to_half_a_percent(count: int) -> None:
+    number, unit = bytes_text(count).split()
+    assert float(number) * 1024 ** UNITS[unit] == pytest.approx(count, rel=0.0051)
+    assert len(number) <= 4
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted"), [(0, "0"), (999, "999"), (1000, "1.00 K"), (999_999, "1.00 M"), (117_400_000, "117 M")]
+)
+def test_counts(count: int, wanted: str) -> None:
+    assert count_text(count) == wanted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        (0, "0 µs"),
+        (0.9996, "1.00 s"),
+        (59.96, "1 min 0 s"),
+        (3599.7, "1 h 0 min"),
+        (86399, "1 d 0 h"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds: float, wanted: str) -> None:
+    assert duration_text(seconds) == wanted
+
+
+def test_rates() -> None:
+    assert rate_text(10**9, 2.0) == "500 MB/s"
+    assert rate_text(10, 20.0) == "0.50 B/s"
+    assert rate_text(10, 0) == "-"
