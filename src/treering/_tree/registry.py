@@ -76,10 +76,7 @@ def register_serialization_state(
         True
     """
     if (ty in REGISTRY or ty in BUILT_IN) and not override:
-        raise AlreadyRegistered(
-            f'a serialization handler for "{ty.__name__}" is already registered',
-            hint="pass override=True to replace it",
-        )
+        raise AlreadyRegistered(f'a serialization handler for "{ty.__name__}" is already registered')
     REGISTRY[ty] = (ty_to_state_dict, ty_from_state_dict)
 
 
@@ -110,10 +107,8 @@ def is_namedtuple(x: object) -> bool:
 
 def is_typed_key(x: object) -> bool:
     """Tell whether ``x`` is a typed PRNG key array (``jax.random.key``), or stands for one."""
-    dtype = getattr(x, "dtype", None)
-    return (
-        dtype is not None and not isinstance(dtype, np.dtype) and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
-    )
+    # By class and not by attribute: flax's variables answer for the dtype of the key inside them.
+    return isinstance(x, jax.Array | jax.ShapeDtypeStruct) and bool(jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
