@@ -28,6 +28,3 @@ nitpick_ignore_regex = [
     (r"py:.*", r"[A-Z]\w*Error|object|str|int|bytes|bool|tuple|dict|list|None"),
     (r"py:.*", r"(jax|numpy|flax)\..*"),
 ]
-
-# A folder of pages may be empty for a while.
-suppress_warnings = ["toc.empty_glob"]

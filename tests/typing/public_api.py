@@ -65,8 +65,7 @@ def failures(data: bytes) -> None:
 def refused(state: dict[str, Any]) -> None:
     # An ignore that is not needed is itself an error: each of these must be refused.
     serialization.from_bytes(state, "text")  # type: ignore[arg-type]
-    serialization.from_bytes(state, b"", True)  # type: ignore[misc]
+    serialization.from_bytes(state, b"", True)  # type: ignore[call-arg]
     serialization.save_to_file("a.msgpack", 3)  # type: ignore[arg-type]
     serialization.decompress_bytes(b"", max_bytes="1 GB")  # type: ignore[arg-type]
     tree.tree_size()  # type: ignore[call-arg]
-    treering.no_such_name  # type: ignore[attr-defined]  # noqa: B018
