@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 import random
-import resource
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -237,39 +237,47 @@ def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.Mo
     assert team.size == 0
 
 
-def test_the_limit_of_the_process(tmp_path: Path) -> None:
-    """A child with RLIMIT_FSIZE: both ways raise, keep the old file and leave nothing."""
+LIMITED = """
+import pathlib, resource, sys
+from treering._store import local
+from treering.errors import StoreFailed
+resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))
+for start in (0, 1 << 62):
+    local.DIRECT_FROM = start
+    try:
+        local.replace_file(pathlib.Path(sys.argv[1]), [bytes(9 << 20)], 9 << 20)
+    except StoreFailed as error:
+        print(error.errno, error)
+"""
+
+LARGE = """
+import pathlib, resource, sys
+from treering._store import local
+piece = bytes(1 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+local.replace_file(pathlib.Path(sys.argv[1]), (piece for _ in range(128)), 128 << 20)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+"""
+
+
+def run(script: str, path: Path) -> str:
+    """Run a script in a fresh process: limits and peaks are a whole process's."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, "-c", script, str(path)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    for start in (0, 1 << 62):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MIB, 5 * MIB))
-                local.DIRECT_FROM = start
-                save(path)
-            except StoreFailed as error:
-                code = 0 if error.errno == errno.EFBIG and "ulimit" in str(error) else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert path.read_bytes() == b"old"
-        assert names(tmp_path) == ["a.bin"]
+    lines = run(LIMITED, path).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith(f"{errno.EFBIG} could not write {str(path)!r}")
+        assert "ulimit" in line
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
 
 
-def test_little_memory_is_used(tmp_path: Path) -> None:
-    """A child's peak grows by the ring and little more while it saves 128 MiB."""
-    piece = bytes(MIB)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        replace_file(tmp_path / "a.bin", (piece for _ in range(128)), 128 * MIB)
-        os.write(writer, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    grown = int(os.read(reader, 100))
-    os.close(reader)
-    os.close(writer)
-    assert grown * 1024 < 32 * MIB
+def test_a_large_save_takes_little_memory(tmp_path: Path) -> None:
+    assert int(run(LARGE, tmp_path / "a.bin")) < 32 * MIB

@@ -202,9 +202,24 @@ def test_a_link_to_nothing_gets_a_target(tmp_path: Path) -> None:
 def test_a_circle_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(StoreFailed, match="symbolic links"):
+    with pytest.raises(StoreFailed, match="cannot be followed"):
         replace_file(tmp_path / "a", [b"new"], 3)
     assert names(tmp_path) == ["a", "b"]
+
+
+def test_a_link_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real.bin").write_bytes(b"old")
+    (tmp_path / "latest.bin").symlink_to("real.bin")
+
+    def fail(path: str) -> str:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readlink", fail)
+        with pytest.raises(StoreFailed, match="cannot be followed"):
+            replace_file(tmp_path / "latest.bin", [b"new"], 3)
+    assert (tmp_path / "latest.bin").is_symlink()
+    assert (tmp_path / "real.bin").read_bytes() == b"old"
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

@@ -16,15 +16,27 @@ def resolved(path: str) -> str:
     """Return the absolute path of the file that ``path`` names, links followed to the end.
 
     Raises:
-        OSError: a folder or another thing that is no file stands there, or the name is not possible.
+        OSError: a folder or another thing that is no file stands there, its links cannot be followed, or the name is
+            not possible.
     """
     try:
         whole = os.path.realpath(path)
-        with contextlib.suppress(FileNotFoundError):
-            require_file(os.stat(whole))
+        found = _what_is_at(whole)
     except ValueError as error:  # a NUL, or half a surrogate pair
         raise OSError(errno.EINVAL, f"this cannot be the name of a file ({error})") from error
+    if found is None:
+        return whole
+    if stat.S_ISLNK(found.st_mode):  # realpath says nothing of a circle, nor of a link that it could not read
+        raise OSError(errno.ELOOP, "the link there cannot be followed to its end")
+    require_file(found)
     return whole
+
+
+def _what_is_at(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def require_file(found: os.stat_result) -> None:
