@@ -50,9 +50,9 @@ SCENES = (
     Scene(name="overwrite", size=300, old=True, straight=False),
     Scene(name="overwrite through a link", size=300, old=True, straight=False, link=True),
     Scene(name="overwrite after a crash", size=300, old=True, straight=False, leftover=True),
-    Scene(name="overwrite, large, page cache", size=3 << 20, old=True, straight=False),
-    Scene(name="overwrite, large, direct", size=3 << 20, old=True, straight=True),
-    Scene(name="first, large, direct", size=3 << 20, old=False, straight=True),
+    Scene(name="overwrite, large, page cache", size=1_300_000, old=True, straight=False),
+    Scene(name="overwrite, large, direct", size=1_300_000, old=True, straight=True),
+    Scene(name="first, large, direct", size=1_300_000, old=False, straight=True),
 )
 
 
