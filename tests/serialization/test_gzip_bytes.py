@@ -1,0 +1,55 @@
+"""The gzip form: any gzip reads it, the same input gives the same bytes, and our reader takes what our writer makes."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from tests.properties.sameness import assert_same
+from treering import serialization
+
+TREE = {"w": np.arange(5000, dtype=np.float32), "step": 3}
+
+
+@pytest.mark.parametrize("data", [b"", b"a", bytes(100_000), np.random.default_rng(0).bytes(100_000)], ids=["empty", "one", "zeros", "noise"])
+def test_bytes_go_round_and_any_gzip_reads_them(data: bytes) -> None:
+    packed = serialization.compress_bytes(data)
+    assert gzip.decompress(packed) == data
+    assert serialization.decompress_bytes(packed) == data
+    assert serialization.decompress_bytes(gzip.compress(data)) == data
+
+
+def test_the_same_input_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    first = serialization.to_compressed_bytes(TREE)
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    assert serialization.to_compressed_bytes(TREE) == first
+    assert first[4:8] == bytes(4)
+
+
+def test_it_compresses() -> None:
+    assert len(serialization.compress_bytes(bytes(10**6))) < 20_000
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_is_taken(kind: type) -> None:
+    packed = serialization.compress_bytes(kind(b"abc"))
+    assert serialization.decompress_bytes(kind(packed)) == b"abc"
+
+
+def test_what_we_compress_is_never_refused_by_our_own_default() -> None:
+    data = bytes(80 * 2**20)
+    packed = serialization.compress_bytes(data)
+    assert serialization.decompress_bytes(packed) == data
+
+
+def test_trees_take_the_options_of_from_bytes() -> None:
+    packed = serialization.to_compressed_bytes(TREE)
+    assert_same(serialization.from_compressed_bytes(TREE, packed, strict=True), TREE)
+    with pytest.raises(ValueError, match="step"):
+        serialization.from_compressed_bytes({"w": TREE["w"], "step": "text"}, packed, strict=True)
+    with pytest.raises(ValueError, match="max_bytes"):
+        serialization.from_compressed_bytes(TREE, packed, max_bytes=100)
