@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["adopt", "piece_buffers", "to_host"]
+
+_RUN_BYTES: Final = 256 * 1024
 
 
 def adopt(value: object) -> ArrayLike | None:
@@ -42,9 +44,19 @@ def to_host(array: ArrayLike) -> NDArray[Any]:
 
 
 def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the pieces in order; a device array is fetched when its turn comes."""
+    """Yield the bytes of the pieces in order; small ones together, a device array fetched when its turn comes."""
+    run: list[bytes] = []
+    waiting = 0
     for piece in pieces:
         if isinstance(piece, bytes):
-            yield piece
-        elif piece.nbytes:
+            run.append(piece)
+            waiting += len(piece)
+            if waiting < _RUN_BYTES:
+                continue
+        if run:
+            yield b"".join(run)
+            run, waiting = [], 0
+        if not isinstance(piece, bytes) and piece.nbytes:
             yield from wire_blocks(to_host(piece.array), piece.start, piece.stop)
+    if run:
+        yield b"".join(run)

@@ -35,6 +35,9 @@ _Copy = tuple[int, "NDArray[np.uint8]"]
 
 def joined(pieces: list[Piece]) -> bytes:
     """Return the concatenation of the pieces."""
+    small = [piece for piece in pieces if isinstance(piece, bytes)]
+    if len(small) == len(pieces):
+        return b"".join(small)
     size = pieces_size(pieces)
     if size < _WORTH_IT or sys.implementation.name != "cpython":
         return b"".join(piece_buffers(pieces))

@@ -125,8 +125,11 @@ class _Encoder:
         self._adopt = adopt
         self._to_host = to_host
         self._chunk_size = chunk_size
+        # What stands before a small array, by shape and dtype: header, bytes, are they in wire order already.
         self._headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = {}
         self._keys: dict[str, bytes] = {}
+        # Types that ``adopt`` has taken before.
+        self._adopted: set[type] = set()
         # One frame for each open container: its remaining items, is it a map, may its arrays be chunked.
         self._frames: list[tuple[Iterator[tuple[Any, object]], bool, bool]] = []
         self._at: list[object] = []
@@ -138,8 +141,7 @@ class _Encoder:
 
     def run(self, tree: object) -> None:
         frames, append = self._frames, self.pieces.append
-        headers, ndarray, limit = self._headers, np.ndarray, self._chunk_size
-        small = min(limit, SMALL_ARRAY)
+        headers, ndarray = self._headers, np.ndarray
         frames.append((iter([(None, tree)]), False, True))
         while frames:
             items, is_map, chunkable = frames[-1]
@@ -150,7 +152,7 @@ class _Encoder:
                 kind = type(value)
                 if kind is ndarray:
                     found = headers.get((value.shape, value.dtype))  # type: ignore[attr-defined]
-                    if found is not None and found[1] <= small and found[2]:
+                    if found is not None and found[2]:
                         append(found[0])
                         append(value.tobytes())  # type: ignore[attr-defined]
                     else:
@@ -199,7 +201,9 @@ class _Encoder:
 
     def _other(self, value: object, chunkable: bool) -> None:
         """Write a leaf that is none of the common exact types."""
-        if isinstance(value, np.generic):
+        if type(value) in self._adopted:
+            self._array(self._adopt(value), chunkable)  # type: ignore[arg-type]
+        elif isinstance(value, np.generic):
             self.pieces.append(self._scalar(value))
         elif type(value) is complex:
             self.pieces.append(complex_leaf(value))
@@ -216,6 +220,7 @@ class _Encoder:
                     f"can not serialize {type(value).__name__!r} object",
                     hint="register its type (register_serialization_state) or make it a pytree node",
                 )
+            self._adopted.add(type(value))
             self._array(array, chunkable)
 
     def _scalar(self, value: np.generic) -> bytes:
@@ -226,21 +231,23 @@ class _Encoder:
 
     def _array(self, array: ArrayLike, chunkable: bool) -> None:
         shape, dtype = array.shape, array.dtype
-        known = check_writable(dtype)
-        nbytes = _items(shape) * known.itemsize
-        if chunkable and nbytes > self._chunk_size:
-            self._chunks(array, known.name, known.itemsize)
-            return
-        header, nbytes = array_header(EXT_ARRAY, shape, known.name, known.itemsize)
-        plain = holds_wire_bytes(dtype)
-        if isinstance(array, np.ndarray):
-            self._headers[shape, dtype] = (header, nbytes, plain)
+        known = self._headers.get((shape, dtype))
+        if known is None:
+            wire = check_writable(dtype)
+            if chunkable and _items(shape) * wire.itemsize > self._chunk_size:
+                self._chunks(array, wire.name, wire.itemsize)
+                return
+            header, nbytes = array_header(EXT_ARRAY, shape, wire.name, wire.itemsize)
+            known = (header, nbytes, holds_wire_bytes(dtype))
+            if nbytes <= min(SMALL_ARRAY, self._chunk_size):
+                self._headers[shape, dtype] = known
+        header, nbytes, plain = known
         self.pieces.append(header)
-        if nbytes <= SMALL_ARRAY:
-            host = self._to_host(array)
-            self.pieces.append(host.tobytes() if plain else b"".join(wire_blocks(host, 0, host.size)))
-        else:
+        if nbytes > SMALL_ARRAY:
             self.pieces.append(Block(array, 0, _items(shape), nbytes))
+            return
+        host = self._to_host(array)
+        self.pieces.append(host.tobytes() if plain else b"".join(wire_blocks(host, 0, host.size)))
 
     def _chunks(self, array: ArrayLike, dtype_name: str, itemsize: int) -> None:
         """Write an array above the limit as flax does: a map of the shape and of flat chunks."""
