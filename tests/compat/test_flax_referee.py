@@ -112,9 +112,9 @@ def test_low_level_trees_agree(tree: Any, in_place: bool) -> None:
 @quick(30)
 @given(
     st.dictionaries(
-        st.one_of(st.text(max_size=3), st.binary(max_size=3), st.integers(), st.none(), st.floats(allow_nan=False)).filter(
-            lambda key: not isinstance(key, int) or -(2**63) <= key < 2**64
-        ),
+        st.one_of(
+            st.text(max_size=3), st.binary(max_size=3), st.integers(), st.none(), st.floats(allow_nan=False)
+        ).filter(lambda key: not isinstance(key, int) or -(2**63) <= key < 2**64),
         python_leaves(),
         max_size=6,
     )
@@ -134,7 +134,7 @@ def test_chunks_below_a_raw_list_agree() -> None:
         assert ours == flax.serialization.msgpack_serialize(raw(), in_place=True)
 
 
-# ------------------------------------------------------------------------------------------------------ borders of forms
+# ----------------------------------------------------------------------------------------------------- borders of forms
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65535, 65536])
@@ -165,7 +165,9 @@ def test_ext_sizes_agree(size: int) -> None:
     assert_bytes_agree(np.arange(size, dtype=np.uint8))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (127,), (128,), (256, 1), (65536, 0), (2**32, 0), (1,) * 15, (1,) * 16, (1,) * 32])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (127,), (128,), (256, 1), (65536, 0), (2**32, 0), (1,) * 15, (1,) * 16, (1,) * 32]
+)
 def test_shape_forms_agree(shape: tuple[int, ...]) -> None:
     assert_bytes_agree(np.zeros(shape, np.int8))
 
@@ -182,7 +184,12 @@ def test_every_dtype_agrees(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [side * 2**power + step for power in (0, 5, 7, 8, 15, 16, 31, 32, 63, 64) for side in (1, -1) for step in (-1, 0, 1)],
+    [
+        side * 2**power + step
+        for power in (0, 5, 7, 8, 15, 16, 31, 32, 63, 64)
+        for side in (1, -1)
+        for step in (-1, 0, 1)
+    ],
 )
 def test_integer_forms_agree(value: int) -> None:
     if -(2**63) <= value < 2**64:
@@ -199,7 +206,7 @@ def assert_bytes_agree(tree: Any) -> None:
     assert_same(got, tree)
 
 
-# ------------------------------------------------------------------------------------------------------------ real states
+# ---------------------------------------------------------------------------------------------------------- real states
 
 
 def params() -> dict[str, Any]:
@@ -260,7 +267,9 @@ def test_partitioned_variables_agree() -> None:
 def test_odd_trees_agree(tree: Any) -> None:
     data = flax.serialization.to_bytes(tree)
     assert treering.serialization.to_bytes(tree) == data
-    assert_same(treering.serialization.from_bytes(tree, data), flax.serialization.from_bytes(tree, data), restored=False)
+    assert_same(
+        treering.serialization.from_bytes(tree, data), flax.serialization.from_bytes(tree, data), restored=False
+    )
 
 
 @quick(20)

@@ -28,7 +28,7 @@ from treering.errors import TreeringError
 
 MARKER = "__msgpack_chunked_array__"
 
-# ---------------------------------------------------------------------------------------------------------------- leaves
+# --------------------------------------------------------------------------------------------------------------- leaves
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ MARKER = "__msgpack_chunked_array__"
         ("h\u00e9", "a368c3a9"),
         (b"\x00\xff", "c40200ff"),
         (bytearray(b"a"), "c40161"),
-        (1 - 2j, "c71302" "92" "cb3ff0000000000000" "cbc000000000000000"),
-        (np.array([[1, 2]], np.float32), "c71601" "93" "920102" "a7666c6f61743332" "c4080000803f00000040"),
-        (np.float32(1), "d803" "93" "90" "a7666c6f61743332" "c4040000803f"),
-        (jnp.array([True]), "c70b01" "93" "9101" "a4626f6f6c" "c40101"),
-        (np.array(7, np.uint8), "c70b01" "93" "90" "a575696e7438" "c40107"),
+        (1 - 2j, "c7130292cb3ff0000000000000cbc000000000000000"),
+        (np.array([[1, 2]], np.float32), "c7160193920102a7666c6f61743332c4080000803f00000040"),
+        (np.float32(1), "d8039390a7666c6f61743332c4040000803f"),
+        (jnp.array([True]), "c70b01939101a4626f6f6cc40101"),
+        (np.array(7, np.uint8), "c70b019390a575696e7438c40107"),
     ],
     ids=str,
 )
@@ -162,7 +162,7 @@ def test_a_leaf_that_msgpack_does_not_know_is_a_type_error_with_its_path(leaf: A
     assert type(leaf).__name__ in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------- unusual forms, reading
+# ----------------------------------------------------------------------------------------------- unusual forms, reading
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def same_as_flax_or_refused(data: bytes) -> None:
         chunked({"0": 2}, [array_ext([2], "int8", b"ab")], flag=False),
         chunked({"0": 2}, [array_ext([1], "int8", b"a"), array_ext([1], "int16", b"ab")]),
         chunked({"0": 2}, [array_ext([2, 1], "int8", b"ab")]),
-        ext(1, bytes.fromhex("dd00000003" "dc0001" "cd0002" "da0005" "75696e7438" "c600000002" "0102")),
+        ext(1, bytes.fromhex("dd00000003dc0001cd0002da000575696e7438c6000000020102")),
         ext(2, packed([1, 2])),
     ],
     ids=[
@@ -252,7 +252,7 @@ def test_a_tuple_of_orbax_is_read() -> None:
     assert serialization.msgpack_restore(data) == {"t": (1, "a")}
 
 
-# --------------------------------------------------------------------------------------------------------- dtypes, layout
+# ------------------------------------------------------------------------------------------------------- dtypes, layout
 
 
 @pytest.mark.parametrize("name", ["datetime64", "timedelta64", "datetime64[25s]", "timedelta64[us]", "datetime64[M]"])
@@ -340,7 +340,7 @@ def test_any_layout_is_written_in_c_order_and_keeps_its_shape(layout: str, tmp_p
     assert restored.flags.c_contiguous
 
 
-# ------------------------------------------------------------------------------------------------------------- big arrays
+# ----------------------------------------------------------------------------------------------------------- big arrays
 
 
 def test_an_array_strictly_above_the_limit_becomes_a_marker_dict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +424,7 @@ def test_a_missing_part_of_a_chunked_array_is_also_flax_s_key_error() -> None:
     assert isinstance(caught.value, TreeringError)
 
 
-# ------------------------------------------------------------------------------------------------------------- containers
+# ----------------------------------------------------------------------------------------------------------- containers
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_colliding_keys_are_reported_with_their_path() -> None:
     assert caught.value.path[:2] == ("a", "0")
 
 
-# ---------------------------------------------------------------------------------------------------------- the low level
+# -------------------------------------------------------------------------------------------------------- the low level
 
 
 def test_the_low_level_keeps_lists_and_key_types() -> None:
@@ -485,7 +485,9 @@ def test_the_low_level_keeps_lists_and_key_types() -> None:
     assert_same(serialization.msgpack_restore(data), tree)
 
 
-@pytest.mark.parametrize("tree", [(1, 2), Pair(1, 2), freeze({"a": 1}), Point(1, 2)], ids=lambda tree: type(tree).__name__)
+@pytest.mark.parametrize(
+    "tree", [(1, 2), Pair(1, 2), freeze({"a": 1}), Point(1, 2)], ids=lambda tree: type(tree).__name__
+)
 def test_the_low_level_refuses_other_containers_as_a_type_error(tree: Any) -> None:
     for in_place in (False, True):
         with pytest.raises(TypeError):

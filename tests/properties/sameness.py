@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -16,7 +17,7 @@ __all__ = ["assert_same", "assert_same_structure", "fingerprint", "native"]
 
 def is_typed_key(leaf: Any) -> bool:
     """Say whether ``leaf`` is an array of typed PRNG keys."""
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def native(array: np.ndarray) -> np.ndarray:
@@ -97,6 +98,5 @@ def assert_same(got: Any, want: Any, *, restored: bool = True) -> None:
 
 def assert_same_structure(got: Any, want: Any) -> None:
     """Fail unless jax sees the same structure: node types, keys and static fields."""
-    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
-
-
+    structures: list[Any] = [jax.tree_util.tree_structure(got), jax.tree_util.tree_structure(want)]
+    assert structures[0] == structures[1]

@@ -107,7 +107,7 @@ def quick(max_examples: int) -> settings:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ containers
+# ----------------------------------------------------------------------------------------------------------- containers
 
 
 class Pair(NamedTuple):
@@ -139,12 +139,13 @@ class Plain:
     name: str = dataclasses.field(default="static", metadata={"static": True})
 
 
-@chex.dataclass
-class Chexed:
-    """A dataclass of chex."""
-
+class _Chexed:
     alpha: Any
     beta: Any
+
+
+# The decorator's result takes keywords, which its annotations do not tell.
+Chexed: Any = chex.dataclass(_Chexed)
 
 
 class Layer(eqx.Module):
@@ -177,7 +178,7 @@ def add(left: Any, right: Any = 0, *, scale: Any = 1) -> Any:
     return left + scale * right
 
 
-# ---------------------------------------------------------------------------------------------------------------- leaves
+# --------------------------------------------------------------------------------------------------------------- leaves
 
 
 def _from_raw(dtype: str, shape: tuple[int, ...], raw: bytes) -> np.ndarray:
@@ -261,7 +262,7 @@ def typed_keys(draw: st.DrawFn) -> jax.Array:
     shape = draw(st.sampled_from([(), (3,), (2, 1), (0,)]))
     size = 4 * words * math.prod(shape)
     words_of_key = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint32).reshape(*shape, words)
-    return jax.random.wrap_key_data(words_of_key, impl=impl)
+    return jax.random.wrap_key_data(jnp.asarray(words_of_key), impl=impl)
 
 
 def python_leaves() -> st.SearchStrategy[Any]:
@@ -290,7 +291,7 @@ def leaves(*, big_endian: bool = False, keys: bool = False) -> st.SearchStrategy
     return st.one_of(*kinds, *([typed_keys()] if keys else []))
 
 
-# ----------------------------------------------------------------------------------------------------------------- trees
+# ---------------------------------------------------------------------------------------------------------------- trees
 
 _NAMES = st.text("abcdefgh_", min_size=1, max_size=3)
 _TEXT = st.one_of(_NAMES, st.text(max_size=12))

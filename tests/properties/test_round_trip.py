@@ -135,7 +135,11 @@ def test_strict_accepts_the_tree_itself(tree: Any) -> None:
 @given(trees(arrays(NUMPY_DTYPES + EXTENDED_DTYPES)))
 def test_an_abstract_target_is_enough(tree: Any) -> None:
     def abstract(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) and leaf.dtype.name in JAX_DTYPES else leaf
+        return (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            if isinstance(leaf, np.ndarray) and leaf.dtype.name in JAX_DTYPES
+            else leaf
+        )
 
     target = jax.tree.map(abstract, tree)
     restored = serialization.from_bytes(target, serialization.to_bytes(tree), strict=True)

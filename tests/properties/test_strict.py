@@ -63,7 +63,9 @@ def edited(tree: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
             case "kind":
                 parent[key] = b"bytes"
             case "shape":
-                parent[key] = np.zeros((*np.shape(parent[key]), 7), np.asarray(parent[key]).dtype.kind.replace("U", "f"))
+                parent[key] = np.zeros(
+                    (*np.shape(parent[key]), 7), np.asarray(parent[key]).dtype.kind.replace("U", "f")
+                )
             case _:
                 parent[key] = np.zeros(np.shape(parent[key]), np.complex64)
     return result

@@ -1,4 +1,4 @@
-"""to_jax= and shardings=: arrays on devices, aligned memory, nothing cast; and arrays that are spread out when saving."""
+"""to_jax= and shardings=: arrays on devices, aligned memory, nothing cast; spread-out arrays when saving."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.properties.sameness import assert_same
 from treering import serialization
 from treering.errors import TreeringError
 
-TREE = {
+TREE: dict[str, Any] = {
     "b": np.arange(16, dtype=np.float32).reshape(8, 2),
     "a": {"x": np.arange(8).astype(ml_dtypes.bfloat16), "n": 3, "none": None, "text": "t"},
 }
@@ -132,12 +132,12 @@ def test_shardings_that_do_not_fit_the_tree_are_an_error_of_ours(shardings: Any)
 
 @pytest.mark.parametrize("key_data", [np.arange(2, dtype=np.uint32)], ids=["threefry"])
 def test_typed_keys_stay_keys(key_data: np.ndarray) -> None:
-    key = jax.random.wrap_key_data(key_data)
+    key = jax.random.wrap_key_data(jnp.asarray(key_data))
     restored = serialization.from_bytes({"k": key}, serialization.to_bytes({"k": key}), to_jax=True)
     assert_same(restored, {"k": key}, restored=False)
 
 
-# -------------------------------------------------------------------------------------------------------------- alignment
+# ------------------------------------------------------------------------------------------------------------ alignment
 
 
 def test_arrays_loaded_from_a_file_are_aligned_for_jax(tmp_path: Path) -> None:
@@ -192,11 +192,12 @@ def test_a_computation_on_placed_arrays(tmp_path: Path) -> None:
     assert_same(serialization.load_from_file(None, tmp_path / "state")["b"], TREE["b"])
 
 
-# ----------------------------------------------------------------------------------------------------------------- saving
+# --------------------------------------------------------------------------------------------------------------- saving
 
 
 @pytest.mark.parametrize(
-    "spec", [PartitionSpec(), PartitionSpec("x"), PartitionSpec(None, "y"), PartitionSpec("x", "y"), PartitionSpec(("x", "y"))]
+    "spec",
+    [PartitionSpec(), PartitionSpec("x"), PartitionSpec(None, "y"), PartitionSpec("x", "y"), PartitionSpec(("x", "y"))],
 )
 def test_a_sharded_array_is_saved_whole(spec: PartitionSpec, mesh: Mesh, tmp_path: Path) -> None:
     array = np.arange(16, dtype=np.float32).reshape(8, 2)

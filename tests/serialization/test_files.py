@@ -87,7 +87,7 @@ def test_what_is_neither_path_nor_file_is_a_type_error(bad: Any) -> None:
         serialization.load_from_file(None, bad)
 
 
-# -------------------------------------------------------------------------------------------------------------- atomicity
+# ------------------------------------------------------------------------------------------------------------ atomicity
 
 
 def test_saving_again_replaces_the_file_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -98,7 +98,9 @@ def test_saving_again_replaces_the_file_and_leaves_nothing_beside(tmp_path: Path
     assert os.listdir(tmp_path) == ["state"]  # noqa: PTH208
 
 
-@pytest.mark.parametrize("bad", [{"w": object()}, {"w": np.array(["text"])}, {1: 0, "1": 1}], ids=["object", "text", "keys"])
+@pytest.mark.parametrize(
+    "bad", [{"w": object()}, {"w": np.array(["text"])}, {1: 0, "1": 1}], ids=["object", "text", "keys"]
+)
 def test_a_refused_tree_leaves_the_old_file_and_nothing_beside(bad: Any, tmp_path: Path) -> None:
     path = tmp_path / "state"
     serialization.save_to_file(OLD, path)
@@ -189,12 +191,14 @@ def test_every_kind_of_item_across_the_readers_window(place: int, tmp_path: Path
         jnp.ones(3),
     ]
     for first in range(len(items)):
-        tree = {"pad": b"x" * (place + first), "long key " * 60: 1} | {f"{n}": item for n, item in enumerate(items[first:])}
+        tree = {"pad": b"x" * (place + first), "long key " * 60: 1} | {
+            f"{n}": item for n, item in enumerate(items[first:])
+        }
         serialization.save_to_file(tree, tmp_path / "state")
         assert_same(serialization.load_from_file(tree, tmp_path / "state"), tree)
 
 
-# ----------------------------------------------------------------------------------------------------------------- mapped
+# --------------------------------------------------------------------------------------------------------------- mapped
 
 
 def test_a_mapped_tree_survives_a_save_over_its_file(tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_mapped_arrays_are_read_only(tmp_path: Path) -> None:
     assert not serialization.load_from_file(None, path, mapped=True)["w"].flags.writeable
 
 
-# ----------------------------------------------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("mapped", [False, True])

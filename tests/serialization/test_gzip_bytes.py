@@ -13,7 +13,9 @@ from treering import serialization
 TREE = {"w": np.arange(5000, dtype=np.float32), "step": 3}
 
 
-@pytest.mark.parametrize("data", [b"", b"a", bytes(100_000), np.random.default_rng(0).bytes(100_000)], ids=["empty", "one", "zeros", "noise"])
+@pytest.mark.parametrize(
+    "data", [b"", b"a", bytes(100_000), np.random.default_rng(0).bytes(100_000)], ids=["empty", "one", "zeros", "noise"]
+)
 def test_bytes_go_round_and_any_gzip_reads_them(data: bytes) -> None:
     packed = serialization.compress_bytes(data)
     assert gzip.decompress(packed) == data

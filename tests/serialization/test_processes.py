@@ -30,7 +30,8 @@ whole = np.arange(8, dtype=np.float32)
 spread = jax.make_array_from_callback((8,), NamedSharding(mesh, PartitionSpec("x")), lambda index: whole[index])
 copied = jax.make_array_from_callback((8,), NamedSharding(mesh, PartitionSpec()), lambda index: whole[index])
 assert not spread.is_fully_addressable
-for save in (serialization.to_bytes, serialization.msgpack_serialize, lambda t: serialization.save_to_file(t, sys.argv[3])):
+saves = (serialization.to_bytes, serialization.msgpack_serialize, lambda t: serialization.save_to_file(t, sys.argv[3]))
+for save in saves:
     try:
         save({"a": {"w": spread}})
     except TreeringError as error:

@@ -122,7 +122,7 @@ def test_trees_with_keys_of_mixed_types_are_counted() -> None:
     assert tree_bytes(tree) == 5
 
 
-# ------------------------------------------------------------------------------------------------------------ information
+# ---------------------------------------------------------------------------------------------------------- information
 
 
 def test_information_has_eformers_members() -> None:
