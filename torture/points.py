@@ -19,7 +19,7 @@ from torture.faults import Fault, Injector, Kind
 from treering._store import direct, local
 from treering.serialization import load_from_file, save_to_file, to_bytes
 
-__all__ = ["SCENES", "Report", "Scene", "judge", "prepared", "rehearsed", "save_new", "sweep"]
+__all__ = ["SCENES", "Report", "Scene", "content", "judge", "prepared", "rehearsed", "save_new", "sweep", "tree"]
 
 _LEFT = ".state.msgpack.0123456789abcdef.treering-tmp"
 
