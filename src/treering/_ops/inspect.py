@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from treering._codec.gzip import decompressed
-from treering._codec.msgpack.scan import WINDOW_BYTES
+from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.msgpack_listing import list_msgpack
 from treering._format.records import Listing
 from treering._store.local import LocalFile

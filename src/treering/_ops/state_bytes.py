@@ -8,8 +8,9 @@ import jax
 
 from treering._arrays.host import adopt, to_host
 from treering._arrays.joined import joined
-from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
+from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
+from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import partial_state_dict
 from treering._values.trail import Trail, unwound

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO, cast
 
 from treering._arrays.host import piece_buffers
 from treering._arrays.loaded import PlannedArrays
-from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
+from treering._codec.msgpack.scan import Scanner
+from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size
 from treering._ops.restore import restored
 from treering._ops.state_bytes import refuse_gzip, unpack

@@ -1,0 +1,71 @@
+"""What an array's payload says of itself, checked: shape, dtype, and how many bytes follow.
+
+Source of the layout: docs/spec/msgpack.md: an array of three, the shape, the dtype name, a bin.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from treering._codec.msgpack.window import Window
+from treering._codec.msgpack.wire import MAX_NDIM
+from treering._values.dtypes import Dtype, lookup
+from treering.errors import Corrupt, Format
+
+__all__ = ["UnknownDtype", "array_payload"]
+
+_LONGEST_DIM: Final = 2**63 - 1
+
+
+class UnknownDtype(Format, TypeError):
+    """flax raises TypeError for a dtype name that numpy does not know."""
+
+
+def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, ...], Dtype, int]:
+    """Return shape, dtype, and where the array's bytes start, of the payload of ``nbytes`` at ``start``.
+
+    Raises:
+        Corrupt: it is no [shape, dtype, bytes], or the three disagree with one another or with ``nbytes``.
+        Format: a dtype name that no file may hold.
+    """
+    data = window.data
+    if data[start] != 0x93:
+        raise Corrupt("an array's payload is not [shape, dtype, bytes]")
+    shape, at = _shape(window, start + 1)
+    if not (0xA0 <= data[at] <= 0xBF or data[at] == 0xD9):
+        raise Corrupt("an array's dtype name is not a str")
+    begin, length, _ = window.blob_header(at)
+    name, at = data[begin : begin + length], begin + length
+    dtype = lookup(name.decode("ascii", "backslashreplace"))
+    if dtype is None:
+        raise UnknownDtype(f"the dtype name {name[:64]!r} is not one that a file may hold")
+    if not 0xC4 <= data[at] <= 0xC6:
+        raise Corrupt("an array's bytes are not a bin")
+    at, length, _ = window.blob_header(at)
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted != length:
+        raise Corrupt(
+            f"an array of shape {shape} and dtype {dtype.name} needs {wanted} bytes, its header claims {length}"
+        )
+    if at + length != start + nbytes:
+        raise Corrupt(f"an array's payload of {nbytes} bytes holds {at - start} + {length}")
+    return shape, dtype, at
+
+
+def _shape(window: Window, at: int) -> tuple[tuple[int, ...], int]:
+    first = window.data[at]
+    if not (0x90 <= first <= 0x9F or first == 0xDC):
+        raise Corrupt("an array's shape is not a list of lengths")
+    _, ndim, at = window.container_header(at)
+    if ndim > MAX_NDIM:
+        raise Corrupt(f"an array claims {ndim} axes; {MAX_NDIM} is the most")
+    shape: list[int] = []
+    for _ in range(ndim):
+        dim, at = window.number(at)
+        if type(dim) is not int or not 0 <= dim <= _LONGEST_DIM:
+            raise Corrupt(f"an array claims an axis of length {dim}")
+        shape.append(dim)
+    if 0 in shape and math.prod(dim or 1 for dim in shape) > _LONGEST_DIM:
+        raise Corrupt(f"an empty array claims the impossible shape {tuple(shape)}")
+    return tuple(shape), at

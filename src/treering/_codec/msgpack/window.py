@@ -1,0 +1,141 @@
+"""A window on a source of bytes, and the items of msgpack that need no stack: numbers, and the headers of the rest.
+
+Methods take an index into the window and return values with the index behind them. Reading past the end raises
+``IndexError`` or ``struct.error``, which the scanner turns into "cut short".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from treering.errors import Corrupt
+
+__all__ = ["WINDOW_BYTES", "Window"]
+
+WINDOW_BYTES: Final = 64 * 1024
+_SLACK: Final = 1024  # more than any key of one length byte, ext header and inner array header together
+_NEVER: Final = 2**63
+
+_NUMBERS: Final = {
+    0xCA: struct.Struct(">f"),
+    0xCB: struct.Struct(">d"),
+    0xCC: struct.Struct(">B"),
+    0xCD: struct.Struct(">H"),
+    0xCE: struct.Struct(">I"),
+    0xCF: struct.Struct(">Q"),
+    0xD0: struct.Struct(">b"),
+    0xD1: struct.Struct(">h"),
+    0xD2: struct.Struct(">i"),
+    0xD3: struct.Struct(">q"),
+}
+
+
+class Window:
+    """Some of a source's bytes, around what is read next.
+
+    Args:
+        first: the bytes at the start of the source, or all of them.
+        size: bytes in the whole source.
+        fetch: ``fetch(offset, n)`` returns exactly ``n`` bytes; only asked for bytes that are there.
+
+    Attributes:
+        data: the bytes in the window.
+        base: offset in the source of its first byte.
+        size: bytes in the whole source.
+        next: index in ``data`` of what is read next; behind its end after a jump.
+    """
+
+    __slots__ = ("_fetch", "base", "data", "next", "size")
+
+    def __init__(self, first: bytes, size: int, fetch: Callable[[int, int], bytes]) -> None:
+        self.data = first
+        self.base = 0
+        self.size = size
+        self.next = 0
+        self._fetch = fetch
+
+    def safe_end(self) -> int:
+        """Return the index up to which an item's headers surely lie inside the window."""
+        reaches_the_end = self.base + len(self.data) >= self.size
+        return _NEVER if reaches_the_end else len(self.data) - _SLACK
+
+    def refill(self) -> None:
+        """Move on where the window ends too close behind the next item."""
+        if self.next >= self.safe_end():
+            offset = self.base + self.next
+            self.data = self._fetch(offset, min(WINDOW_BYTES, self.size - offset))
+            self.base, self.next = offset, 0
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Return ``nbytes`` from ``at`` on, from the source where the window ends before."""
+        self.need(at, nbytes)
+        if at + nbytes <= len(self.data):
+            return self.data[at : at + nbytes]
+        return self._fetch(self.base + at, nbytes)
+
+    def need(self, at: int, nbytes: int) -> None:
+        """Raise where the source ends before ``nbytes`` from ``at`` on."""
+        end = self.base + at + nbytes
+        if end > self.size:
+            raise Corrupt(f"the data is cut short: it ends after {self.size} bytes; at least {end} were needed")
+
+    def unsigned(self, at: int, width: int) -> int:
+        """Return the big-endian number of ``width`` bytes."""
+        field = self.data[at : at + width]
+        if len(field) != width:
+            raise IndexError
+        return int.from_bytes(field, "big")
+
+    def number(self, at: int) -> tuple[int | float | bool | None, int]:
+        """Return a nil, bool, int or float."""
+        first = self.data[at]
+        if first <= 0x7F:
+            return first, at + 1
+        if first >= 0xE0:
+            return first - 0x100, at + 1
+        if first == 0xC0:
+            return None, at + 1
+        if first in (0xC2, 0xC3):
+            return first == 0xC3, at + 1
+        form = _NUMBERS.get(first)
+        if form is None:
+            raise Corrupt(f"byte 0x{first:02x} starts no msgpack item")
+        return form.unpack_from(self.data, at + 1)[0], at + 1 + form.size
+
+    def blob_header(self, at: int) -> tuple[int, int, bool]:
+        """Return where a str or bin starts, its length, and whether it is a str."""
+        first = self.data[at]
+        if first <= 0xBF:
+            return at + 1, first & 0x1F, True
+        is_text = first >= 0xD9
+        width = 1 << (first - (0xD9 if is_text else 0xC4))
+        return at + 1 + width, self.unsigned(at + 1, width), is_text
+
+    def ext_header(self, at: int) -> tuple[int, int, int]:
+        """Return payload length, code (signed) and where the payload starts."""
+        first = self.data[at]
+        if first >= 0xD4:
+            nbytes, at = 1 << (first - 0xD4), at + 1
+        else:
+            width = 1 << (first - 0xC7)
+            nbytes, at = self.unsigned(at + 1, width), at + 1 + width
+        code = self.data[at]
+        return nbytes, code - 0x100 if code > 0x7F else code, at + 1
+
+    def container_header(self, at: int) -> tuple[bool, int, int]:
+        """Return whether it is a map, how many items it claims, and where they start."""
+        first = self.data[at]
+        if first <= 0x9F:
+            return first <= 0x8F, first & 0x0F, at + 1
+        width = 4 if first & 1 else 2
+        return first >= 0xDE, self.unsigned(at + 1, width), at + 1 + width
+
+    def complex(self, start: int, nbytes: int) -> complex:
+        """Return the complex number in an ext payload."""
+        payload = self.read(start, nbytes) if nbytes == 19 else b""
+        if payload[:2] != b"\x92\xcb" or payload[10:11] != b"\xcb":
+            raise Corrupt("a complex number (ext 2) is not a pair of float64")
+        real, imag = struct.unpack(">dxd", payload[2:])
+        return complex(real, imag)
