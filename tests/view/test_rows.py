@@ -49,11 +49,11 @@ def test_every_place_has_a_row_and_every_branch_its_totals() -> None:
 def test_depth_folds_and_keeps_the_totals() -> None:
     layout = lay_out(small(), depth=1)
     assert keys_of(layout) == ["", "params", "opt", "names", "step"]
-    assert [row.folded for row in layout.rows] == [False, True, True, True, False]
+    assert [row.closed for row in layout.rows] == [None, "depth", "depth", "depth", None]
     assert layout.rows[1].totals.parameters == 12
     assert layout.kept == layout.everything
     alone = lay_out(small(), depth=0)
-    assert (len(alone.rows), alone.rows[0].folded) == (1, True)
+    assert (len(alone.rows), alone.rows[0].closed) == (1, "depth")
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,17 @@ def test_depth_beyond_the_recursion_limit() -> None:
     assert time.process_time() - began < 15
     assert layout.kept.leaves == levels
     assert max(row.depth for row in layout.rows) == DEEPEST
-    assert layout.rows[-2].folded or layout.rows[-1].folded
+    assert [row.closed for row in layout.rows if row.closed] == ["depth"]
+
+
+def test_a_long_list_of_values_is_one_row() -> None:
+    tree = {"words": ["a"] * 101, "few": [1, 2], "arrays": [array(1)] * 101}
+    layout = lay_out(tree)
+    rows = dict(zip(keys_of(layout), layout.rows, strict=True))
+    assert rows["words"].closed == "long"
+    assert rows["words"].totals.leaves == rows["words"].totals.nbytes == 101
+    assert "words/0" not in rows
+    assert {"few/1", "arrays/100"} <= set(rows)
+    assert layout.everything == layout.kept
+    assert keys_of(lay_out(tree, globs=[Glob.parse("words/5")])) == ["", "words", "words/5"]
+    assert lay_out(["a"] * 101).kept.leaves == 101

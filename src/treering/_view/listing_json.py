@@ -26,7 +26,8 @@ def json_lines(layout: Layout, *, title: str, file_bytes: int, globs: Sequence[s
     """Write a layout as the lines of one JSON object, one line for each leaf, all in ASCII.
 
     Keys are key text, exact up to 1000 characters; a longer one is cut in its middle and its entry says
-    ``"key_cut": true``. Leaves deeper than ``depth`` are summed up in ``branches``.
+    ``"key_cut": true``. Leaves deeper than ``depth``, and long lists of
+    small values, are summed up in ``branches``.
 
     Example:
         >>> from treering._view.rows import lay_out
@@ -55,7 +56,7 @@ def json_lines(layout: Layout, *, title: str, file_bytes: int, globs: Sequence[s
 
 def _is_closed(row: Row) -> bool:
     """Tell whether a branch has no entry below it that says that it exists."""
-    return is_branch(row.node) and (row.folded or not row.node)
+    return is_branch(row.node) and (row.closed is not None or not row.node)
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
@@ -95,7 +96,7 @@ def _native(leaf: Any, text: str | None) -> Any:
 
 
 def _branch(key: str, row: Row) -> Json:
-    why = "depth" if row.folded else "empty"
+    why = row.closed or "empty"
     return _marked({"key": key, "kind": branch_kind(row.node), "why": why} | _totals(row.totals))
 
 

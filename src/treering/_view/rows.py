@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from treering._format.records import LeafRecord
 from treering._values.keys import Glob
 from treering._view.nodes import children_of, is_branch, weight_of
 
@@ -16,6 +17,8 @@ __all__ = ["DEEPEST", "USUAL_DEPTH", "Layout", "Row", "Totals", "lay_out"]
 
 USUAL_DEPTH = 32
 """Levels shown when nobody asks for another number. Real trees have fewer."""
+_LONG_LIST = 100
+
 DEEPEST = 200
 """Levels that can be asked for: each row is as long as its depth, so the text grows with their product."""
 
@@ -46,8 +49,8 @@ class Row:
     """What stands there: a dict, list or tuple, or a leaf."""
     below: Totals | None
     """For a branch the sum over the kept leaves below it; None for a leaf."""
-    folded: bool
-    """Whether kept leaves below this row have no rows of their own, because they lie too deep."""
+    closed: str | None
+    """Why what lies below has no rows: "depth", too deep; "long", a long list of small values; else None."""
 
     @property
     def totals(self) -> Totals:
@@ -76,16 +79,17 @@ def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) 
     """Lay the root of a listing out as rows.
 
     Without globs everything is kept. A glob keeps the leaves that it matches, and everything below a branch that
-    it matches. Branches deeper than ``depth`` are folded into the totals of the row above them. Time and memory
-    grow with the number of leaves and branches, not with how deep they lie.
+    it matches. Branches deeper than ``depth`` are folded into the totals of the row above them, and so is a list of
+    more than 100 small Python values, unless a glob looks inside. Time and memory grow with the number of leaves
+    and branches, not with how deep they lie.
 
     Example:
         >>> from treering._format.records import LeafRecord
         >>> tree = {"a": {"kernel": LeafRecord(kind="array", dtype="float32", shape=(2, 3), nbytes=24, offset=9)}}
         >>> [(row.depth, row.name, row.totals.parameters) for row in lay_out(tree).rows]
         [(0, '', 6), (1, 'a', 6), (2, 'kernel', 6)]
-        >>> [(row.name, row.folded) for row in lay_out(tree, depth=1).rows]
-        [('', False), ('a', True)]
+        >>> [(row.name, row.closed) for row in lay_out(tree, depth=1).rows]
+        [('', None), ('a', 'depth')]
         >>> lay_out(tree, globs=[Glob.parse("b")]).rows
         ()
     """
@@ -139,6 +143,13 @@ class _OpenBranch:
     total: _Sum = dataclasses.field(default_factory=_Sum)
 
 
+def _is_long_list(branch: Any) -> bool:
+    """Tell whether a list is long and holds nothing but small Python values: a vocabulary, a history of losses."""
+    if isinstance(branch, dict) or len(branch) <= _LONG_LIST:
+        return False
+    return not any(is_branch(value) or isinstance(value, LeafRecord) for value in branch)
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Walk:
     """The walk over a tree, from the root down, with its own stack."""
@@ -162,16 +173,18 @@ class _Walk:
             else:
                 moved = (glob.step(state, name) for glob, state in zip(self.globs, above.states, strict=True))
                 states = self._settled(tuple(moved))
-            self.enter(name, node, states)
-            if is_branch(node):
+            if self.enter(name, node, states):
                 return
         self._close(self.open.pop())
 
-    def enter(self, name: str, node: Any, states: tuple[int, ...] | None) -> None:
-        """Count a leaf, or open a branch."""
+    def enter(self, name: str, node: Any, states: tuple[int, ...] | None) -> bool:
+        """Count a leaf or a long list, or open a branch and answer True."""
         depth = len(self.open)
+        shown = depth <= self.depth
         if is_branch(node):
-            shown = depth <= self.depth
+            if states is _KEPT and _is_long_list(node):
+                self._count_list(name, node)
+                return False
             self.open.append(
                 _OpenBranch(
                     name=name,
@@ -183,13 +196,25 @@ class _Walk:
             )
             if shown:
                 self.rows.append(None)
-            return
+            return True
         self.everything.add_leaf(node)
         if states is not _KEPT:
-            return
+            return False
         (self.open[-1].total if self.open else self.kept).add_leaf(node)
+        if shown:
+            self.rows.append(Row(depth=depth, name=name, node=node, below=None, closed=None))
+        return False
+
+    def _count_list(self, name: str, values: Any) -> None:
+        """Count a long list of small values, and give it one row."""
+        total = _Sum()
+        for value in values:
+            total.add_leaf(value)
+        self.everything.add(total)
+        (self.open[-1].total if self.open else self.kept).add(total)
+        depth = len(self.open)
         if depth <= self.depth:
-            self.rows.append(Row(depth=depth, name=name, node=node, below=None, folded=False))
+            self.rows.append(Row(depth=depth, name=name, node=values, below=total.done(), closed="long"))
 
     def _close(self, closed: _OpenBranch) -> None:
         (self.open[-1].total if self.open else self.kept).add(closed.total)
@@ -204,7 +229,7 @@ class _Walk:
             name=closed.name,
             node=closed.branch,
             below=closed.total.done(),
-            folded=depth == self.depth and bool(closed.branch),
+            closed="depth" if depth == self.depth and closed.branch else None,
         )
 
     def _settled(self, states: tuple[int, ...]) -> tuple[int, ...] | None:

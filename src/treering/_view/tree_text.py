@@ -89,8 +89,8 @@ def tree_lines(layout: Layout, *, title: str, file_bytes: int, look: Look = UNIC
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
         yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], look)
-    if any(row.folded for row in rows):
-        deepest = max(row.depth for row in rows)
+    deepest = max((row.depth for row in rows if row.closed == "depth"), default=None)
+    if deepest is not None:
         yield look.painted(_DIM, f"folded below level {deepest}; --depth N opens more levels")
     everything, kept = layout.everything, layout.kept
     if kept == everything:
@@ -170,7 +170,7 @@ def _branch_detail(row: Row, look: Look) -> str:
     if not length:
         return f"empty {kind}"
     shown = [] if kind == "map" else [f"{kind} of {length:,}"]
-    if row.folded:
+    if row.closed == "depth":
         leaves = row.totals.leaves
         shown.append(f"{look.ellipsis} {leaves:,} {'leaf' if leaves == 1 else 'leaves'}")
     return ", ".join(shown)

@@ -69,8 +69,10 @@ class _Stage:
 
     def quote(self, line: str, style: str) -> None:
         """Print a line that may be long: wrapped below itself on a terminal, whole elsewhere."""
-        text = Padding(Text(line, style=style), (0, 0, 0, 5))
-        self.console.print(text, soft_wrap=not self.console.is_terminal)
+        if self.console.is_terminal:
+            self.console.print(Padding(Text(line, style=style), (0, 0, 0, 5)))
+        else:
+            self.console.print(Text(f"     {line}"), soft_wrap=True)
 
 
 def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:
