@@ -141,7 +141,11 @@ def test_chunks_below_a_raw_list_agree() -> None:
 @pytest.mark.parametrize("kind", [dict, list, tuple])
 def test_container_sizes_agree(kind: type, count: int) -> None:
     items = range(count)
-    assert_bytes_agree({f"{item:x}": item for item in items} if kind is dict else kind(items))
+    tree = {f"{item:x}": item for item in items} if kind is dict else kind(items)
+    data = flax.serialization.to_bytes(tree)
+    assert treering.serialization.to_bytes(tree) == data
+    assert treering.serialization.msgpack_restore(data) == flax.serialization.msgpack_restore(data)
+    assert treering.serialization.from_bytes(tree, data) == tree
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65535, 65536])

@@ -81,7 +81,6 @@ def _crowds() -> dict[str, Callable[[], bytes]]:
         "tiny arrays of high rank": lambda: _list(_tiny_array(b"\xdc\x00\x40" + b"\x00" * 64)),
         "tiny scalars": lambda: _list(_tiny_array(b"\x90", b"\xc4\x01\x00").replace(b"\x01\x93", b"\x03\x93", 1)),
         "small ints": lambda: _list(b"\x00"),
-        "big ints": lambda: _list(b"\xcf" + b"\xff" * 8),
         "empty texts": lambda: _list(b"\xa0"),
         "texts of one emoji": lambda: _list(b"\xa4\xf0\x9f\x8c\xb2"),
         "complex numbers": lambda: _list(b"\xc7\x13\x02\x92" + (b"\xcb" + bytes(8)) * 2),
