@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -52,15 +53,20 @@ class Child:
         if self.pid == 0:
             os.close(self._answers)
             os.close(self._start)
-            if wait:
-                os.read(started, 1)
-            _answer(save, path, calls, answer)
+            try:
+                before = _descriptors()
+                if wait:
+                    os.read(started, 1)
+                _answer(save, path, calls, answer, before)
+            finally:
+                os._exit(0)
         os.close(answer)
         os.close(started)
 
     def begin(self) -> None:
         """Let a waiting child go."""
-        os.write(self._start, b"!")
+        with contextlib.suppress(BrokenPipeError):  # killed while it waited
+            os.write(self._start, b"!")
 
     def answer(self) -> Answer:
         """Wait for the end of the child."""
@@ -89,21 +95,23 @@ def in_child(save: Callable[[], None], path: Path, calls: list[str]) -> Answer:
     return Child(save, path, calls).answer()
 
 
-def _answer(save: Callable[[], None], path: Path, calls: list[str], pipe: int) -> None:
-    """Save, tell, end: nothing of the parent's runs in the child afterwards."""
+def _answer(save: Callable[[], None], path: Path, calls: list[str], pipe: int, before: set[str]) -> None:
+    """Save, then tell. A fault that strikes the telling makes the child silent: nobody learns how the save ended."""
     write = os.write
     said = dict(_SILENT)
-    listdir = os.listdir
-    before = listdir("/proc/self/fd")
     try:
         save()
-        said |= {"acknowledged": True, "calls": list(calls)}
+        said["acknowledged"] = True
     except OSError as error:
-        kept = sorted(set(listdir("/proc/self/fd")) - set(before))
-        kept += [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         ours = isinstance(error, TreeringError) and str(path) in str(error) and error.filename == str(path)
-        said |= {"error": f"{type(error).__name__}: {error}", "ours": ours, "kept": kept, "calls": list(calls)}
-    finally:
-        if said is not _SILENT and (said["acknowledged"] or said["error"]):
-            write(pipe, json.dumps(said).encode())
-        os._exit(0)
+        said |= {"error": f"{type(error).__name__}: {error}", "ours": ours}
+    with contextlib.suppress(OSError):
+        kept = sorted(_descriptors() - before)
+        kept += [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        said |= {"calls": list(calls), "kept": kept}
+        write(pipe, json.dumps(said).encode())
+
+
+def _descriptors() -> set[str]:
+    with os.scandir("/proc/self/fd") as entries:
+        return {entry.name for entry in entries}

@@ -1,0 +1,85 @@
+"""A slice of the fuzzer, and proof that it would notice."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torture import doors, mutate, seeds, wire
+from treering.errors import Corrupt
+from treering.serialization import to_bytes
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_slice_of_the_fuzzer_finds_nothing() -> None:
+    command = [sys.executable, "-m", "torture", "fuzz", "--seconds", "5", "--seed", "11"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n0 violations" in done.stdout
+    inputs = int(done.stdout.splitlines()[1].split()[0])
+    assert inputs > 50
+
+
+def lie(error: Exception) -> Callable[[], Any]:
+    def enter() -> Any:
+        raise error
+
+    return enter
+
+
+def spend_time() -> None:
+    sum(range(20_000_000))
+
+
+@pytest.mark.parametrize(
+    ("enter", "outcome", "violation"),
+    [
+        (lambda: {"a": [np.zeros(3)]}, "accepted", None),
+        (lie(Corrupt("damaged")), "Corrupt", None),
+        (lie(Corrupt("x" * 5000)), "Corrupt", "a message of 5000 characters"),
+        (lie(KeyError("a")), "KeyError", "KeyError: 'a'"),
+        (lie(RecursionError("deep")), "RecursionError", "RecursionError: deep"),
+        (lambda: bytearray(80 << 20), "MemoryError", "MemoryError: "),
+        (spend_time, "accepted", "took"),
+    ],
+)
+def test_the_judge(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    enter: Callable[[], Any],
+    outcome: str,
+    violation: str | None,
+) -> None:
+    monkeypatch.setattr(doors, "_picked", lambda *_: ("the door", enter))
+    monkeypatch.setattr(doors, "_SECONDS", 0.05)
+    verdict = doors.feed(b"data", random.Random(0), tmp_path / "scratch")
+    assert (verdict.door, verdict.outcome) == ("the door", outcome)
+    assert (verdict.violation or "").startswith(violation or "")
+    assert (verdict.violation is None) == (violation is None)
+
+
+def test_the_same_seed_gives_the_same_inputs() -> None:
+    starts = list(seeds.seeds(None).values())
+    assert len(starts) > 20
+    first, again = (
+        [mutate.mutated(starts[n % len(starts)], starts[n % 7], random.Random(f"5:{n}")) for n in range(300)]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(first)) > 250
+
+
+def test_the_walker_finds_the_values_inside_extensions() -> None:
+    data = to_bytes({"kernel": np.ones((3, 2), np.float32), "step": 3})
+    found = wire.tokens(data)
+    assert (found[0].start, found[0].end) == (0, len(data))
+    texts = {data[token.start : token.end] for token in found}
+    assert {b"\xa6kernel", b"\xa4step", b"\x03", b"\xa7float32", b"\x92\x03\x02"} <= texts
