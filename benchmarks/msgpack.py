@@ -70,7 +70,7 @@ class _MsgpackScene(Scene):
 
     def groups(self) -> tuple[Group, ...]:
         """to_bytes, from_bytes, the file forms, and the first leaf of a mapped file."""
-        # What the hungriest case takes: flax three times the tree when it writes jax leaves, twice when it reads a file.
+        # What the hungriest case takes: flax three times the tree to write jax leaves, twice to read a file.
         three, two = 3 * self.nbytes, 9 * self.nbytes // 4
         return (
             Group(name="to_bytes", cases=self._to_bytes(), room=three),

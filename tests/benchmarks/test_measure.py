@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.measure import Case, Group, Spread, Work, copy_bytes, equal_bytes, interleave, ratio, spread
+from benchmarks.measure import (
+    Case,
+    Group,
+    ReadyMemory,
+    Spread,
+    Work,
+    copy_bytes,
+    equal_bytes,
+    interleave,
+    once,
+    ratio,
+    spread,
+)
 
 
 class Clock:
@@ -101,3 +113,26 @@ def test_copying_copies_all_and_no_more() -> None:
     assert room.tobytes() == b"0123456789\0\0"
     with pytest.raises(ValueError, match="do not fit"):
         copy_bytes(room, bytes(13))
+
+
+def test_memory_is_held_until_the_clock_starts_and_free_while_it_runs() -> None:
+    class Watched(ReadyMemory):
+        def take(self) -> None:
+            super().take()
+            log.append("take")
+
+        def release(self) -> None:
+            super().release()
+            log.append("release")
+
+    log: list[str] = []
+
+    def tick() -> float:
+        log.append("clock")
+        return 0.0
+
+    def check(_: Any) -> None:
+        log.append("check")
+
+    once(Case(name="it", begin=lambda: lambda: log.append("work"), check=check), Watched(1 << 22), tick)
+    assert log == ["take", "release", "clock", "work", "clock", "check"]
