@@ -7,9 +7,9 @@
     python3 dev.py docs     build the pages and run their examples
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
-    python3 dev.py pin      write constraints.txt anew: dev.py pin -- python3.11 python3.13
+    python3 dev.py pin      write constraints.txt anew: dev.py pin python3.11 python3.13
 
-What stands after ``--`` goes to the tool: ``python3 dev.py test -- -k gzip``.
+What dev.py does not know goes to the tool (``python3 dev.py test -k gzip``), and so does all after ``--``.
 
 The folder is ``.venv``, or the one that ``--venv`` names. It is made once, with just what the verb needs;
 other verbs, and changes to ``pyproject.toml`` or ``constraints.txt``, bring it up to date; a half-made one
@@ -56,8 +56,7 @@ def main(argv: list[str]) -> int:
     """Run the verb in ``argv``; return the exit status of its tool, 2 when the tool could not be started."""
     try:
         check_python()
-        ours, theirs = split(argv)
-        options = parse(ours)
+        options, theirs = parse(argv)
         if options.verb == "pin":
             return pin(theirs or [sys.executable])
         home = Path(options.venv or ROOT / ".venv").resolve()
@@ -87,20 +86,20 @@ def works(python: str) -> bool:
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Part the arguments at the first ``--``."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    return argv[:cut], argv[cut + 1 :]
-
-
-def parse(ours: list[str]) -> argparse.Namespace:
-    """Read our own arguments: a verb and ``--venv``."""
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Read our own arguments, a verb and ``--venv``; return them and what is left for the tool."""
     parser = argparse.ArgumentParser(
-        prog="dev.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="dev.py",
+        usage="python3 dev.py VERB [--venv DIR] [arguments of the tool]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("verb", choices=list(EXTRAS), metavar="VERB", help=", ".join(EXTRAS))
     parser.add_argument("--venv", metavar="DIR", help="use this folder instead of .venv")
-    return parser.parse_args(ours)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options, theirs = parser.parse_known_args(argv[:cut])
+    return options, theirs + argv[cut + 1 :]
 
 
 # ------------------------------------------------------------------------------------------------------ the environment

@@ -109,12 +109,22 @@ def test_a_missing_ensurepip_is_named(
     assert not (tmp_path / "v").exists()
 
 
-def test_arguments_after_two_dashes_go_to_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        (["-k", "gzip", "tests/cli"], ["-k", "gzip", "tests/cli"]),
+        (["--", "-k", "gzip", "--"], ["-k", "gzip", "--"]),
+        (["-q", "--", "--venv", "x"], ["-q", "--venv", "x"]),
+    ],
+)
+def test_what_dev_does_not_know_goes_to_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], passed: list[str]
+) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(dev, "ready", lambda home, extras: seen.append((home, extras)))
     monkeypatch.setattr(dev, "run", lambda steps, home: seen.append(steps[0][-3:]))
-    dev.main(["test", "--venv", str(tmp_path / "v"), "--", "-k", "gzip", "--"])
-    assert seen == [(tmp_path / "v", ("test",)), ["-k", "gzip", "--"]]
+    dev.main(["test", "--venv", str(tmp_path / "v"), *given])
+    assert seen == [(tmp_path / "v", ("test",)), passed]
 
 
 def test_pins_are_told_apart_by_python() -> None:
