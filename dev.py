@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Set treering up in a folder of its own and run it.
 
-    python3 dev.py demo     what treering does, in a few seconds
+    python3 dev.py demo     what treering does, in half a minute
     python3 dev.py test     the tests
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
