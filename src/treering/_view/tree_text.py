@@ -44,7 +44,7 @@ class Look:
 
     def painted(self, paint: str, text: str) -> str:
         """Color a text, where colors are wanted."""
-        return f"{paint}{text}{_PLAIN}" if self.color and paint and text else text
+        return f"{paint}{text}{_PLAIN}" if self.color and paint and text.strip() else text
 
 
 UNICODE = Look(tee="├─ ", elbow="└─ ", bar="│  ", dot="·", ellipsis="…")
@@ -202,13 +202,14 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
 
     def line(name: str, dtype: str, detail: str, count: str, size: str) -> str:
         numbers = f"{padded(count, parameters, right=True)}{_GAP}{padded(size, sizes, right=True)}"
-        return _GAP.join((name, look.painted(_CYAN, padded(dtype, dtypes)), padded(detail, details), numbers))
+        return _GAP.join((name, dtype, padded(detail, details), numbers))
 
-    yield look.painted(_DIM, line(" " * names, "dtype", "shape", "parameters", "bytes"))
+    yield look.painted(_DIM, line(" " * names, padded("dtype", dtypes), "shape", "parameters", "bytes"))
     for cells in kept or _guided(rows, look):
         name = cells.name
         if look.width is not None:
             name = fitted(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
         filled = " " * (names - len(cells.guide) - cell_width(name))
         name = look.painted(_DIM, cells.guide) + look.painted(_BOLD if cells.is_branch else "", name) + filled
-        yield line(name, cells.dtype, cells.detail, cells.parameters, cells.nbytes)
+        dtype = look.painted(_CYAN, padded(cells.dtype, dtypes))
+        yield line(name, dtype, cells.detail, cells.parameters, cells.nbytes)
