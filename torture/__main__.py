@@ -18,6 +18,7 @@ def main() -> int:
     fuzzing.add_argument("--start-from", type=Path, default=None, help="a folder of files (the golden files)")
     killing = attacks.add_parser("kill", help="kills and errors at every call of a save, and at random times")
     killing.add_argument("--rounds", type=int, default=200, help="random kills (200)")
+    killing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
     killing.add_argument("--seed", type=int, default=None, help="for the random times (random)")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
@@ -27,7 +28,7 @@ def main() -> int:
         return fuzz(options.seconds, seed, options.start_from)
     from torture.kill import kill
 
-    return kill(options.rounds, seed)
+    return kill(options.rounds, seed, options.scene)
 
 
 if __name__ == "__main__":

@@ -18,20 +18,25 @@ from treering.serialization import save_to_file
 __all__ = ["kill"]
 
 
-def kill(rounds: int, seed: int) -> int:
-    """Run all three; print what was found; return the exit code, 1 when something was lost."""
+def kill(rounds: int, seed: int, names: list[str] | None) -> int:
+    """Run all three over the scenes of those names (None: all) and print what was found.
+
+    Returns:
+        The exit code: 1 when something was lost.
+    """
     # jax dislikes every fork; no device and no thread has been started here.
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     calls, traced, times = Report(), Report(), Report()
     reason = missing_reason()
+    scenes = [scene for scene in SCENES if names is None or scene.name in names]
     with tempfile.TemporaryDirectory(prefix="treering-kill-") as folder:
         base = Path(folder, "scene")
-        for scene in SCENES:
+        for scene in scenes:
             sweep(scene, base, calls)
             if reason is None:
                 sweep_traced(scene, base, traced)
             print(f"{scene.name}: done", flush=True)
-        for scene in SCENES:
+        for scene in scenes:
             if scene.old and not scene.link and not scene.leftover:
                 _random_kills(scene, base, rounds, random.Random(f"{seed}:{scene.name}"), times)
     _tell("every call into os", calls)

@@ -19,8 +19,8 @@ from treering.errors import StoreFailed, TreeringError
 
 __all__ = ["Buffer", "LocalFile", "replace_file", "write_stream"]
 
-# Below this the page cache is as fast, and one thread leaves the others' cores alone.
-DIRECT_FROM = 32 << 20
+# Below this the page cache is as fast, and one thread leaves the other cores alone.
+DIRECT_FROM = 128 << 20
 
 _HINTS = {
     errno.ENOSPC: "free some space; what stood there before is untouched",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -33,10 +34,11 @@ def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memor
     """
     waiting: list[Buffer] = []
     held = total = 0
+    most = sys.maxsize if size is None else size
     for buffer in buffers:
-        count = len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
+        count = buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
         total += count
-        if size is not None and total > size:
+        if total > most:
             raise OSError(errno.EINVAL, f"the buffers hold more than the announced {size} bytes")
         if count < SMALL:
             waiting.append(buffer)

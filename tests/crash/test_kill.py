@@ -1,0 +1,31 @@
+"""A slice of the killer: real system calls where strace is there, and random times."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torture import traced
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_one_scene_is_killed_everywhere() -> None:
+    command = [sys.executable, "-m", "torture", "kill", "--rounds", "5", "--seed", "1", "--scene", "overwrite"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "random times (seed 1): 5 kill" in done.stdout
+    if traced.missing_reason() is None:
+        assert "signal=KILL" in done.stdout
+        assert done.stdout.count("  0 violations") == 3
+    else:
+        assert "every system call: not done" in done.stdout
+
+
+def test_without_strace_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert traced.missing_reason() == "strace is not installed"
