@@ -125,8 +125,21 @@ def test_writing_deeper_than_flax_can(depth: int) -> None:
         with pytest.raises(RecursionError):
             flax.serialization.to_bytes(tree)
     assert serialization.to_bytes(tree) == nested_maps(depth)
-    assert serialization.msgpack_serialize(tree, in_place=True) == nested_maps(depth)
+    for in_place in (False, True):
+        assert serialization.msgpack_serialize(tree, in_place=in_place) == nested_maps(depth)
     assert depth_of(serialization.from_bytes(tree, nested_maps(depth))) == depth
+
+
+def test_a_tree_that_holds_itself_is_refused_when_writing() -> None:
+    looped: dict[str, Any] = {}
+    looped["a"] = looped
+    listed: list[Any] = []
+    listed.append(listed)
+    for tree in (looped, listed):
+        for write in (serialization.to_bytes, serialization.msgpack_serialize):
+            with pytest.raises(TreeringError):
+                write(tree)
+        assert not serialization.validate_serializable(tree)[0]
 
 
 def test_a_mismatch_far_down_has_a_message_of_readable_length() -> None:

@@ -75,7 +75,7 @@ def test_an_error_of_the_function_passes_through() -> None:
         tree_map_with_path(fail, {"a": 1})
 
 
-def test_a_deep_tree_is_mapped_or_refused_by_us() -> None:
+def test_a_deep_tree_is_mapped() -> None:
     tree: Any = 7
     for _ in range(5000):
         tree = [tree]
@@ -144,6 +144,14 @@ def test_information_takes_python_numbers_text_and_what_cannot_be_saved() -> Non
 
 def test_information_takes_keys_of_mixed_types() -> None:
     assert serialization.get_serialization_info({1: 2, "a": 3})["num_leaves"] == 2
+
+
+def test_information_takes_a_deep_tree() -> None:
+    tree: Any = np.zeros(3, np.int8)
+    for _ in range(20_000):
+        tree = {"a": tree}
+    info = serialization.get_serialization_info(tree)
+    assert (info["num_leaves"], info["total_elements"], info["is_serializable"]) == (1, 3, True)
 
 
 def test_validation_is_a_pair_of_bool_and_list() -> None:
