@@ -1,4 +1,4 @@
-"""Orbax's msgpack helper as referee: flax's wire plus extension 4, a tuple."""
+"""Orbax's msgpack_utils as referee: flax's wire plus extension 4, a tuple."""
 
 from __future__ import annotations
 
