@@ -115,7 +115,7 @@ def from_bytes(
     Args:
         target: a pytree that gives the structure; None for the bare state dict.
         encoded_bytes: what ``to_bytes`` of treering or flax gave. Arrays are read-only views of it.
-        strict: also compare shapes, dtypes and unexpected keys, and report every difference at once.
+        strict: also compare shapes, dtypes and unexpected keys with the target, and report every difference at once.
         to_jax: put every array on the default device.
         shardings: put arrays as this Sharding, or prefix tree of Shardings, says.
 

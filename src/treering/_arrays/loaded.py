@@ -6,11 +6,11 @@ Between the two the tree can be compared with its target, so a mismatch costs no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.aligned import Pool
+from treering._arrays.aligned import aligned_bytes
 from treering._codec.msgpack.chunks import ChunkedArray
 from treering._values.dtypes import Dtype, numpy_dtype
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["PlannedArrays"]
+
+SMALL_BYTES: Final = 8 * 1024
+"""Arrays up to this size are copied from the bytes that their headers were read with."""
 
 
 class PlannedArrays:
@@ -29,7 +32,6 @@ class PlannedArrays:
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
         self._read = read
-        self._pool = Pool()
         self._jobs: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._results: list[NDArray[Any]] = []
 
@@ -46,15 +48,17 @@ class PlannedArrays:
         """Return the numpy dtype."""
         return numpy_dtype(dtype)
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
-        """Return an array whose bytes are still to be read from ``offset``."""
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, data: bytes, at: int) -> NDArray[Any]:
+        """Return an array whose bytes are still to be read from ``offset``; a small one is copied from the window."""
         count = 1
         for length in shape:
             count *= length
-        raw = self._pool.take(count * dtype.itemsize)
+        nbytes = count * dtype.itemsize
+        if nbytes <= SMALL_BYTES and at + nbytes <= len(data):
+            return np.ndarray(shape, dtype, data[at : at + nbytes])
+        raw = aligned_bytes(nbytes)
         result = np.ndarray(shape, dtype, raw)
-        if count:
-            self._jobs[id(result)] = (offset, raw)
+        self._jobs[id(result)] = (offset, raw)
         self._results.append(result)
         return result
 
@@ -66,12 +70,14 @@ class PlannedArrays:
         """Return one array whose pieces are read straight into their places."""
         first: NDArray[Any] = parts.parts[0]
         itemsize = first.dtype.itemsize
-        raw = self._pool.take(sum(part.size for part in parts.parts) * itemsize)
+        raw = aligned_bytes(sum(part.size for part in parts.parts) * itemsize)
         at = 0
         for part in parts.parts:
-            job = self._jobs.pop(id(part), None)
-            if job is not None:
-                self._jobs[id(part)] = (job[0], raw[at : at + part.nbytes])
+            place = raw[at : at + part.nbytes]
+            if id(part) in self._jobs:
+                self._jobs[id(part)] = (self._jobs[id(part)][0], place)
+            else:
+                place[:] = part.view(np.uint8)
             at += part.nbytes
         result = np.ndarray(parts.shape, first.dtype, raw)
         self._results.append(result)

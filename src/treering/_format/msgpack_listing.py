@@ -21,7 +21,8 @@ class _Records:
     def prepare(self, dtype: Dtype) -> Dtype:
         return dtype
 
-    def array(self, shape: tuple[int, ...], dtype: Dtype, offset: int) -> LeafRecord:
+    def array(self, shape: tuple[int, ...], dtype: Dtype, offset: int, data: bytes, at: int) -> LeafRecord:
+        del data, at
         return _array_record("array", shape, dtype, offset)
 
     def scalar(self, shape: tuple[int, ...], dtype: Dtype, offset: int) -> LeafRecord:

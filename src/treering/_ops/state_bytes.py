@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
-
-import jax
 
 from treering._arrays.host import adopt, to_host
 from treering._arrays.joined import joined
@@ -14,28 +13,21 @@ from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import partial_state_dict
 from treering._values.trail import Trail, unwound
-from treering.errors import Format, TreeringError, Unsupported
+from treering.errors import Format, TreeringError
 
 __all__ = ["pack", "pieces_of", "refuse_gzip", "unpack", "unserializable"]
 
-Readable = bytes | bytearray | memoryview
+Readable = bytes | bytearray | memoryview | mmap.mmap
 
 
-def pieces_of(state: Any, *, chunk_size: int) -> list[Piece]:
-    """Return the pieces of the msgpack form of a tree of dicts and lists, in their own order."""
-    return encode(state, adopt=adopt, to_host=to_host, chunk_size=chunk_size)
+def pieces_of(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
+    """Return the pieces of the msgpack form of a tree of dicts and lists."""
+    return encode(state, adopt=adopt, to_host=to_host, chunk_size=chunk_size, sort_keys=sort_keys)
 
 
 def pack(pytree: Any, *, chunk_size: int, sort_keys: bool) -> bytes:
     """Return the msgpack form of a tree of dicts and lists; ``sort_keys`` orders every dict as jax does."""
-    if sort_keys:
-        try:
-            pytree = jax.tree.map(lambda leaf: leaf, pytree)
-        except ValueError as error:
-            raise Unsupported(
-                f"the keys of a dict cannot be sorted: {error}", hint="in_place=True keeps the order they have"
-            ) from error
-    return joined(pieces_of(pytree, chunk_size=chunk_size))
+    return joined(pieces_of(pytree, chunk_size=chunk_size, sort_keys=sort_keys))
 
 
 def unpack(encoded: Readable) -> Any:
@@ -46,6 +38,10 @@ def unpack(encoded: Readable) -> Any:
     if isinstance(encoded, bytes):
         refuse_gzip(encoded)
         return Scanner(encoded, len(encoded), lambda offset, n: encoded[offset : offset + n], Views(encoded)).run()
+    if isinstance(encoded, mmap.mmap):
+        first = encoded[:WINDOW_BYTES]
+        refuse_gzip(first)
+        return Scanner(first, len(encoded), lambda offset, n: encoded[offset : offset + n], Views(encoded)).run()
     view = memoryview(encoded)
     if not view.readonly or not view.c_contiguous:
         return unpack(view.tobytes())

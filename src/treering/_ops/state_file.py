@@ -54,7 +54,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
     path = local_path(filepath)
     try:
         with LocalFile(path) as file:
-            state = unpack(memoryview(file.map())) if mapped else _read(file, target, strict=strict)
+            state = unpack(file.map()) if mapped else _read(file, target, strict=strict)
         return restored(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
     except TreeringError as error:
         error.add_note(f"while loading {str(path)!r}")

@@ -35,7 +35,7 @@ def require_match(target: Any, state: Any) -> None:
           b: unexpected, the data has int
           w: wanted float64[2], found float64[3]
     """
-    found = differences(target, state)
+    found = differences(target, state) if target is not None else []
     if not found:
         return
     lines = "\n  ".join(found[:_SHOWN])

@@ -22,7 +22,11 @@ from treering._tree.registry import (
 )
 from treering.errors import TreeringError, Unsupported
 
-__all__ = ["partial_state_dict", "to_state_dict"]
+__all__ = ["TooDeep", "partial_state_dict", "to_state_dict"]
+
+
+class TooDeep(Unsupported):
+    """Deeper than a file may be."""
 
 
 class NotStringKey(Unsupported, AssertionError):
@@ -70,6 +74,8 @@ def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
             except TreeringError as error:
                 error.path = error.path or tuple(keys[1:])
                 refused.append(error)
+                if isinstance(error, TooDeep):  # a tree that holds itself has no end
+                    return None, refused
                 opened = [None]
             if type(opened) is tuple:
                 inner: dict[str, Any] = {}
@@ -88,7 +94,7 @@ def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
 def _opened(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
     """Return a container's pairs (and whether they stand below a class), or the finished value in a list of one."""
     if depth > MAX_DEPTH:
-        raise Unsupported(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
+        raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
     kind = type(value)
     entry = REGISTRY.get(kind)
     if entry is not None:

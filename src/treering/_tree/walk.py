@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 
-from treering._tree.registry import LEAF_TYPES, is_namedtuple, opened_node
+from treering._codec.msgpack.wire import MAX_DEPTH
+from treering._tree.registry import LEAF_TYPES, opened_node
+from treering._tree.state_dict import TooDeep
+from treering._values.trail import Trail, unwound
 
 __all__ = ["leaves_of", "mapped_with_path", "structure_text"]
 
@@ -15,31 +18,35 @@ __all__ = ["leaves_of", "mapped_with_path", "structure_text"]
 def leaves_of(tree: Any) -> Iterator[Any]:
     """Yield the leaves in the order of the tree; None is no leaf.
 
+    Raises:
+        TooDeep: more levels than a file may have; the tree may hold itself.
+
     Example:
         >>> list(leaves_of({"b": [1, None], "a": (2,)}))
         [1, 2]
     """
-    pending = [tree]
+    pending = [(0, tree)]
     while pending:
-        x = pending.pop()
+        depth, x = pending.pop()
         if type(x) in LEAF_TYPES:
             if x is not None:
                 yield x
             continue
-        children = _children(x)
-        if children is None:
+        opened = _opened(x)
+        if opened is None:
             yield x
+        elif depth > MAX_DEPTH:
+            raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
         else:
-            pending.extend(reversed(children))
+            pending.extend((depth + 1, child) for child in reversed(opened[0].values()))
 
 
-def _children(x: Any) -> list[Any] | None:
+def _opened(x: Any) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]] | None:
+    """Return a node's children by key, and what makes such a node of other children; None for a leaf."""
     if type(x) is dict:
-        return list(x.values())
-    if type(x) in (list, tuple) or is_namedtuple(x):
-        return list(x)
+        return x, dict
     node = opened_node(x)
-    return None if node is None else list(node.children.values())
+    return None if node is None else (node.children, node.rebuild)
 
 
 def structure_text(tree: Any) -> str:
@@ -48,22 +55,27 @@ def structure_text(tree: Any) -> str:
         return str(jax.tree.structure(tree))
     except (TypeError, ValueError) as error:  # dict keys that jax cannot sort
         return f"no jax structure: {error}"
+    except (RecursionError, SystemError):  # jax recurses in C++, whose binding turns the one into the other
+        return "no jax structure: nested too deep for jax"
 
 
-def mapped_with_path(
-    f: Callable[[tuple[str, ...], Any], Any],
-    tree: Any,
-    is_leaf: Callable[[Any], bool] | None,
-    path: tuple[str, ...] = (),
-) -> Any:
-    """Return ``tree`` with ``f(path, leaf)`` for each leaf; None is a leaf."""
-    if tree is None or (is_leaf is not None and is_leaf(tree)):
-        return f(path, tree)
-    if type(tree) is dict:
-        return {key: mapped_with_path(f, value, is_leaf, (*path, str(key))) for key, value in tree.items()}
-    node = opened_node(tree)
-    if node is None:
-        return f(path, tree)
-    return node.rebuild(
-        {part: mapped_with_path(f, child, is_leaf, (*path, part)) for part, child in node.children.items()}
-    )
+def mapped_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
+    """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf."""
+    results: dict[Any, Any] = {}
+    # Each step maps one child into its parent's results, or rebuilds a node whose children are all mapped.
+    steps: list[tuple[dict[Any, Any], Any, Any, Trail, Callable[..., Any] | None]] = [(results, None, tree, None, None)]
+    while steps:
+        into, key, x, trail, rebuild = steps.pop()
+        if rebuild is not None:
+            into[key] = rebuild(x)
+            continue
+        stops = x is None or (is_leaf is not None and is_leaf(x))
+        opened = None if stops else _opened(x)
+        if opened is None:
+            into[key] = f(unwound(trail), x)
+            continue
+        children, remake = opened
+        mapped: dict[Any, Any] = {}
+        steps.append((into, key, mapped, trail, remake))
+        steps.extend((mapped, part, child, (trail, str(part)), None) for part, child in reversed(children.items()))
+    return results[None]

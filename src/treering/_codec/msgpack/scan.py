@@ -48,8 +48,11 @@ class Leaves(Protocol):
     def prepare(self, dtype: Dtype) -> Any:
         """Return what ``array`` wants as dtype; called once for each distinct header."""
 
-    def array(self, shape: tuple[int, ...], dtype: Any, offset: int) -> object:
-        """Return the array of that shape and dtype whose bytes start at ``offset``."""
+    def array(self, shape: tuple[int, ...], dtype: Any, offset: int, data: bytes, at: int) -> object:
+        """Return the array of that shape and dtype whose bytes start at ``offset``.
+
+        ``data`` is the window, in which they start at index ``at``; they may go on behind its end.
+        """
 
     def scalar(self, shape: tuple[int, ...], dtype: Any, offset: int) -> object:
         """Return the numpy scalar whose bytes start at ``offset``; ``shape`` is ()."""
@@ -71,7 +74,7 @@ _NO_KEY: Final = object()
 class _Frame:
     """An open container."""
 
-    __slots__ = ("container", "is_map", "key", "offset", "remaining", "total", "tuple_end")
+    __slots__ = ("container", "hopeful", "is_map", "key", "offset", "remaining", "total", "tuple_end")
 
     def __init__(self, is_map: bool, total: int, offset: int) -> None:
         self.container: Any = {} if is_map else []
@@ -80,6 +83,8 @@ class _Frame:
         self.offset = offset
         self.key: Any = _NO_KEY
         self.tuple_end: int | None = None
+        # Whether the next item may be an array with a known header.
+        self.hopeful = is_map
 
     def put(self, value: object) -> None:
         """Take the value of the item that was read."""
@@ -138,7 +143,7 @@ class Scanner:
         frames, window = self._frames, self._window
         while True:
             frame = frames[-1]
-            if frame.is_map and frame.remaining:
+            if frame.hopeful and frame.remaining > 1:
                 self._take_arrays(frame)
             if not frame.remaining:
                 value = self._closed(frame)
@@ -172,7 +177,7 @@ class Scanner:
         """
         window, base, headers, make = self._window.data, self._window.base, self._headers, self._leaves.array
         container, remaining, at = frame.container, frame.remaining, self._window.next
-        safe, limit = self._window.safe_end(), self._window.size - base
+        safe, limit = self._window.safe, self._window.size - base
         try:
             while remaining and at < safe:
                 stop = at + window[at] - 0x9F
@@ -196,11 +201,13 @@ class Scanner:
                 key = window[at + 1 : stop].decode()
                 if key in container:
                     break
-                container[key] = make(known[1], known[2], base + start + known[3])
+                begin = start + known[3]
+                container[key] = make(known[1], known[2], base + begin, window, begin)
                 remaining -= 1
                 at = end
         except (IndexError, UnicodeDecodeError):
             pass
+        frame.hopeful = at != self._window.next
         frame.remaining, self._window.next = remaining, at
 
     # ---- containers
@@ -305,7 +312,8 @@ class Scanner:
                 raise Corrupt(f"a numpy scalar claims the shape {shape}")
             return leaves.scalar(shape, prepared, window.base + begin)
         self._headers[nbytes] = (window.data[start:begin], shape, prepared, begin - start)
-        return leaves.array(shape, prepared, window.base + begin)
+        self._frames[-1].hopeful = self._frames[-1].is_map
+        return leaves.array(shape, prepared, window.base + begin, window.data, begin)
 
     def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""

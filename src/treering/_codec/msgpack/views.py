@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,16 @@ class Views:
         buffer: what was scanned, readable for as long as any array lives; nobody may write to it.
     """
 
-    def __init__(self, buffer: bytes | memoryview) -> None:
+    def __init__(self, buffer: bytes | memoryview | mmap.mmap) -> None:
         self._buffer = buffer
 
     def prepare(self, dtype: Dtype) -> np.dtype[Any]:
         """Return the numpy dtype."""
         return numpy_dtype(dtype)
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, data: bytes, at: int) -> NDArray[Any]:
         """Return the array at ``offset``, read-only."""
+        del data, at
         return np.ndarray(shape, dtype, self._buffer, offset)
 
     def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> object:

@@ -45,9 +45,10 @@ class Window:
         base: offset in the source of its first byte.
         size: bytes in the whole source.
         next: index in ``data`` of what is read next; behind its end after a jump.
+        safe: index up to which an item's headers surely lie inside the window.
     """
 
-    __slots__ = ("_fetch", "base", "data", "next", "size")
+    __slots__ = ("_fetch", "base", "data", "next", "safe", "size")
 
     def __init__(self, first: bytes, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.data = first
@@ -55,18 +56,19 @@ class Window:
         self.size = size
         self.next = 0
         self._fetch = fetch
+        self.safe = self._safe_end()
 
-    def safe_end(self) -> int:
-        """Return the index up to which an item's headers surely lie inside the window."""
+    def _safe_end(self) -> int:
         reaches_the_end = self.base + len(self.data) >= self.size
         return _NEVER if reaches_the_end else len(self.data) - _SLACK
 
     def refill(self) -> None:
         """Move on where the window ends too close behind the next item."""
-        if self.next >= self.safe_end():
+        if self.next >= self.safe:
             offset = self.base + self.next
             self.data = self._fetch(offset, min(WINDOW_BYTES, self.size - offset))
             self.base, self.next = offset, 0
+            self.safe = self._safe_end()
 
     def read(self, at: int, nbytes: int) -> bytes:
         """Return ``nbytes`` from ``at`` on, from the source where the window ends before."""

@@ -7,7 +7,7 @@ buffer and ``bytes`` can be filled in one pass. Nothing here recurses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgpack
@@ -80,6 +80,7 @@ def encode(
     adopt: Callable[[object], ArrayLike | None],
     to_host: Callable[[ArrayLike], NDArray[Any]],
     chunk_size: int,
+    sort_keys: bool,
 ) -> list[Piece]:
     """Return the pieces whose concatenation is the msgpack form of ``tree``.
 
@@ -88,12 +89,13 @@ def encode(
         adopt: called with each leaf of a type unknown here; an array-like to store in its place, or None to refuse.
         to_host: makes a numpy array of what ``adopt`` gave.
         chunk_size: arrays of more bytes than this become chunk maps, except inside lists (as flax does).
+        sort_keys: write every dict in the order of its sorted keys instead of its own.
 
     Raises:
         Unsupported: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
             as flax would raise.
     """
-    encoder = _Encoder(adopt, to_host, chunk_size)
+    encoder = _Encoder(adopt, to_host, chunk_size, sort_keys=sort_keys)
     try:
         encoder.run(tree)
     except TreeringError as error:
@@ -120,11 +122,14 @@ class _Encoder:
         adopt: Callable[[object], ArrayLike | None],
         to_host: Callable[[ArrayLike], NDArray[Any]],
         chunk_size: int,
+        *,
+        sort_keys: bool,
     ) -> None:
         self.pieces: list[Piece] = []
         self._adopt = adopt
         self._to_host = to_host
         self._chunk_size = chunk_size
+        self._sort_keys = sort_keys
         # What stands before a small array, by shape and dtype: header, bytes, are they in wire order already.
         self._headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = {}
         self._keys: dict[str, bytes] = {}
@@ -194,10 +199,20 @@ class _Encoder:
         self._at.append(self._key)
         if isinstance(container, dict):
             self.pieces.append(map_header(len(container)))
-            self._frames.append((iter(container.items()), True, chunkable))
+            self._frames.append((iter(self._ordered(container)), True, chunkable))
         else:
             self.pieces.append(list_header(len(container)))
             self._frames.append((_numbered(container), False, False))
+
+    def _ordered(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
+        if not self._sort_keys:
+            return container.items()
+        try:
+            return [(key, container[key]) for key in sorted(container)]
+        except TypeError as error:
+            raise Unsupported(
+                f"the keys of a dict cannot be sorted: {error}", hint="in_place=True keeps the order they have"
+            ) from error
 
     def _other(self, value: object, chunkable: bool) -> None:
         """Write a leaf that is none of the common exact types."""
