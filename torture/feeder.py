@@ -41,10 +41,11 @@ def main() -> None:
     number = options.first
     end = time.monotonic() + options.seconds
     while time.monotonic() < end and len(violations) < _VIOLATIONS:
+        note[:16] = number.to_bytes(8) + bytes(8)
         source = random.Random(f"{options.seed}:{number}")
         data = mutated(source.choice(starts), source.choice(starts), source)
-        note[:16] = number.to_bytes(8) + len(data).to_bytes(8)
         note[16 : 16 + len(data)] = data
+        note[8:16] = len(data).to_bytes(8)
         verdict = feed(data, source, options.folder / "scratch")
         outcomes[f"{verdict.door}: {verdict.outcome}"] += 1
         if verdict.violation is not None:

@@ -107,6 +107,7 @@ def _fed(arguments: list[str], folder: Path, total: _Sum) -> bool:
     number, length = int.from_bytes(note[:8]), int.from_bytes(note[8:16])
     wrong = "hung" if hung else f"ended with {process.returncode}: {said.strip()[-500:]}"
     total.violations.append(feeder.keep(note[16 : 16 + length], number, wrong, folder))
+    total.outcomes["any door: untold, its process ended badly"] += number + 1 - total.first
     total.first = number + 1
     return False
 

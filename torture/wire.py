@@ -23,6 +23,8 @@ _FIXED = {
 _EXT = {0xC7, 0xC8, 0xC9}
 _FIXEXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _MANY = 20_000
+# Ext payloads inside ext payloads, after which they are bytes.
+_DEEP = 8
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -40,16 +42,16 @@ class Token:
 def tokens(data: bytes) -> list[Token]:
     """Return the values of ``data`` in the order of their first bytes, those inside ext payloads too."""
     found: list[Token] = []
-    _walk(data, 0, len(data), found)
+    _walk(data, 0, len(data), found, 0)
     return found
 
 
-def _walk(data: bytes, at: int, end: int, found: list[Token]) -> None:
+def _walk(data: bytes, at: int, end: int, found: list[Token], depth: int) -> None:
     open_values: list[tuple[Token, int]] = []  # with the number of children still to come
     while at < end and len(found) < _MANY:
         token = Token(start=at, width=_SIZED.get(data[at], 0), end=end)
         found.append(token)
-        at, children = _step(data, at, end, found)
+        at, children = _step(data, at, end, found, depth)
         open_values.append((token, children))
         while open_values and not open_values[-1][1]:
             open_values.pop()[0].end = min(at, end)
@@ -58,7 +60,7 @@ def _walk(data: bytes, at: int, end: int, found: list[Token]) -> None:
                 open_values[-1] = (parent, left - 1)
 
 
-def _step(data: bytes, at: int, end: int, found: list[Token]) -> tuple[int, int]:
+def _step(data: bytes, at: int, end: int, found: list[Token], depth: int) -> tuple[int, int]:
     """Return where the head (or the whole leaf) at ``at`` ends, and how many values belong into it."""
     first = data[at]
     at += 1
@@ -81,6 +83,6 @@ def _step(data: bytes, at: int, end: int, found: list[Token]) -> tuple[int, int]
         return at, length * (2 if first >= 0xDE else 1)
     if first in _EXT:
         at += 1
-        # The library's own ext types hold msgpack again.
-        _walk(data, at, min(at + length, end), found)
+        if depth < _DEEP:  # the library's own ext types hold msgpack again
+            _walk(data, at, min(at + length, end), found, depth + 1)
     return at + length, 0

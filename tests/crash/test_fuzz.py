@@ -83,3 +83,15 @@ def test_the_walker_finds_the_values_inside_extensions() -> None:
     assert (found[0].start, found[0].end) == (0, len(data))
     texts = {data[token.start : token.end] for token in found}
     assert {b"\xa6kernel", b"\xa4step", b"\x03", b"\xa7float32", b"\x92\x03\x02"} <= texts
+
+
+def test_the_walker_survives_what_it_made() -> None:
+    for data in (
+        b"\xc7\xff\x01" * 9000,
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\xc6",
+        b"",
+    ):
+        assert all(token.end <= len(data) for token in wire.tokens(data))
