@@ -13,9 +13,15 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["aligned_bytes"]
+__all__ = ["SMALL_BYTES", "SmallRoom", "aligned_bytes"]
 
 ALIGNMENT: Final = 64
+
+SMALL_BYTES: Final = 8 * 1024
+"""Arrays up to this size share allocations."""
+
+# One array that is kept keeps this much.
+_ROOM_BYTES: Final = 64 * 1024
 
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
@@ -28,3 +34,32 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -room.ctypes.data % ALIGNMENT
     return room[skip : skip + nbytes]
+
+
+class SmallRoom:
+    """Keeps small runs of bytes at multiples of 64 bytes, many in one allocation, read-only once they are there.
+
+    Example:
+        >>> buffer, start = SmallRoom().kept(b"abc")
+        >>> bytes(buffer[start : start + 3]), buffer.readonly
+        (b'abc', True)
+    """
+
+    def __init__(self) -> None:
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._room = aligned_bytes(_ROOM_BYTES).data
+        self._shown = self._room.toreadonly()
+        self._used = 0
+
+    def kept(self, data: bytes) -> tuple[memoryview, int]:
+        """Copy up to ``SMALL_BYTES`` bytes; return a read-only buffer and where in it they start."""
+        start = self._used
+        end = start + len(data)
+        if end > _ROOM_BYTES:
+            self._start_over()
+            start, end = 0, len(data)
+        self._room[start:end] = data
+        self._used = -(-end // ALIGNMENT) * ALIGNMENT
+        return self._shown, start

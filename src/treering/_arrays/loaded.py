@@ -6,11 +6,11 @@ Between the two the tree can be compared with its target, so a mismatch costs no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treering._arrays.aligned import aligned_bytes
+from treering._arrays.aligned import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._codec.msgpack.chunks import ChunkedArray
 from treering._values.dtypes import Dtype, numpy_dtype
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["PlannedArrays"]
-
-SMALL_BYTES: Final = 8 * 1024
-"""Arrays up to this size are copied from the bytes that their headers were read with."""
 
 
 class PlannedArrays:
@@ -32,6 +29,7 @@ class PlannedArrays:
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
         self._read = read
+        self._small = SmallRoom()
         self._jobs: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._results: list[NDArray[Any]] = []
 
@@ -55,7 +53,7 @@ class PlannedArrays:
             count *= length
         nbytes = count * dtype.itemsize
         if nbytes <= SMALL_BYTES and at + nbytes <= len(data):
-            return np.ndarray(shape, dtype, data[at : at + nbytes])
+            return np.ndarray(shape, dtype, *self._small.kept(data[at : at + nbytes]))
         raw = aligned_bytes(nbytes)
         result = np.ndarray(shape, dtype, raw)
         self._jobs[id(result)] = (offset, raw)
