@@ -305,15 +305,18 @@ class Scanner:
 
     def _array(self, code: int, start: int, nbytes: int) -> object:
         window, leaves = self._window, self._leaves
-        shape, dtype, begin = array_payload(window, start, nbytes)
-        prepared = leaves.prepare(dtype)
         if code == EXT_SCALAR:
+            shape, dtype, begin = array_payload(window, start, nbytes)
             if shape:
                 raise Corrupt(f"a numpy scalar claims the shape {shape}")
-            return leaves.scalar(shape, prepared, window.base + begin)
-        self._headers[nbytes] = (window.data[start:begin], shape, prepared, begin - start)
+            return leaves.scalar(shape, leaves.prepare(dtype), window.base + begin)
+        known = self._headers.get(nbytes)
+        if known is None or not window.data.startswith(known[0], start):
+            shape, dtype, begin = array_payload(window, start, nbytes)
+            known = self._headers[nbytes] = (window.data[start:begin], shape, leaves.prepare(dtype), begin - start)
         self._frames[-1].hopeful = self._frames[-1].is_map
-        return leaves.array(shape, prepared, window.base + begin, window.data, begin)
+        begin = start + known[3]
+        return leaves.array(known[1], known[2], window.base + begin, window.data, begin)
 
     def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""

@@ -15,6 +15,7 @@ from treering.errors import Corrupt
 __all__ = ["WINDOW_BYTES", "Window"]
 
 WINDOW_BYTES: Final = 64 * 1024
+_FIRST_STEP: Final = 4 * 1024
 _SLACK: Final = 1024  # more than any key of one length byte, ext header and inner array header together
 _NEVER: Final = 2**63
 
@@ -48,7 +49,7 @@ class Window:
         safe: index up to which an item's headers surely lie inside the window.
     """
 
-    __slots__ = ("_fetch", "base", "data", "next", "safe", "size")
+    __slots__ = ("_fetch", "_step", "base", "data", "next", "safe", "size")
 
     def __init__(self, first: bytes, size: int, fetch: Callable[[int, int], bytes]) -> None:
         self.data = first
@@ -56,6 +57,7 @@ class Window:
         self.size = size
         self.next = 0
         self._fetch = fetch
+        self._step = WINDOW_BYTES
         self.safe = self._safe_end()
 
     def _safe_end(self) -> int:
@@ -66,7 +68,10 @@ class Window:
         """Move on where the window ends too close behind the next item."""
         if self.next >= self.safe:
             offset = self.base + self.next
-            self.data = self._fetch(offset, min(WINDOW_BYTES, self.size - offset))
+            # Behind a large array another may follow at once: look at little until small items come.
+            jumped = self.next > len(self.data)
+            self._step = _FIRST_STEP if jumped else min(2 * self._step, WINDOW_BYTES)
+            self.data = self._fetch(offset, min(self._step, self.size - offset))
             self.base, self.next = offset, 0
             self.safe = self._safe_end()
 
