@@ -18,10 +18,12 @@ __all__ = ["__version__", "errors", "serialization", "tree"]
 _DOORS = frozenset({"errors", "serialization", "tree"})
 
 
-def __getattr__(name: str) -> Any:
-    if name in _DOORS:
-        return importlib.import_module(f"treering.{name}")
-    raise AttributeError(f"module 'treering' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
+
+    def __getattr__(name: str) -> Any:
+        if name in _DOORS:
+            return importlib.import_module(f"treering.{name}")
+        raise AttributeError(f"module 'treering' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

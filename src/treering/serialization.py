@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO
 
-from treering._codec.gzip import compressed, decompressed
+from treering._codec.gzip import compressed, decompressed, default_limit
 from treering._ops import state_file
 from treering._ops.restore import restored
 from treering._ops.state_bytes import Readable, pack, pieces_of, unpack, unserializable
-from treering._tree.registry import is_serializable, register_serialization_state
+from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
 from treering._tree.state_dict import to_state_dict
 from treering._tree.walk import leaves_of, structure_text
@@ -70,6 +70,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 def msgpack_restore(encoded_pytree: Readable) -> Any:
     r"""Return the tree in msgpack bytes; arrays are read-only numpy views of them.
 
+    An array that was written in chunks (``MAX_CHUNK_SIZE``) is put together in fresh memory.
     Lengths, shapes, dtype names, depth and counts are checked before memory is taken.
 
     Args:
@@ -217,7 +218,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
 
     Args:
         data: one or more gzip members.
-        max_bytes: refuse to unpack to more; by default 64 MiB and 100 times the input.
+        max_bytes: refuse to unpack to more; by default 32 MiB and 50 times the input.
 
     Raises:
         Corrupt: damaged (also ``gzip.BadGzipFile``), cut short (also ``EOFError``), or above ``max_bytes``.
@@ -267,7 +268,10 @@ def from_compressed_bytes(
         {'0': 1, '1': 2}
     """
     data = decompress_bytes(compressed_data, max_bytes=max_bytes)
-    return from_bytes(target, data, strict=strict, to_jax=to_jax, shardings=shardings)
+    # Hostile containers are held to what came in, and not to what it unpacked to.
+    allowance = default_limit(memoryview(compressed_data).nbytes) if max_bytes is None else None
+    state = unpack(data, allowance=allowance)
+    return restored(target, state, strict=strict, to_jax=to_jax, shardings=shardings)
 
 
 def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
@@ -307,5 +311,5 @@ def get_serialization_info(pytree: Any) -> dict[str, Any]:
         "total_elements": tree_size(pytree),
         "memory_bytes": tree_bytes(pytree),
         "is_serializable": validate_serializable(pytree)[0],
-        "dtypes": sorted({str(leaf.dtype) for leaf in leaves if hasattr(leaf, "dtype")}),
+        "dtypes": sorted({str(leaf.dtype) for leaf in leaves if has_shape_and_dtype(leaf)}),
     }

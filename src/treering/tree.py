@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treering._tree.registry import is_typed_key
+from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.walk import leaves_of, mapped_with_path
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size"]
@@ -44,7 +44,7 @@ def tree_size(tree: Any) -> int:
         >>> tree_size({"w": np.zeros((2, 3)), "step": 7})
         7
     """
-    return sum(math.prod(leaf.shape) if hasattr(leaf, "shape") else 1 for leaf in leaves_of(tree))
+    return sum(math.prod(leaf.shape) if has_shape_and_dtype(leaf) else 1 for leaf in leaves_of(tree))
 
 
 def tree_bytes(tree: Any) -> int:
@@ -63,6 +63,6 @@ def tree_bytes(tree: Any) -> int:
 def _leaf_bytes(leaf: Any) -> int:
     if is_typed_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+    if has_shape_and_dtype(leaf):
         return int(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize)
     return int(np.asarray(leaf).nbytes) if isinstance(leaf, bool | int | float | complex) else 0

@@ -28,6 +28,8 @@ def adopt(value: object) -> ArrayLike | None:
     """
     if not isinstance(value, jax.Array):
         return None
+    if isinstance(value, jax.core.Tracer):
+        raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
     if value.is_deleted():
         raise Unsupported("the array has been deleted, most likely donated to a jitted function", hint="save it before")
     if not value.is_fully_addressable:

@@ -8,6 +8,7 @@ missing, ``b"".join`` does it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -59,7 +60,7 @@ def _copies(pieces: list[Piece]) -> Iterator[_Copy]:
 
 
 def _unset_bytes(size: int) -> bytes:
-    make = ctypes.pythonapi.PyBytes_FromStringAndSize
+    make = ctypes.pythonapi["PyBytes_FromStringAndSize"]  # by item: prototypes of our own, not everybody's
     make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
     made: bytes = make(None, size)
     if sys.platform == "linux":
@@ -68,7 +69,7 @@ def _unset_bytes(size: int) -> bytes:
 
 
 def _address(data: bytes) -> int:
-    get = ctypes.pythonapi.PyBytes_AsString
+    get = ctypes.pythonapi["PyBytes_AsString"]
     get.argtypes, get.restype = (ctypes.py_object,), ctypes.c_void_p
     address: int = get(data)
     return address
@@ -112,10 +113,13 @@ def _fill(result: bytes, copies: Iterator[_Copy]) -> int:
             failures.append(error)
 
     others = [threading.Thread(target=guarded, args=(result,), name="treering-copy") for _ in range(_THREADS - 1)]
-    for thread in others:
-        thread.start()
+    started: list[threading.Thread] = []
+    with contextlib.suppress(RuntimeError):  # no more threads to be had: the caller's does it alone
+        for thread in others:
+            thread.start()
+            started.append(thread)
     guarded(result)
-    for thread in others:
+    for thread in started:
         thread.join()
     if failures:
         raise failures[0]

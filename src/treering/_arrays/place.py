@@ -52,6 +52,7 @@ def place(state: Any, target: Any, shardings: Any) -> Any:
             if isinstance(value, tuple):
                 value = holder[slot] = list(value)
                 tuples.append((holder, slot))
+            _require_wanted(prefix, wanted, trail)
             keys = value if isinstance(value, dict) else range(len(value))
             for key in keys:
                 below: Trail = (trail, str(key))
@@ -63,6 +64,14 @@ def place(state: Any, target: Any, shardings: Any) -> Any:
     for holder, slot in reversed(tuples):
         holder[slot] = tuple(holder[slot])
     return root[0]
+
+
+def _require_wanted(prefix: Any, wanted: Any, trail: Trail) -> None:
+    """Refuse a sharding for what is not there: a mistyped key must not leave an array on the default device."""
+    if isinstance(prefix, dict) and isinstance(wanted, dict):
+        stray = [key for key in prefix if key not in wanted]
+        if stray:
+            raise Mismatch(f"shardings has {stray[0]!r:.200}, which the tree does not", path=unwound(trail) or None)
 
 
 def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any] | None:

@@ -53,10 +53,11 @@ def _bytes_of(flat: NDArray[Any]) -> memoryview:
 
 
 def _converted(flat: NDArray[Any]) -> NDArray[Any]:
+    little = flat.astype(flat.dtype.newbyteorder("<"))
     if flat.dtype.type not in _LONG_DOUBLES:
-        return flat.astype(flat.dtype.newbyteorder("<"))
+        return little
     # An x87 value fills 10 of its 16 bytes; the rest is stray memory, which must not reach a file.
-    items = flat.copy().view(np.uint8).reshape(-1, 16)
+    items = little.view(np.uint8).reshape(-1, 16)
     items[:, _LONG_DOUBLE_VALUE_BYTES:] = 0
     return items.reshape(-1)
 

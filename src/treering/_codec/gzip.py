@@ -11,15 +11,17 @@ from typing import Final
 
 from treering.errors import Corrupt
 
-__all__ = ["compressed", "decompressed"]
+__all__ = ["compressed", "decompressed", "default_limit"]
 
 _LEVEL: Final = 6
 _GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
 _PIECE: Final = 1024 * 1024
+_FEED: Final = 64 * 1024  # what zlib leaves of this is copied at the end of each member
 
-# What a reader takes without being asked: anything of these sizes, and anything that shrank no more than this.
-_FREE_BYTES: Final = 64 * 2**20
-_FREE_RATIO: Final = 100
+# What a reader takes without being asked. Joining the pieces needs the result twice for a moment, so that together
+# it stays below 64 MiB and 100 times the input.
+_FREE_BYTES: Final = 32 * 2**20
+_FREE_RATIO: Final = 50
 
 
 class DamagedGzip(Corrupt, gzip.BadGzipFile):
@@ -33,7 +35,7 @@ class ShortGzip(Corrupt, EOFError):
 def compressed(data: bytes | memoryview) -> bytes:
     """Return ``data`` as one gzip member of level 6, without a time stamp.
 
-    Data that would shrink to less than a hundredth (and is large) is packed less tightly, so that ``decompressed``
+    Data that would shrink to less than a fiftieth (and is large) is packed less tightly, so that ``decompressed``
     never refuses what this wrote.
     """
     packed = _packed(data, zlib.Z_DEFAULT_STRATEGY)
@@ -57,15 +59,15 @@ def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
 
     Raises:
         Corrupt: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more than
-            ``max_bytes`` (default: 64 MiB and 100 times the input).
+            ``max_bytes`` (default: 32 MiB and 50 times the input).
     """
     limit = default_limit(len(data)) if max_bytes is None else max_bytes
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     pieces: list[bytes] = []
     at = total = 0
     reader = zlib.decompressobj(_GZIP_WINDOW)
     while at < len(view):
-        waiting: bytes | memoryview = view[at : at + _PIECE]
+        waiting: bytes | memoryview = view[at : at + _FEED]
         at += len(waiting)
         while waiting and not reader.eof:
             try:

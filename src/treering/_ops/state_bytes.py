@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 from treering._arrays.host import adopt, to_host
 from treering._arrays.joined import joined
-from treering._codec.msgpack.scan import Scanner
+from treering._codec.msgpack.scan import Leaves, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
+from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import partial_state_dict
 from treering._values.trail import Trail, unwound
 from treering.errors import Format, TreeringError
 
-__all__ = ["pack", "pieces_of", "refuse_gzip", "unpack", "unserializable"]
+__all__ = ["Readable", "pack", "pieces_of", "unpack", "unpack_with", "unserializable"]
 
 Readable = bytes | bytearray | memoryview | mmap.mmap
 
@@ -30,25 +32,28 @@ def pack(pytree: Any, *, chunk_size: int, sort_keys: bool) -> bytes:
     return joined(pieces_of(pytree, chunk_size=chunk_size, sort_keys=sort_keys))
 
 
-def unpack(encoded: Readable) -> Any:
-    """Return the state dict in ``encoded``; arrays are read-only views of it.
+def unpack(encoded: Readable, *, allowance: int | None = None) -> Any:
+    """Return the state dict in ``encoded``.
 
-    A buffer that somebody could still write to is copied first.
+    Arrays are read-only views of bytes and of read-only maps; of anything that somebody could still write to, a copy
+    is taken first. ``allowance`` is that of the scanner.
     """
-    if isinstance(encoded, bytes):
-        refuse_gzip(encoded)
-        return Scanner(encoded, len(encoded), lambda offset, n: encoded[offset : offset + n], Views(encoded)).run()
-    if isinstance(encoded, mmap.mmap):
-        first = encoded[:WINDOW_BYTES]
-        refuse_gzip(first)
-        return Scanner(first, len(encoded), lambda offset, n: encoded[offset : offset + n], Views(encoded)).run()
     view = memoryview(encoded)
-    if not view.readonly or not view.c_contiguous:
-        return unpack(view.tobytes())
-    view = view.cast("B")
-    first = bytes(view[:WINDOW_BYTES])
+    owner = view.obj
+    lasting = isinstance(owner, bytes) or (isinstance(owner, mmap.mmap) and memoryview(owner).readonly)
+    if not lasting or not view.c_contiguous:
+        return unpack(view.tobytes(), allowance=allowance)
+    source: Any = owner if view.nbytes == len(owner) else view.cast("B")  # type: ignore[arg-type]
+    first = source if isinstance(source, bytes) else bytes(source[:WINDOW_BYTES])
+    return unpack_with(first, len(source), lambda at, n: bytes(source[at : at + n]), Views(source), allowance=allowance)
+
+
+def unpack_with(
+    first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: Leaves, *, allowance: int | None = None
+) -> Any:
+    """Return the state dict in a source of ``size`` bytes that begins with ``first``."""
     refuse_gzip(first)
-    return Scanner(first, len(view), lambda offset, n: bytes(view[offset : offset + n]), Views(view)).run()
+    return Scanner(first, size, fetch, leaves, allowance=allowance).run()
 
 
 def refuse_gzip(first: bytes) -> None:
@@ -63,11 +68,13 @@ def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
     """Return one line for each thing in ``pytree`` that ``to_bytes`` would refuse."""
     state, refused = partial_state_dict(pytree)
     issues = [str(error) for error in refused]
-    pending: list[tuple[Trail, Any]] = [(None, state)]
+    pending: list[tuple[int, Trail, Any]] = [(0, None, state)]
     while pending:
-        trail, value = pending.pop()
+        depth, trail, value = pending.pop()
+        if depth > MAX_DEPTH:  # a handler's dict may hold itself
+            return [*issues, f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself"]
         if type(value) is dict and value:
-            pending.extend(((trail, str(key)), child) for key, child in reversed(value.items()))
+            pending.extend((depth + 1, (trail, str(key)), child) for key, child in reversed(value.items()))
             value = dict.fromkeys(value)  # its keys alone
         try:
             pieces_of(value, chunk_size=chunk_size)

@@ -88,15 +88,18 @@ class LocalFile:
             StoreFailed: the system refuses.
         """
         self._require(offset, count)
+        part = self._read_some(offset, count)
+        if len(part) == count:
+            return part
         parts: list[bytes] = []
         while count:
-            part = self._read_some(offset, count)
             if not part:
                 raise self._cut_short(offset)
             parts.append(part)
             offset += len(part)
             count -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            part = self._read_some(offset, count)
+        return b"".join(parts)
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each writable buffer with the bytes from its offset on; large totals with two threads.

@@ -51,8 +51,11 @@ class StagedFile:
             self._folder_descriptor = descriptors.open_folder(self._folder)
             if descriptors.fcntl is not None:
                 _sweep(self._folder, self._stem)
-            self._create()
-            self._take_over_rights()
+            old = self._old()
+            # Closed to others until it has the rights of the old file, which may be as narrow.
+            self._create(0o600 if old else 0o666)
+            if old:
+                self._take_over_rights(old)
             undo.pop_all()
         return self
 
@@ -99,12 +102,18 @@ class StagedFile:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
 
-    def _create(self) -> None:
+    def _old(self) -> os.stat_result | None:
+        try:
+            return os.stat(self._target)
+        except FileNotFoundError:
+            return None
+
+    def _create(self, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         for _ in range(_ATTEMPTS):
             path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
-            self.descriptor = os.open(path, flags, 0o666)
+            self.descriptor = os.open(path, flags, mode)
             self._path = path
             if descriptors.lock(self.descriptor) is not False and _is_at(self.descriptor, path):
                 return
@@ -112,12 +121,8 @@ class StagedFile:
             self._remove()
         raise OSError(errno.EAGAIN, "other writers keep removing its staged file")
 
-    def _take_over_rights(self) -> None:
+    def _take_over_rights(self, old: os.stat_result) -> None:
         """Give the staged file the owner, where that is allowed, and the permission bits of the old one."""
-        try:
-            old = os.stat(self._target)
-        except FileNotFoundError:
-            return
         if not os.access(self._target, os.W_OK):
             raise PermissionError(errno.EACCES, "it is write-protected")
         if not hasattr(os, "fchown"):  # Windows

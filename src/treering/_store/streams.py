@@ -48,6 +48,8 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
         _sync_if_real(file)
     except TreeringError:
         raise
+    except TypeError as error:
+        raise Unsupported(f"{shown!r} takes no bytes: {error}", hint="open it in binary mode, 'wb'") from error
     except OSError as error:
         raise StoreFailed.of(error, shown, "write") from error
 

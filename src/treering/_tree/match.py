@@ -8,7 +8,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._tree.registry import is_typed_key
+from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import to_state_dict
 from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch
@@ -16,6 +16,7 @@ from treering.errors import Mismatch
 __all__ = ["differences", "require_match"]
 
 _SHOWN: Final = 20
+_LONGEST_NAME: Final = 400
 _COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
 
@@ -66,9 +67,10 @@ def differences(target: Any, state: Any) -> list[str]:
             unexpected[unwound((trail, str(key)))] = _described(found[key])
         pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())
     lines = unlike | {path: f"unexpected, the data has {kind}" for path, kind in unexpected.items()}
-    for path, kind in missing.items():
-        lines[path] = f"missing, the target has {kind}{_near(path, kind, unexpected)}"
-    return [f"{'/'.join(path) or '.'}: {lines[path]}" for path in sorted(lines)]
+    for number, (path, kind) in enumerate(sorted(missing.items())):
+        near = _near(path, kind, unexpected) if number < _SHOWN else ""
+        lines[path] = f"missing, the target has {kind}{near}"
+    return [f"{_printable('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
 
 
 def _modern_names(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +88,13 @@ def _near(path: tuple[str, ...], kind: str, unexpected: dict[tuple[str, ...], st
     if len(others) > _COMPARED:
         return ""
     close = difflib.get_close_matches("/".join(path), others, n=1, cutoff=0.5)
-    return f" (is it {close[0]!r} in the data?)" if close else ""
+    return f" (is it {_printable(close[0])!r} in the data?)" if close else ""
+
+
+def _printable(name: str) -> str:
+    """Cut a name from a file to a length for people, and escape what could move a cursor."""
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def _described(leaf: Any) -> str:
@@ -96,10 +104,12 @@ def _described(leaf: Any) -> str:
     if is_typed_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
         return f"{data.dtype.name}{list(data.shape)}"
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+    if has_shape_and_dtype(leaf):
         return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
     if leaf is None:
         return "None"
+    if isinstance(leaf, bytearray | memoryview):
+        return "bytes"
     for kind in _PYTHON_LEAVES:
         if type(leaf) is kind:
             return kind.__name__

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -23,7 +24,10 @@ __all__ = [
     "LEAF_TYPES",
     "REGISTRY",
     "Node",
+    "flax_overrides",
     "flax_serves",
+    "has_shape_and_dtype",
+    "is_code",
     "is_namedtuple",
     "is_serializable",
     "is_typed_key",
@@ -46,6 +50,20 @@ BUILT_IN: Final = frozenset({dict, list, tuple, jax.tree_util.Partial})
 
 REGISTRY: Final[dict[type, tuple[ToState, FromState]]] = {}
 """Handlers that somebody registered."""
+
+# What ``def``, ``lambda``, C, numpy and jax make of functions; classes count, as they make things.
+_CODE_TYPES: Final = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    type,
+    np.ufunc,
+    jax.numpy.ufunc,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    type(jax.jit(lambda: None)),
+    type(functools.lru_cache(lambda: None)),
+)
 
 # Types that are surely leaves, so that the walk over 10,000 arrays asks nobody. Grows by jax's array type.
 LEAF_TYPES: Final[set[type]] = {np.ndarray, type(None), bool, int, float, complex, str, bytes}
@@ -78,6 +96,7 @@ def register_serialization_state(
     if (ty in REGISTRY or ty in BUILT_IN) and not override:
         raise AlreadyRegistered(f'a serialization handler for "{ty.__name__}" is already registered')
     REGISTRY[ty] = (ty_to_state_dict, ty_from_state_dict)
+    LEAF_TYPES.discard(ty)
 
 
 def is_serializable(target: Any) -> bool:
@@ -100,9 +119,36 @@ def flax_serves(ty: type) -> bool:
     return flax_serialization is not None and bool(flax_serialization.is_serializable(ty))
 
 
+def flax_overrides(ty: type) -> bool:
+    """Tell whether somebody other than flax gave a loaded flax a handler for ``ty``.
+
+    Such a handler decides what lies in flax's files, also where jax knows the type as a pytree node. flax has no
+    public way to ask; where its table moves, the answer is no and the pytree is used.
+    """
+    flax_serialization = sys.modules.get("flax.serialization")
+    handlers = getattr(flax_serialization, "_STATE_DICT_REGISTRY", {}).get(ty)
+    return handlers is not None and not str(getattr(handlers[0], "__module__", "")).startswith("flax.")
+
+
+def is_code(x: object) -> bool:
+    """Tell whether ``x`` is a function in some form: code that a target supplies, and no state.
+
+    An object of another class that can be called may hold state, and a ``functools.partial`` may hold arrays; they
+    are not code.
+    """
+    if isinstance(x, functools.partial):
+        return is_code(x.func) and not any(map(has_shape_and_dtype, (*x.args, *x.keywords.values())))
+    return isinstance(x, _CODE_TYPES)
+
+
 def is_namedtuple(x: object) -> bool:
     """Tell whether ``x`` is a tuple with named fields."""
     return isinstance(x, tuple) and hasattr(x, "_fields")
+
+
+def has_shape_and_dtype(x: object) -> bool:
+    """Tell whether ``x`` is an array, or stands for one (``jax.ShapeDtypeStruct``); a class like np.float32 is none."""
+    return not isinstance(x, type) and hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def is_typed_key(x: object) -> bool:
@@ -134,11 +180,13 @@ def opened_node(x: Any) -> Node | None:
     remake = _dict_maker(x)
     if remake is not None:
         return _dict_node(x, remake)
+    # False for x itself, True for whatever lies in it, even if that is x again.
+    answers = iter((False,))
     try:
-        pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
+        pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda _: next(answers, True))
     except (TypeError, ValueError) as error:
         raise Unsupported(f"jax cannot open a {type(x).__name__}: {error}") from error
-    if len(pairs) == 1 and pairs[0][1] is x:
+    if len(pairs) == 1 and not pairs[0][0]:
         if isinstance(x, np.generic) or (isinstance(x, jax.Array) and not is_typed_key(x)):
             LEAF_TYPES.add(type(x))
         return None
@@ -177,7 +225,7 @@ def _dict_maker(x: Any) -> Callable[[dict[Any, Any]], Any] | None:
 
 
 def _dict_node(x: Mapping[Any, Any], remake: Callable[[dict[Any, Any]], Any]) -> Node:
-    originals = {str(key): key for key in x}
+    originals = {_text(key): key for key in x}
 
     def rebuild(restored: dict[str, Any]) -> Any:
         return remake({originals[key]: value for key, value in restored.items()})
@@ -191,15 +239,22 @@ def text_keyed(xs: Mapping[Any, Any]) -> dict[str, Any]:
     Raises:
         Unsupported: keys that are alike as text.
     """
-    texts = {str(key): value for key, value in xs.items()}
+    texts = {_text(key): value for key, value in xs.items()}
     if len(texts) != len(xs):
-        counts = collections.Counter(map(str, xs))
-        clash = sorted(repr(key) for key in xs if counts[str(key)] > 1)
+        counts = collections.Counter(map(_text, xs))
+        clash = sorted(repr(key) for key in xs if counts[_text(key)] > 1)
         raise Unsupported(
             "Dict keys do not have a unique string representation: "
             f"{', '.join(clash)[:400]} are alike once they are text"
         )
     return texts
+
+
+def _text(key: Any) -> str:
+    try:
+        return str(key)
+    except ValueError as error:  # an int of more digits than Python prints
+        raise Unsupported(f"a dict key has no text: {error}") from error
 
 
 def _key_text(entry: Any) -> str:

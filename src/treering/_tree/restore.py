@@ -13,10 +13,22 @@ from typing import Any, Final
 
 import jax
 
-from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, is_typed_key, opened_node
+from treering._tree.registry import (
+    LEAF_TYPES,
+    REGISTRY,
+    Node,
+    flax_overrides,
+    flax_serves,
+    is_code,
+    is_namedtuple,
+    is_typed_key,
+    opened_node,
+)
 from treering.errors import Mismatch
 
 __all__ = ["current_path", "from_state_dict"]
+
+_LONGEST_NAMES: Final = 2000
 
 Request = tuple[Any, Any, str]
 """A child's target, its state, and its name."""
@@ -130,7 +142,7 @@ def _begun(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
         return None, _restored_namedtuple(target, state), False
     if is_typed_key(target):
         return _restored_key(target, state), None, False
-    node = opened_node(target)
+    node = None if flax_overrides(kind) else opened_node(target)
     if node is not None:
         restorer = _restored_items if node.kind == "items" else _restored_fields
         if node.kind == "mapping":
@@ -140,7 +152,7 @@ def _begun(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
         from flax import serialization as flax_serialization
 
         return flax_serialization.from_state_dict(target, state, name=_place.names[-1]), None, False
-    if in_class and state is None and callable(target):
+    if in_class and state is None and is_code(target):
         return target, None, False
     return state, None, False
 
@@ -270,7 +282,7 @@ def _restored_fields(target: Any, node: Node, state: Any) -> Restorer:
     unknown = [part for part in state if part not in node.children]
     if unknown:
         raise StructureMismatch(
-            f'Unknown field(s) "{",".join(map(str, unknown))}" in state dict while restoring'
+            f'Unknown field(s) "{",".join(map(str, unknown))[:_LONGEST_NAMES]}" in state dict while restoring'
             f" an instance of {name} at path {current_path()}",
             path=_here(),
         )
@@ -307,7 +319,8 @@ def _named(state: Any) -> str:
 
 def _set_text(names: Any) -> str:
     """Print names as flax prints a set, but always in the same order."""
-    return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
+    text = ", ".join(sorted(repr(name) for name in names))
+    return "{" + (text if len(text) <= _LONGEST_NAMES else f"{text[:_LONGEST_NAMES]}...") + "}"
 
 
 _RESTORERS: Final[dict[type, Callable[[Any, Any], Restorer]]] = {

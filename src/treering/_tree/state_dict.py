@@ -14,7 +14,9 @@ from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._tree.registry import (
     LEAF_TYPES,
     REGISTRY,
+    flax_overrides,
     flax_serves,
+    is_code,
     is_namedtuple,
     is_typed_key,
     opened_node,
@@ -106,12 +108,12 @@ def _opened(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str,
         return [(field, getattr(value, field)) for field in value._fields], in_class
     if is_typed_key(value):
         return [jax.random.key_data(value)] if isinstance(value, jax.Array) else [value]
-    node = opened_node(value)
+    node = None if flax_overrides(kind) else opened_node(value)
     if node is not None:
         return node.children.items(), in_class or node.kind != "mapping"
     if flax_serves(kind):
         return [_from_handler(_flax_state(value))]
-    return [None if in_class and callable(value) else value]
+    return [None if in_class and is_code(value) else value]
 
 
 def _from_handler(state: Any) -> Any:

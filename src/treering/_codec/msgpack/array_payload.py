@@ -6,6 +6,7 @@ Source of the layout: docs/spec/msgpack.md: an array of three, the shape, the dt
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from treering._codec.msgpack.window import Window
@@ -13,9 +14,10 @@ from treering._codec.msgpack.wire import MAX_NDIM
 from treering._values.dtypes import Dtype, lookup
 from treering.errors import Corrupt, Format
 
-__all__ = ["UnknownDtype", "array_payload"]
+__all__ = ["UnknownDtype", "array_payload", "possible"]
 
 _LONGEST_DIM: Final = 2**63 - 1
+_MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, still a signed 64-bit number
 
 
 class UnknownDtype(Format, TypeError):
@@ -66,6 +68,11 @@ def _shape(window: Window, at: int) -> tuple[tuple[int, ...], int]:
         if type(dim) is not int or not 0 <= dim <= _LONGEST_DIM:
             raise Corrupt(f"an array claims an axis of length {dim}")
         shape.append(dim)
-    if 0 in shape and math.prod(dim or 1 for dim in shape) > _LONGEST_DIM:
+    if not possible(shape):
         raise Corrupt(f"an empty array claims the impossible shape {tuple(shape)}")
     return tuple(shape), at
+
+
+def possible(shape: Sequence[int]) -> bool:
+    """Tell whether numpy can make an array of this shape: it multiplies the other axes even where one is 0."""
+    return 0 not in shape or math.prod(dim or 1 for dim in shape) <= _MOST_ITEMS

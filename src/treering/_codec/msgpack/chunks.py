@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any, Protocol
 
+from treering._codec.msgpack.array_payload import possible
 from treering._codec.msgpack.wire import CHUNK_MARKER, MAX_NDIM
 from treering.errors import Corrupt
 
@@ -51,7 +52,7 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
     if set(container) != {CHUNK_MARKER, "shape", "chunks"} or container[CHUNK_MARKER] is not True:
         raise NotChunked(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
     shape = tuple(_numbered(container["shape"], "shape"))
-    if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape):
+    if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape) or not possible(shape):
         raise Corrupt(f"a chunked array claims the shape {shape!r:.200}")
     parts = _numbered(container["chunks"], "chunks")
     lengths = [_flat_length(part) for part in parts]

@@ -32,14 +32,22 @@ from treering._codec.msgpack.wire import (
 from treering._values.dtypes import Dtype
 from treering.errors import Corrupt, Format, TreeringError
 
-__all__ = ["Leaves", "Scanner"]
+__all__ = ["Leaves", "Scanner", "container_allowance"]
 
 # What CPython takes for an empty dict or list with its first slots: an estimate that hostile nesting is held to.
 _CONTAINER_BYTES: Final = {True: 256, False: 128}
 _CONTAINER_ALLOWANCE: Final = 32 * 2**20
 _CONTAINER_RATIO: Final = 64
 
+# Python's hashes of numbers can be made to collide, so that a dict of them takes time with the square.
+_MOST_RARE_KEYS: Final = 1000
+
 _ARRAY_CODES: Final = (EXT_ARRAY, EXT_SCALAR)
+
+
+def container_allowance(nbytes: int) -> int:
+    """Return how much memory the containers in ``nbytes`` of input may take, by estimate."""
+    return _CONTAINER_ALLOWANCE + _CONTAINER_RATIO * nbytes
 
 
 class Leaves(Protocol):
@@ -74,7 +82,18 @@ _NO_KEY: Final = object()
 class _Frame:
     """An open container."""
 
-    __slots__ = ("container", "hopeful", "is_map", "key", "offset", "remaining", "total", "tuple_end")
+    __slots__ = (
+        "chunks_of_chunks",
+        "container",
+        "holds_chunked",
+        "hopeful",
+        "is_map",
+        "key",
+        "offset",
+        "remaining",
+        "total",
+        "tuple_end",
+    )
 
     def __init__(self, is_map: bool, total: int, offset: int) -> None:
         self.container: Any = {} if is_map else []
@@ -85,6 +104,9 @@ class _Frame:
         self.tuple_end: int | None = None
         # Whether the next item may be an array with a known header.
         self.hopeful = is_map
+        # Whether an array that was put together of chunks lies directly in here, or in the map at "chunks".
+        self.holds_chunked = False
+        self.chunks_of_chunks = False
 
     def put(self, value: object) -> None:
         """Take the value of the item that was read."""
@@ -102,6 +124,7 @@ class Scanner:
         size: bytes in the whole source.
         fetch: ``fetch(offset, n)`` returns exactly ``n`` bytes; only asked for bytes that are there.
         leaves: makes the leaves.
+        allowance: bytes of memory that the containers may take, by estimate.
 
     Example:
         >>> from treering._codec.msgpack.views import Views
@@ -110,14 +133,23 @@ class Scanner:
         {'a': 1, 'b': None}
     """
 
-    def __init__(self, first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: Leaves) -> None:
+    def __init__(
+        self,
+        first: bytes,
+        size: int,
+        fetch: Callable[[int, int], bytes],
+        leaves: Leaves,
+        *,
+        allowance: int | None = None,
+    ) -> None:
         self._window = Window(first, size, fetch)
         self._leaves = leaves
         # The open containers, innermost last. The first holds the root, as a list of one.
         self._frames: list[_Frame] = [_Frame(False, 1, 0)]
         # Payload length -> the last array header of that length, its shape, dtype and own length.
         self._headers: dict[int, tuple[bytes, tuple[int, ...], Any, int]] = {}
-        self._allowance = _CONTAINER_ALLOWANCE + _CONTAINER_RATIO * size
+        self._allowance = container_allowance(size) if allowance is None else allowance
+        self._rare_keys = 0
         # Offset in the source of the item being read.
         self._at = 0
 
@@ -153,11 +185,13 @@ class Scanner:
                 frames[-1].put(value)
                 continue
             frame.remaining -= 1
-            window.refill()
+            if window.next >= window.safe:
+                window.refill()
             self._at = window.base + window.next
             if frame.is_map:
                 self._take_key(frame)
-                window.refill()
+                if window.next >= window.safe:
+                    window.refill()
                 self._at = window.base + window.next
             first = window.data[window.next]
             if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
@@ -226,8 +260,7 @@ class Scanner:
         self._allowance -= _CONTAINER_BYTES[is_map]
         if self._allowance < 0:
             raise Corrupt(
-                f"the {window.size} bytes hold so many nested containers that they would fill"
-                f" more than {_CONTAINER_RATIO} times their size in memory"
+                f"the {window.size} bytes hold so many nested containers that they would fill many times that in memory"
             )
         frame = _Frame(is_map, total, offset)
         self._frames.append(frame)
@@ -251,9 +284,15 @@ class Scanner:
                 raise Corrupt(f"{self._window.size - offset} bytes follow the end of the tree")
             return container[0]
         if frame.is_map:
+            parent = self._frames[-2]
             if CHUNK_MARKER in container:
                 self._at, frame.key = frame.offset, _NO_KEY
+                if frame.chunks_of_chunks:
+                    raise Corrupt("a piece of a chunked array is itself chunked")
+                parent.holds_chunked = True
                 return self._leaves.chunked(chunked_array(container))
+            if frame.holds_chunked and parent.key == "chunks":
+                parent.chunks_of_chunks = True
         elif frame.tuple_end is not None:
             if offset != frame.tuple_end:
                 raise Corrupt(f"a tuple (ext 4) should end at byte {frame.tuple_end}, its items end at {offset}")
@@ -266,7 +305,13 @@ class Scanner:
         window = self._window
         first, at = window.data[window.next], window.next
         key: Any
-        if 0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6:
+        if 0xA0 <= first <= 0xBF:
+            nbytes, at = first & 0x1F, at + 1
+            raw = window.data[at : at + nbytes]
+            if len(raw) != nbytes:
+                window.need(at, nbytes)
+            key, at = raw.decode(), at + nbytes
+        elif 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6:
             start, nbytes, is_text = window.blob_header(at)
             raw = window.read(start, nbytes)
             key, at = raw.decode() if is_text else raw, start + nbytes
@@ -274,9 +319,14 @@ class Scanner:
             raise UnhashableKey("a map or an array stands where a map key belongs")
         elif 0xC7 <= first <= 0xC9 or 0xD4 <= first <= 0xD8:
             nbytes, code, start = window.ext_header(at)
-            if code != EXT_COMPLEX:
-                raise UnhashableKey(f"ext code {code} stands where a map key belongs")
-            key, at = window.complex(start, nbytes), start + nbytes
+            window.need(start, nbytes)
+            self._rare_keys += 1
+            if self._rare_keys > _MOST_RARE_KEYS:
+                raise Corrupt(f"more than {_MOST_RARE_KEYS} map keys are complex, numpy scalars or time stamps")
+            if code in (EXT_ARRAY, EXT_TUPLE):
+                raise UnhashableKey(f"an array or a tuple (ext code {code}) stands where a map key belongs")
+            key = self._scalar(start, nbytes) if code == EXT_SCALAR else self._rare_ext(code, start, nbytes)
+            at = start + nbytes
         else:
             key, at = window.number(at)
         frame.key, window.next = key, at
@@ -306,10 +356,7 @@ class Scanner:
     def _array(self, code: int, start: int, nbytes: int) -> object:
         window, leaves = self._window, self._leaves
         if code == EXT_SCALAR:
-            shape, dtype, begin = array_payload(window, start, nbytes)
-            if shape:
-                raise Corrupt(f"a numpy scalar claims the shape {shape}")
-            return leaves.scalar(shape, leaves.prepare(dtype), window.base + begin)
+            return self._scalar(start, nbytes)
         known = self._headers.get(nbytes)
         if known is None or not window.data.startswith(known[0], start):
             shape, dtype, begin = array_payload(window, start, nbytes)
@@ -317,6 +364,12 @@ class Scanner:
         self._frames[-1].hopeful = self._frames[-1].is_map
         begin = start + known[3]
         return leaves.array(known[1], known[2], window.base + begin, window.data, begin)
+
+    def _scalar(self, start: int, nbytes: int) -> object:
+        shape, dtype, begin = array_payload(self._window, start, nbytes)
+        if shape:
+            raise Corrupt(f"a numpy scalar claims the shape {shape}")
+        return self._leaves.scalar(shape, self._leaves.prepare(dtype), self._window.base + begin)
 
     def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""

@@ -65,15 +65,14 @@ class Window:
         return _NEVER if reaches_the_end else len(self.data) - _SLACK
 
     def refill(self) -> None:
-        """Move on where the window ends too close behind the next item."""
-        if self.next >= self.safe:
-            offset = self.base + self.next
-            # Behind a large array another may follow at once: look at little until small items come.
-            jumped = self.next > len(self.data)
-            self._step = _FIRST_STEP if jumped else min(2 * self._step, WINDOW_BYTES)
-            self.data = self._fetch(offset, min(self._step, self.size - offset))
-            self.base, self.next = offset, 0
-            self.safe = self._safe_end()
+        """Move on, so that the window starts with the next item; called when that is not safely inside."""
+        offset = self.base + self.next
+        # Behind a large array another may follow at once: look at little until small items come.
+        jumped = self.next > len(self.data)
+        self._step = _FIRST_STEP if jumped else min(2 * self._step, WINDOW_BYTES)
+        self.data = self._fetch(offset, min(self._step, self.size - offset))
+        self.base, self.next = offset, 0
+        self.safe = self._safe_end()
 
     def read(self, at: int, nbytes: int) -> bytes:
         """Return ``nbytes`` from ``at`` on, from the source where the window ends before."""

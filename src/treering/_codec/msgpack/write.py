@@ -128,7 +128,7 @@ class _Encoder:
         self.pieces: list[Piece] = []
         self._adopt = adopt
         self._to_host = to_host
-        self._chunk_size = chunk_size
+        self._chunk_size = max(0, chunk_size)
         self._sort_keys = sort_keys
         # What stands before a small array, by shape and dtype: header, bytes, are they in wire order already.
         self._headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = {}
