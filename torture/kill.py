@@ -82,6 +82,7 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
 
 def _save_on_and_on(scene: Scene, path: Path, version: int, pipe: int) -> None:
     local.DIRECT_FROM = 0 if scene.straight else 1 << 62
+    local.FREE_SHARE = 0
     direct.BLOCK_BYTES = 128 << 10
     try:
         os.write(pipe, b"!")

@@ -108,6 +108,7 @@ def prepared(scene: Scene, base: Path) -> Path:
 def save_new(scene: Scene, path: Path, injector: Injector | None) -> None:
     """Save version 2, in a child."""
     local.DIRECT_FROM = 0 if scene.straight else 1 << 62
+    local.FREE_SHARE = 0
     direct.BLOCK_BYTES = 128 << 10
     if injector is not None:
         injector.install()

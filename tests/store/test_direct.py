@@ -26,6 +26,7 @@ CONTENT = random.Random(0).randbytes(21 * MIB + 33)
 @pytest.fixture(autouse=True)
 def everything_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "DIRECT_FROM", 0)
+    monkeypatch.setattr(local, "FREE_SHARE", 0)
 
 
 def save(path: Path) -> None:
@@ -106,6 +107,7 @@ def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypat
     with pytest.raises(StoreFailed, match="takes no more bytes"):
         save(tmp_path / "a.bin")
     monkeypatch.setattr(local, "DIRECT_FROM", 1 << 62)
+    monkeypatch.setattr(local, "FREE_SHARE", 0)
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
     with pytest.raises(StoreFailed, match="takes no more bytes"):
         save(tmp_path / "a.bin")
@@ -244,6 +246,7 @@ from treering.errors import StoreFailed
 resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))
 for start in (0, 1 << 62):
     local.DIRECT_FROM = start
+    local.FREE_SHARE = 0
     try:
         local.replace_file(pathlib.Path(sys.argv[1]), [bytes(9 << 20)], 9 << 20)
     except StoreFailed as error:

@@ -25,6 +25,7 @@ def noise(size: int) -> bytes:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every file takes the direct way, or none does."""
     monkeypatch.setattr(local, "DIRECT_FROM", 0 if request.param == "direct" else 1 << 62)
+    monkeypatch.setattr(local, "FREE_SHARE", 0)
     return str(request.param)
 
 
@@ -124,6 +125,7 @@ def test_the_content_is_durable_before_the_name_and_the_name_before_the_answer(
 
         monkeypatch.setattr(os, name, record)
     monkeypatch.setattr(local, "DIRECT_FROM", MIB)
+    monkeypatch.setattr(local, "FREE_SHARE", 0)
     replace_file(tmp_path / "a.bin", [noise(100)], 100)
     assert calls == ["write", "fsync", "replace", "fsync"]
     calls.clear()
@@ -368,6 +370,7 @@ def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """As on Windows: nothing is swept, nothing direct, the file is closed before it is renamed."""
     monkeypatch.setattr(descriptors, "fcntl", None)
     monkeypatch.setattr(local, "DIRECT_FROM", 0)
+    monkeypatch.setattr(local, "FREE_SHARE", 0)
     path = tmp_path / "a.bin"
     left = tmp_path / f".a.bin.{'0' * 16}.treering-tmp"
     left.write_bytes(b"left")
@@ -382,6 +385,7 @@ def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_descriptors_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = names("/proc/self/fd")
     monkeypatch.setattr(local, "DIRECT_FROM", MIB)
+    monkeypatch.setattr(local, "FREE_SHARE", 0)
     for size, announced in ((3, 3), (3, 4), (3 * MIB, 3 * MIB), (3 * MIB, 4 * MIB)):
         try:
             replace_file(tmp_path / "a.bin", [noise(size)], announced)

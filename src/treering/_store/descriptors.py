@@ -20,10 +20,22 @@ except ImportError:  # Windows
 else:
     fcntl = _fcntl
 
-__all__ = ["go_direct", "leave_direct", "lock", "open_folder", "reserve", "sync", "sync_folder"]
+__all__ = [
+    "free_memory",
+    "go_direct",
+    "leave_direct",
+    "lock",
+    "open_folder",
+    "reserve",
+    "start_writeback",
+    "sync",
+    "sync_folder",
+]
 
 # A file system without this kind of request says one of these.
 _NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
+
+_SYNC_FILE_RANGE_WRITE = 2
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -93,6 +105,40 @@ def reserve(descriptor: int, size: int) -> None:
         reason = ctypes.get_errno()
         if reason in _NO_ROOM:
             raise OSError(reason, os.strerror(reason))
+
+
+def start_writeback(descriptor: int, offset: int, count: int) -> bool:
+    """Ask the kernel to begin writing ``count`` bytes of the page cache to the disk, without waiting for them.
+
+    The fsync at the end then finds most of its work done. Nothing is promised by this call.
+
+    Returns:
+        False where there is no such request, so that asking again is of no use.
+
+    Raises:
+        OSError: the disk refused what was written before.
+    """
+    if sys.platform != "linux" or sys.maxsize <= 2**32:
+        return False
+    try:
+        request = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):  # a C library of another kind
+        return False
+    request.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint)
+    if request(descriptor, offset, count, _SYNC_FILE_RANGE_WRITE) == 0:
+        return True
+    reason = ctypes.get_errno()
+    if reason in _NO_SUCH_REQUEST or reason == errno.ESPIPE:
+        return False
+    raise OSError(reason, os.strerror(reason))
+
+
+def free_memory() -> int | None:
+    """Return how many bytes of memory nobody uses, the page cache included among the users; None if unknown."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows, or a system without that question
+        return None
 
 
 def sync(descriptor: int) -> None:

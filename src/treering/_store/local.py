@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from treering._store import descriptors
+from treering._store.cached import write_cached
 from treering._store.direct import write_direct
 from treering._store.folders import make_folder, resolved
-from treering._store.pieces import Buffer, pieces, write_all
+from treering._store.pieces import Buffer, pieces
 from treering._store.reading import LocalFile
 from treering._store.stage import StagedFile
 from treering._store.streams import write_stream
@@ -21,6 +22,10 @@ __all__ = ["Buffer", "LocalFile", "replace_file", "write_stream"]
 
 # Below this the page cache is as fast, and one thread leaves the other cores alone.
 DIRECT_FROM = 128 << 20
+
+# The page cache is the faster way while there is free memory for it. A file that would take more than this share of
+# what is free would first push out other pages: it goes past the cache.
+FREE_SHARE = 0.25
 
 _HINTS = {
     errno.ENOSPC: "free some space; what stood there before is untouched",
@@ -71,11 +76,13 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int) -> None:
 
 
 def _write(descriptor: int, parts: Iterable[memoryview], size: int) -> None:
-    if size >= DIRECT_FROM and descriptors.go_direct(descriptor):
-        write_direct(descriptor, parts, size)
-        return
-    for part in parts:
-        write_all(descriptor, part)
+    if size >= DIRECT_FROM:
+        free = descriptors.free_memory()
+        if free is not None and size > FREE_SHARE * free and descriptors.go_direct(descriptor):
+            write_direct(descriptor, parts, size)
+            return
+        descriptors.reserve(descriptor, size)
+    write_cached(descriptor, parts)
 
 
 @contextlib.contextmanager
