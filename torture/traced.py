@@ -27,7 +27,7 @@ _ERRORS = {
     "EMFILE": {"openat"},
     "EINTR": {"openat", "flock", "write", "pwrite64", "fsync"},
 }
-_ATTACH_SECONDS = 10.0
+_ATTACH_SECONDS = 30
 
 
 def missing_reason() -> str | None:
