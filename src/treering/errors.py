@@ -2,6 +2,8 @@
 
     TreeringError
     ├── NotFound       nothing is there: check the path              (FileNotFoundError)
+    ├── Exists         something is there: say overwrite=True        (FileExistsError)
+    ├── Busy           another writer is at work: try again later    (OSError)
     ├── Mismatch       data and target disagree: change the target   (ValueError)
     ├── Corrupt        the bytes are damaged: use another copy       (ValueError)
     ├── Format         well formed, but not ours: use another reader (ValueError)
@@ -22,10 +24,13 @@ import errno
 import os
 
 __all__ = [
+    "Busy",
     "Corrupt",
+    "Exists",
     "Format",
     "Mismatch",
     "NotFound",
+    "StaticFieldsDiffer",
     "StoreFailed",
     "TreeringError",
     "Unsupported",
@@ -159,6 +164,14 @@ class StoreFailed(TreeringError, OSError):
         return error
 
 
+class Exists(TreeringError, FileExistsError):
+    """Something stands there already, and it was left as it is."""
+
+
+class Busy(TreeringError, OSError):
+    """Another writer is at work there. Try again when it is done; nothing was changed."""
+
+
 class PermissionDenied(StoreFailed, PermissionError):
     """EACCES or EPERM."""
 
@@ -169,3 +182,7 @@ class IsDirectory(StoreFailed, IsADirectoryError):
 
 class NotDirectory(StoreFailed, NotADirectoryError):
     """ENOTDIR: a file stands where a folder was meant."""
+
+
+class StaticFieldsDiffer(UserWarning):
+    """Static fields or functions of ``like`` are not those that were saved; the ones of ``like`` were taken."""

@@ -1,0 +1,186 @@
+"""What a checkpoint holds and where: the meaning of ``treering.json``, in columns.
+
+A checkpoint of 10,000 leaves is a handful of lists here, not 10,000 objects. ``docs/spec/checkpoint.md`` says how it
+lies on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from treering._values.boxes import Box, whole
+
+__all__ = [
+    "ARRAY_KINDS",
+    "LARGE_VALUE",
+    "MAX_LEVELS",
+    "PYTHON_KINDS",
+    "Chunks",
+    "Container",
+    "DataFile",
+    "ForeignKey",
+    "Index",
+    "LeafType",
+    "OpaqueLeaf",
+    "Token",
+]
+
+ARRAY_KINDS: Final = frozenset({"jax", "numpy", "numpy scalar", "key"})
+"""Kinds of leaves that are arrays; "key" is a typed PRNG key, stored as its uint32 data."""
+
+PYTHON_KINDS: Final = frozenset({"none", "bool", "int", "float", "complex", "str", "bytes", "bytearray", "opaque"})
+"""Kinds of leaves whose value is a Python object."""
+
+LARGE_VALUE: Final = 4096
+"""A str, bytes or bytearray of more bytes than this lies in a data file, as uint8 items."""
+
+MAX_LEVELS: Final = 1024
+"""Containers inside containers, at most."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeafType:
+    """What many leaves have in common."""
+
+    kind: str
+    """One of ``ARRAY_KINDS`` or ``PYTHON_KINDS``."""
+    dtype: str | None = None
+    """Name of the dtype of what lies in the files; None where nothing does."""
+    shape: tuple[int, ...] | None = None
+    """Shape of what lies in the files; None where nothing does."""
+    sharding: str | None = None
+    """How the array lay on devices when it was saved, as text for people."""
+    impl: str | None = None
+    """Name of the PRNG implementation of a key."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether the leaf's bytes lie in data files."""
+        return self.dtype is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpaqueLeaf:
+    """A leaf that cannot be stored, such as an activation function: its class and its text stand for it."""
+
+    class_name: str
+    """Module and qualified name of its class."""
+    text: str
+    """Its own name, or its repr without addresses."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """A dict key or static field of a class that files do not hold; ``like`` gives the real one."""
+
+    class_name: str
+    """Module and qualified name of its class."""
+    text: str
+    """Its text, without addresses."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The head of a container in the structure; its children follow it."""
+
+    node: str
+    """"dict", "list", "tuple", "namedtuple" or "other"."""
+    keys: tuple[Any, ...]
+    """The keys of a dict, of whatever type; the field names of a namedtuple or other node; 0 to n-1 for a sequence."""
+    class_name: str | None = None
+    """Module and qualified name of a namedtuple's or other node's class."""
+    static: tuple[tuple[str, Any], ...] = ()
+    """Fields of an other node that are no children: name and value (str, int, bool, None, float, bytes, a tuple of
+    these, or a ``ForeignKey`` that has only its text)."""
+
+
+Token: TypeAlias = int | Container
+"""A piece of the structure in pre-order: a container whose children follow, or how many leaves come next."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """Where the bytes of the leaves lie: one row for each box of a leaf, in columns of equal length."""
+
+    leaf: Sequence[int]
+    """Number of the leaf."""
+    box: Sequence[Box | None]
+    """Which box of the leaf; None for the whole of it."""
+    file: Sequence[int]
+    """Number of the data file."""
+    offset: Sequence[int]
+    """First byte in that file."""
+    nbytes: Sequence[int]
+    """How many bytes: the box in C order, little endian."""
+    block: Sequence[int]
+    """Bytes of a checksummed block."""
+
+    def __len__(self) -> int:
+        return len(self.leaf)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One file of array bytes, a valid safetensors file."""
+
+    name: str
+    """Its name in the checkpoint's folder; empty for the very file that holds this index."""
+    nbytes: int
+    """Its size."""
+    header: int
+    """Where its data starts."""
+    digest: str | None
+    """Digest of its header followed by the checksums of its blocks in file order; None for the file itself."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Everything that is known of a checkpoint without reading an array."""
+
+    attempt: str
+    """16 hexadecimal digits, different for each save."""
+    written: Mapping[str, Any]
+    """Who wrote it: versions and time."""
+    processes: int
+    """How many processes wrote it."""
+    meshes: Sequence[str]
+    """The meshes of its arrays, as text for people."""
+    structure: Sequence[Token]
+    """The containers around the leaves, in pre-order."""
+    keys: Sequence[str]
+    """Key text of each leaf, in the order of the structure."""
+    types: Sequence[LeafType]
+    """The different types of leaves."""
+    leaf_types: Sequence[int]
+    """Number of the type of each leaf."""
+    values: Mapping[int, Any]
+    """Leaf number -> its Python value, for leaves that do not lie in files; ``OpaqueLeaf`` for opaque ones."""
+    chunks: Chunks
+    """Where the other leaves lie; all chunks of a leaf follow each other, in the order of the leaves."""
+    checksums: array[int]
+    """Checksums of the blocks, chunk after chunk."""
+    files: Sequence[DataFile]
+    """The data files."""
+    replaces: Sequence[str]
+    """Data files that this commit superseded; they may still lie there."""
+    metadata: Mapping[str, Any]
+    """What the user wrote beside the tree."""
+    verified: bool = True
+    """False for a file of another writer, which has no checksums: then ``checksums`` is empty."""
+
+    def type_of(self, leaf: int) -> LeafType:
+        """Return the type of one leaf."""
+        return self.types[self.leaf_types[leaf]]
+
+    def box_of(self, chunk: int) -> Box:
+        """Return which box of its leaf a chunk holds."""
+        box = self.chunks.box[chunk]
+        if box is not None:
+            return box
+        return whole(self.type_of(self.chunks.leaf[chunk]).shape or ())
