@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torture.points import SCENES, Report, Scene, content, prepared, sweep, tree
 from torture.traced import missing_reason, sweep_traced
-from treering._store import direct, local
+from treering._store import direct, writing
 from treering.serialization import save_to_file
 
 __all__ = ["kill"]
@@ -81,8 +81,8 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
 
 
 def _save_on_and_on(scene: Scene, path: Path, version: int, pipe: int) -> None:
-    local.DIRECT_FROM = 0 if scene.straight else 1 << 62
-    local.FREE_SHARE = 0
+    writing.DIRECT_FROM = 0 if scene.straight else 1 << 62
+    writing.FREE_SHARE = 0
     direct.BLOCK_BYTES = 128 << 10
     try:
         os.write(pipe, b"!")

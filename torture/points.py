@@ -16,7 +16,7 @@ import numpy as np
 
 from torture.children import Answer, in_child
 from torture.faults import Fault, Injector, Kind
-from treering._store import direct, local
+from treering._store import direct, writing
 from treering.serialization import load_from_file, save_to_file, to_bytes
 
 __all__ = ["SCENES", "Report", "Scene", "content", "judge", "prepared", "rehearsed", "save_new", "sweep", "tree"]
@@ -107,8 +107,8 @@ def prepared(scene: Scene, base: Path) -> Path:
 
 def save_new(scene: Scene, path: Path, injector: Injector | None) -> None:
     """Save version 2, in a child."""
-    local.DIRECT_FROM = 0 if scene.straight else 1 << 62
-    local.FREE_SHARE = 0
+    writing.DIRECT_FROM = 0 if scene.straight else 1 << 62
+    writing.FREE_SHARE = 0
     direct.BLOCK_BYTES = 128 << 10
     if injector is not None:
         injector.install()

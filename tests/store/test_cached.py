@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from treering._store import cached, descriptors, local
+from treering._store import cached, descriptors, local, writing
 from treering.errors import StoreFailed
 
 MIB = 1 << 20
@@ -71,7 +71,7 @@ def test_only_a_file_too_large_for_free_memory_goes_past_the_cache(
     free: int | None, past_the_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went: list[int] = []
-    monkeypatch.setattr(local, "DIRECT_FROM", MIB)
+    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
     monkeypatch.setattr(descriptors, "free_memory", lambda: free)
 
     def refuse(descriptor: int) -> bool:

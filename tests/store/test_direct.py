@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.listing import names
-from treering._store import crew, direct, local
+from treering._store import crew, direct, writing
 from treering._store.local import replace_file
 from treering.errors import StoreFailed
 
@@ -25,8 +25,8 @@ CONTENT = random.Random(0).randbytes(21 * MIB + 33)
 
 @pytest.fixture(autouse=True)
 def everything_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "DIRECT_FROM", 0)
-    monkeypatch.setattr(local, "FREE_SHARE", 0)
+    monkeypatch.setattr(writing, "DIRECT_FROM", 0)
+    monkeypatch.setattr(writing, "FREE_SHARE", 0)
 
 
 def save(path: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
     with pytest.raises(StoreFailed, match="takes no more bytes"):
         save(tmp_path / "a.bin")
-    monkeypatch.setattr(local, "DIRECT_FROM", 1 << 62)
-    monkeypatch.setattr(local, "FREE_SHARE", 0)
+    monkeypatch.setattr(writing, "DIRECT_FROM", 1 << 62)
+    monkeypatch.setattr(writing, "FREE_SHARE", 0)
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
     with pytest.raises(StoreFailed, match="takes no more bytes"):
         save(tmp_path / "a.bin")
@@ -241,12 +241,12 @@ def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.Mo
 
 LIMITED = """
 import pathlib, resource, sys
-from treering._store import local
+from treering._store import local, writing
 from treering.errors import StoreFailed
 resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))
 for start in (0, 1 << 62):
-    local.DIRECT_FROM = start
-    local.FREE_SHARE = 0
+    writing.DIRECT_FROM = start
+    writing.FREE_SHARE = 0
     try:
         local.replace_file(pathlib.Path(sys.argv[1]), [bytes(9 << 20)], 9 << 20)
     except StoreFailed as error:
@@ -255,7 +255,7 @@ for start in (0, 1 << 62):
 
 LARGE = """
 import pathlib, resource, sys
-from treering._store import local
+from treering._store import local, writing
 piece = bytes(1 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 local.replace_file(pathlib.Path(sys.argv[1]), (piece for _ in range(128)), 128 << 20)

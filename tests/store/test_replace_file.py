@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.listing import names
-from treering._store import descriptors, local, stage
+from treering._store import descriptors, stage, writing
 from treering._store.local import Buffer, replace_file
 from treering.errors import NotFound, StoreFailed, TreeringError
 
@@ -24,8 +24,8 @@ def noise(size: int) -> bytes:
 @pytest.fixture(params=["direct", "page cache"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every file takes the direct way, or none does."""
-    monkeypatch.setattr(local, "DIRECT_FROM", 0 if request.param == "direct" else 1 << 62)
-    monkeypatch.setattr(local, "FREE_SHARE", 0)
+    monkeypatch.setattr(writing, "DIRECT_FROM", 0 if request.param == "direct" else 1 << 62)
+    monkeypatch.setattr(writing, "FREE_SHARE", 0)
     return str(request.param)
 
 
@@ -124,8 +124,8 @@ def test_the_content_is_durable_before_the_name_and_the_name_before_the_answer(
             return real(*args)  # type: ignore[operator]
 
         monkeypatch.setattr(os, name, record)
-    monkeypatch.setattr(local, "DIRECT_FROM", MIB)
-    monkeypatch.setattr(local, "FREE_SHARE", 0)
+    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
+    monkeypatch.setattr(writing, "FREE_SHARE", 0)
     replace_file(tmp_path / "a.bin", [noise(100)], 100)
     assert calls == ["write", "fsync", "replace", "fsync"]
     calls.clear()
@@ -165,7 +165,7 @@ def test_another_group_gets_no_more_than_everybody_had(tmp_path: Path, monkeypat
     def refused(descriptor: int, owner: int, group: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(stage, "_is_at", lambda descriptor, path: True)
+    monkeypatch.setattr(descriptors, "is_at", lambda descriptor, path: True)
     monkeypatch.setattr(os, "fstat", stranger)
     monkeypatch.setattr(os, "fchown", refused)
     replace_file(path, [b"new"], 3)
@@ -369,8 +369,8 @@ def test_a_file_system_that_keeps_no_folders_is_no_error(tmp_path: Path, monkeyp
 def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: nothing is swept, nothing direct, the file is closed before it is renamed."""
     monkeypatch.setattr(descriptors, "fcntl", None)
-    monkeypatch.setattr(local, "DIRECT_FROM", 0)
-    monkeypatch.setattr(local, "FREE_SHARE", 0)
+    monkeypatch.setattr(writing, "DIRECT_FROM", 0)
+    monkeypatch.setattr(writing, "FREE_SHARE", 0)
     path = tmp_path / "a.bin"
     left = tmp_path / f".a.bin.{'0' * 16}.treering-tmp"
     left.write_bytes(b"left")
@@ -384,8 +384,8 @@ def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_descriptors_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = names("/proc/self/fd")
-    monkeypatch.setattr(local, "DIRECT_FROM", MIB)
-    monkeypatch.setattr(local, "FREE_SHARE", 0)
+    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
+    monkeypatch.setattr(writing, "FREE_SHARE", 0)
     for size, announced in ((3, 3), (3, 4), (3 * MIB, 3 * MIB), (3 * MIB, 4 * MIB)):
         try:
             replace_file(tmp_path / "a.bin", [noise(size)], announced)

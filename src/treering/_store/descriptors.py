@@ -6,6 +6,7 @@ plain way: nothing here is needed for correct results, only for speed and for sw
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -23,13 +24,16 @@ else:
 __all__ = [
     "free_memory",
     "go_direct",
+    "is_at",
     "leave_direct",
     "lock",
     "open_folder",
+    "require_space",
     "reserve",
     "start_writeback",
     "sync",
     "sync_folder",
+    "unlock",
 ]
 
 # A file system without this kind of request says one of these.
@@ -54,10 +58,44 @@ def lock(descriptor: int) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_SUCH_REQUEST:
+        # EBADF: NFS locks only what is open for writing, and a folder never is.
+        if error.errno not in _NO_SUCH_REQUEST and error.errno != errno.EBADF:
             raise
         return None
     return True
+
+
+def unlock(descriptor: int) -> None:
+    """Give the lock of an open file back at once, also where a child that was forked meanwhile holds the file open."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # closing gives it back too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def is_at(descriptor: int, path: str) -> bool:
+    """Whether ``path``, itself no link, still names the open file or folder."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def require_space(descriptor: int, size: int) -> None:
+    """Refuse early what cannot fit on the file system of an open file or folder.
+
+    Raises:
+        OSError: fewer than ``size`` bytes are free, the reserve of the superuser included.
+    """
+    if not hasattr(os, "fstatvfs"):  # Windows
+        return
+    try:
+        room = os.fstatvfs(descriptor)
+    except OSError:  # a file system that cannot tell
+        return
+    free = room.f_bfree * room.f_frsize
+    if room.f_blocks and size > free:
+        reason = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, f"{reason}: {size} bytes are needed, {free} are free")
 
 
 def go_direct(descriptor: int) -> bool:

@@ -11,11 +11,11 @@ import contextlib
 import errno
 import os
 import secrets
-import stat
 from types import TracebackType
 from typing import Self
 
 from treering._store import descriptors
+from treering._store.rights import take_over
 from treering.errors import StoreFailed
 
 __all__ = ["StagedFile"]
@@ -55,7 +55,9 @@ class StagedFile:
             # Closed to others until it has the rights of the old file, which may be as narrow.
             self._create(0o600 if old else 0o666)
             if old:
-                self._take_over_rights(old)
+                if not os.access(self._target, os.W_OK):
+                    raise PermissionError(errno.EACCES, "it is write-protected")
+                take_over(self.descriptor, old)
             undo.pop_all()
         return self
 
@@ -70,16 +72,7 @@ class StagedFile:
         Raises:
             OSError: the file system has fewer than ``size`` bytes free, the reserve of the superuser included.
         """
-        if not hasattr(os, "fstatvfs"):  # Windows
-            return
-        try:
-            room = os.fstatvfs(self.descriptor)
-        except OSError:  # a file system that cannot tell
-            return
-        free = room.f_bfree * room.f_frsize
-        if room.f_blocks and size > free:
-            reason = os.strerror(errno.ENOSPC)
-            raise OSError(errno.ENOSPC, f"{reason}: {size} bytes are needed, {free} are free")
+        descriptors.require_space(self.descriptor, size)
 
     def commit(self) -> None:
         """Make the content durable, put it in the place of ``target``, make that durable too.
@@ -115,27 +108,11 @@ class StagedFile:
             path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
             self.descriptor = os.open(path, flags, mode)
             self._path = path
-            if descriptors.lock(self.descriptor) is not False and _is_at(self.descriptor, path):
+            if descriptors.lock(self.descriptor) is not False and descriptors.is_at(self.descriptor, path):
                 return
             # A sweeper met the file between its creation and its lock, and took it for a leftover.
             self._remove()
         raise OSError(errno.EAGAIN, "other writers keep removing its staged file")
-
-    def _take_over_rights(self, old: os.stat_result) -> None:
-        """Give the staged file the owner, where that is allowed, and the permission bits of the old one."""
-        if not os.access(self._target, os.W_OK):
-            raise PermissionError(errno.EACCES, "it is write-protected")
-        if not hasattr(os, "fchown"):  # Windows
-            return
-        mode = stat.S_IMODE(old.st_mode)
-        new = os.fstat(self.descriptor)
-        if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-            try:
-                os.fchown(self.descriptor, old.st_uid if os.geteuid() == 0 else -1, old.st_gid)
-            except PermissionError:
-                # Another group takes over: it gets what everybody had.
-                mode = (mode & ~0o070) | (mode & 0o007) << 3
-        os.fchmod(self.descriptor, mode)
 
     def _close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
@@ -170,14 +147,6 @@ def _stem(name: str) -> str:
     return name
 
 
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether ``path`` still names the open file."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
-
-
 def _sweep(folder: str, stem: str) -> None:
     """Remove what dead writers of the same name left. What cannot be swept does not stand in the way of a save."""
     start = f".{stem}."
@@ -195,7 +164,7 @@ def _sweep_one(path: str) -> None:
     # Opened for writing because NFS gives an exclusive lock to nobody else; without waiting, should it be a pipe.
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        if descriptors.lock(descriptor) and _is_at(descriptor, path):
+        if descriptors.lock(descriptor) and descriptors.is_at(descriptor, path):
             os.unlink(path)
     finally:
         os.close(descriptor)

@@ -1,0 +1,38 @@
+"""The system's refusals, told with the path that the caller named and with what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from treering.errors import StoreFailed, TreeringError
+
+__all__ = ["naming"]
+
+_HINTS = {
+    errno.ENOSPC: "free some space; what stood there before is untouched",
+    errno.EDQUOT: "free some of your quota; what stood there before is untouched",
+    errno.EFBIG: "the file system or the limit of this process (ulimit -f) allows no file of that size",
+    errno.EACCES: "the folder must be readable and writable, and so must the file if there is one",
+    errno.EPERM: "the folder must be readable and writable, and so must the file if there is one",
+    errno.EROFS: "save to another place",
+    errno.EMFILE: "this process has too many files open",
+    errno.EISDIR: "give the name of a file in that folder",
+    errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
+}
+
+
+@contextlib.contextmanager
+def naming(shown: str, action: str) -> Iterator[None]:
+    """Turn every ``OSError`` of the block into a ``StoreFailed`` that names ``shown``; our own errors pass.
+
+    Raises:
+        StoreFailed: the system refused something in the block.
+    """
+    try:
+        yield
+    except TreeringError:
+        raise
+    except OSError as error:
+        raise StoreFailed.of(error, shown, action, hint=_HINTS.get(error.errno or 0)) from error
