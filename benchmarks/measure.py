@@ -22,7 +22,9 @@ __all__ = [
     "Case",
     "Group",
     "ReadyMemory",
+    "Rounds",
     "Spread",
+    "Turn",
     "Work",
     "copy_bytes",
     "equal_bytes",
@@ -53,6 +55,8 @@ class Case:
     """Says what is wrong with a result, or None; not timed."""
     limit: bool = False
     """True for what the machine can do at best: compared as 'times of it', not as 'times faster'."""
+    count: Callable[[Any], float] | None = None
+    """Counts something in a result, in the group's unit; not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,12 @@ class Group:
     """Cleans up before each round, not timed."""
     room: int = 0
     """Bytes of memory that the hungriest case takes; they are kept ready for it (``ReadyMemory``)."""
+    repeats: int = 1
+    """Rounds for each round asked for; short cases need more of them."""
+    peaks: bool = True
+    """Whether memory is measured too."""
+    unit: str | None = None
+    """What the cases count; None when they count nothing."""
 
     def case(self, name: str) -> Case:
         """The case of this name.
@@ -78,6 +88,30 @@ class Group:
             if case.name == name:
                 return case
         raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One case, run once."""
+
+    seconds: float
+    """How long it took."""
+    count: float | None
+    """What it counted; None when it counts nothing."""
+    fault: str | None
+    """What is wrong with its result, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """All turns of a group."""
+
+    seconds: dict[str, list[float]]
+    """Time of each round, by the name of the case."""
+    counts: dict[str, list[float]]
+    """What was counted in each round, by the name of the case; empty lists for cases that count nothing."""
+    wrong: list[str]
+    """Everything that was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +147,13 @@ def interleave(
     *,
     clock: Callable[[], float] = time.perf_counter,
     report: Callable[[str], None] = lambda _: None,
-) -> tuple[dict[str, list[float]], list[str]]:
-    """Time every case of the group in turns: seconds of each round by case, and all that was wrong.
+) -> Rounds:
+    """Time every case of the group in turns.
 
     The case that comes first moves on by one each round, so that no case always has the same place.
     """
     seconds: dict[str, list[float]] = {case.name: [] for case in group.cases}
+    counts: dict[str, list[float]] = {case.name: [] for case in group.cases}
     wrong: list[str] = []
     ready = ReadyMemory(group.room)
     for turn in range(rounds):
@@ -126,18 +161,20 @@ def interleave(
             group.between()
         first = turn % len(group.cases)
         for case in (*group.cases[first:], *group.cases[:first]):
-            taken, fault = once(case, ready, clock)
-            seconds[case.name].append(taken)
-            if fault is not None:
-                wrong.append(f"{group.name}, {case.name}, round {turn + 1}: {fault}")
+            done = once(case, ready, clock)
+            seconds[case.name].append(done.seconds)
+            if done.count is not None:
+                counts[case.name].append(done.count)
+            if done.fault is not None:
+                wrong.append(f"{group.name}, {case.name}, round {turn + 1}: {done.fault}")
         shown = ", ".join(f"{name} {each[-1]:.4g}" for name, each in seconds.items())
         report(f"{group.name} {turn + 1}/{rounds}: {shown}")
     ready.release()
-    return seconds, wrong
+    return Rounds(seconds=seconds, counts=counts, wrong=wrong)
 
 
-def once(case: Case, ready: ReadyMemory, clock: Callable[[], float]) -> tuple[float, str | None]:
-    """Seconds that the case took, and what is wrong with its result.
+def once(case: Case, ready: ReadyMemory, clock: Callable[[], float]) -> Turn:
+    """Run a case once under the clock.
 
     Before the clock starts nothing is left to pay for the case before: its garbage is collected, its heap is given
     back, its writes are flushed.
@@ -151,7 +188,7 @@ def once(case: Case, ready: ReadyMemory, clock: Callable[[], float]) -> tuple[fl
     start = clock()
     result = work()
     taken = clock() - start
-    return taken, case.check(result)
+    return Turn(seconds=taken, count=None if case.count is None else case.count(result), fault=case.check(result))
 
 
 class ReadyMemory:

@@ -110,24 +110,11 @@ class _MsgpackScene(Scene):
     def _same_file(self, path: Path) -> str | None:
         return self._same_bytes(np.memmap(path, np.uint8, "r"))
 
-    def _same_leaves(self, found: dict[str, Any], kind: type) -> str | None:
-        """What is wrong with a flat dict of leaves that should be the workload's."""
-        if found.keys() != self._flat.keys():
-            return "the keys are not those of the tree"
-        for key, wanted in self._flat.items():
-            leaf = found[key]
-            fits = isinstance(leaf, kind)
-            if not fits or leaf.dtype != wanted.dtype or leaf.shape != wanted.shape:
-                return f"{key}: wanted {kind.__name__} {wanted.dtype}{wanted.shape}, found {type(leaf).__name__}"
-            if not equal_bytes(np.asarray(leaf), wanted):
-                return f"{key}: the values differ"
-        return None
-
     def _numpy_leaves(self, found: dict[str, Any]) -> str | None:
-        return self._same_leaves(found, np.ndarray)
+        return workloads.same_leaves(found, self._flat, np.ndarray)
 
     def _jax_leaves(self, found: dict[str, Any]) -> str | None:
-        return self._same_leaves(found, jax.Array)
+        return workloads.same_leaves(found, self._flat, jax.Array)
 
     def _numpy_tree(self, tree: Tree) -> str | None:
         return self._numpy_leaves(dict(workloads.flat(tree)))

@@ -72,7 +72,20 @@ def _rows(job: Job, verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
         rows.append((job.group, shown, "", "", "", *_goal(job, verdicts, "seconds", None)))
     elif (alone := _goal(job, verdicts, "seconds", None)) != ("", ""):
         rows.append((job.group, "", "the goal", "", "", *alone))
-    return rows + _peak_rows(job, verdicts)
+    return rows + _count_rows(job, verdicts) + _peak_rows(job, verdicts)
+
+
+def _count_rows(job: Job, verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
+    """What each case counted."""
+    counted = [(outcome.case, _count(spread(outcome.counts))) for outcome in job.outcomes if outcome.counts]
+    name = f"{job.group}: {job.unit}"
+    rows: list[tuple[str, ...]] = []
+    for case, shown in counted:
+        if case == job.outcomes[0].case:
+            rows.append((name, shown, "", "", "", *_goal(job, verdicts, "count", None)))
+        else:
+            rows.append((name, "", case, shown, "", "", ""))
+    return rows
 
 
 def _peak_rows(job: Job, verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
@@ -123,6 +136,8 @@ def _measured(goal: Goal, value: Spread) -> str:
             return f"{value.median / _MIB:.1f} MiB"
         case "peak share":
             return f"{value.median:.4f}x"
+        case "count":
+            return _count(value)
         case "faster" | "times":
             return f"{_ratio(value)} x"
 
@@ -140,6 +155,14 @@ def _bound(goal: Goal) -> str:
             return f"peak <= {goal.bound / _MIB:g} MiB"
         case "seconds":
             return f"<= {goal.bound * 1000:g} ms"
+        case "count":
+            return f"<= {goal.bound:g}"
+
+
+def _count(value: Spread) -> str:
+    """A count; with its spread where it has one."""
+    numbers = [f"{each:.4g}" for each in (value.median, value.least, value.greatest)]
+    return numbers[0] if numbers[1] == numbers[2] else f"{numbers[0]} [{numbers[1]}-{numbers[2]}]"
 
 
 def _yes(met: bool) -> str:

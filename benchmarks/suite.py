@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from benchmarks import memory
-from benchmarks.measure import Group, Spread, interleave, ratio, spread
+from benchmarks.measure import Group, Rounds, Spread, interleave, ratio, spread
 from benchmarks.workloads import LeafKind
 
 __all__ = ["Benchmark", "Goal", "Job", "Options", "Outcome", "Report", "Scene", "Verdict", "load", "run", "serve_peak"]
@@ -51,12 +51,13 @@ class Goal:
     """Name of the workload."""
     group: str
     """Name of the group."""
-    kind: Literal["faster", "times", "peak share", "peak bytes", "seconds"]
-    """At least so many times faster; at most so many times the time; peak as a share of the bytes; peak; time."""
+    kind: Literal["faster", "times", "peak share", "peak bytes", "seconds", "count"]
+    """At least so many times faster; at most so many times the time; peak as a share of the bytes; peak; time; at most
+    so many of what the group counts."""
     bound: float
     """The number to reach, in the unit that the kind says."""
     against: str | None = None
-    """The case that we are compared with; None for peaks and seconds."""
+    """The case that we are compared with; None for peaks, seconds and counts."""
     leaves: LeafKind | None = None
     """The kind of leaves that it is about; None for every kind."""
 
@@ -77,12 +78,22 @@ class Benchmark:
     """Names of the workloads that it knows."""
     numpy_only: tuple[str, ...]
     """Those of them that are only run with numpy leaves."""
+    jax_only: tuple[str, ...] = ()
+    """Those of them that are only run with jax leaves."""
+    meshes: tuple[str, ...] = ()
+    """Those of them that need as many devices as ``workloads.DEVICES``."""
     packages: tuple[str, ...]
     """Distributions whose versions belong into the report."""
     scene: Callable[[str, LeafKind, float, Path], Scene]
     """Sets up (workload, leaves, size factor, folder)."""
     goals: tuple[Goal, ...]
     """What treering wants to reach."""
+
+    def kinds(self, name: str, asked: Sequence[LeafKind]) -> tuple[LeafKind, ...]:
+        """The kinds of leaves that a workload is run with."""
+        if name in self.numpy_only:
+            return ("numpy",)
+        return ("jax",) if name in self.jax_only else tuple(asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +128,8 @@ class Outcome:
     """Time of each round."""
     peak: memory.Peak | None
     """Its memory, if measured."""
+    counts: tuple[float, ...] = ()
+    """What it counted in each round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +148,8 @@ class Job:
     """Name of the group."""
     outcomes: tuple[Outcome, ...]
     """One for each case."""
+    unit: str | None = None
+    """What was counted."""
 
     def against(self, name: str) -> Outcome:
         """The outcome of a case.
@@ -223,7 +238,7 @@ def run(benchmark: Benchmark, options: Options) -> Report:
     wrong: list[str] = []
     machine = _machine(benchmark, options.folder)
     for name in options.only:
-        for leaves in options.leaves if name not in benchmark.numpy_only else ("numpy",):
+        for leaves in benchmark.kinds(name, options.leaves):
             done, faults = _run_scene(benchmark, name, leaves, options)
             jobs.extend(done)
             wrong.extend(faults)
@@ -248,7 +263,7 @@ def _warm_up(benchmark: Benchmark, name: str, leaves: LeafKind, options: Options
     scene = benchmark.scene(name, leaves, options.size * _WARM_UP, options.folder / "warm-up")
     scene.prepare()
     try:
-        return [fault for group in scene.groups() if _wanted(group, options) for fault in interleave(group, 1)[1]]
+        return [fault for group in scene.groups() if _wanted(group, options) for fault in interleave(group, 1).wrong]
     finally:
         scene.close()
 
@@ -262,27 +277,45 @@ def _run_scene(benchmark: Benchmark, name: str, leaves: LeafKind, options: Optio
     jobs = []
     try:
         groups = [group for group in scene.groups() if _wanted(group, options)]
-        timed = []
+        timed: list[Rounds] = []
         for group in groups:
-            seconds, faults = interleave(group, options.rounds * scene.repeats, report=_log)
-            timed.append(seconds)
-            wrong.extend(faults)
+            rounds = interleave(group, options.rounds * scene.repeats * group.repeats, report=_log)
+            timed.append(rounds)
+            wrong.extend(rounds.wrong)
             if group.between is not None:
                 group.between()
         title, nbytes = scene.title, scene.nbytes
-        for group, seconds in zip(groups, timed, strict=True):
+        for group, rounds in zip(groups, timed, strict=True):
             peaks, faults = _peaks(benchmark, name, leaves, group, options)
             wrong.extend(faults)
-            outcomes = tuple(
-                Outcome(case=case.name, limit=case.limit, seconds=tuple(seconds[case.name]), peak=peaks.get(case.name))
-                for case in group.cases
-            )
             jobs.append(
-                Job(workload=name, title=title, nbytes=nbytes, leaves=leaves, group=group.name, outcomes=outcomes)
+                Job(
+                    workload=name,
+                    title=title,
+                    nbytes=nbytes,
+                    leaves=leaves,
+                    group=group.name,
+                    outcomes=_outcomes(group, rounds, peaks),
+                    unit=group.unit,
+                )
             )
     finally:
         scene.close()
     return jobs, wrong
+
+
+def _outcomes(group: Group, rounds: Rounds, peaks: dict[str, memory.Peak]) -> tuple[Outcome, ...]:
+    """What was measured of each case."""
+    return tuple(
+        Outcome(
+            case=case.name,
+            limit=case.limit,
+            seconds=tuple(rounds.seconds[case.name]),
+            peak=peaks.get(case.name),
+            counts=tuple(rounds.counts[case.name]),
+        )
+        for case in group.cases
+    )
 
 
 def _peaks(
@@ -291,7 +324,7 @@ def _peaks(
     """Peak memory of every case that is no limit, by name, and what was wrong."""
     peaks: dict[str, memory.Peak] = {}
     wrong: list[str] = []
-    if not (options.memory and memory.available()):
+    if not (options.memory and group.peaks and memory.available()):
         return peaks, wrong
     for case in group.cases:
         if case.limit:
@@ -337,6 +370,8 @@ def _value(goal: Goal, job: Job) -> Spread | None:
             return None if us.peak is None else spread([us.peak.extra / job.nbytes])
         case "peak bytes":
             return None if us.peak is None else spread([us.peak.extra])
+        case "count":
+            return spread(us.counts) if us.counts else None
     assert goal.against is not None  # the other kinds compare
     other = job.against(goal.against)
     return ratio(other.seconds, us.seconds) if goal.kind == "faster" else ratio(us.seconds, other.seconds)

@@ -7,7 +7,8 @@ Every leaf starts at a 64-byte boundary, as jax's own arrays do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -15,11 +16,29 @@ import jax
 import ml_dtypes
 import numpy as np
 
-__all__ = ["LeafKind", "Tree", "Workload", "build", "flat", "to_jax"]
+from benchmarks.measure import equal_bytes
+
+__all__ = [
+    "DEVICES",
+    "LeafKind",
+    "Tree",
+    "Workload",
+    "ask_for_devices",
+    "build",
+    "flat",
+    "mapped",
+    "mesh",
+    "same_leaves",
+    "sharded",
+    "to_jax",
+]
 
 Tree: TypeAlias = dict[str, Any]
 LeafKind: TypeAlias = Literal["numpy", "jax"]
 Shape: TypeAlias = tuple[int, ...]
+
+DEVICES = 8
+"""Devices of the mesh that trees are laid over."""
 
 _ALIGNMENT = 64
 _POOL = 1 << 22
@@ -163,3 +182,48 @@ def _refill(tree: Tree, prefix: str, leaves: dict[str, Any]) -> Tree:
         key: _refill(value, f"{prefix}{key}/", leaves) if isinstance(value, dict) else leaves[prefix + key]
         for key, value in tree.items()
     }
+
+
+def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The same branches with the function's answer for each leaf."""
+    return _refill(tree, "", {key: function(leaf) for key, leaf in flat(tree)})
+
+
+def ask_for_devices() -> None:
+    """Ask jax for as many pretended devices as a mesh needs; only before jax starts, and not where XLA was asked."""
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", DEVICES)
+
+
+def mesh(*, turned: bool = False) -> jax.sharding.Mesh:
+    """A mesh of 4 x 2 devices; turned, the same devices as 2 x 4.
+
+    Raises:
+        RuntimeError: jax has fewer devices; it must be asked for them before it starts.
+    """
+    devices = jax.devices()[:DEVICES]
+    if len(devices) < DEVICES:
+        raise RuntimeError(f"{DEVICES} devices are needed, jax has {len(devices)}: XLA_FLAGS or jax_num_cpu_devices")
+    grid = np.array(devices).reshape(4, 2)
+    return jax.sharding.Mesh(grid.T if turned else grid, ("rows", "columns"))
+
+
+def sharded(leaf: Any, over: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+    """Rows over one axis of the mesh and columns over the other, where the shape can be divided so."""
+    names = [
+        name if size % over.shape[name] == 0 else None for name, size in zip(over.axis_names, leaf.shape, strict=False)
+    ]
+    return jax.sharding.NamedSharding(over, jax.sharding.PartitionSpec(*names))
+
+
+def same_leaves(found: dict[str, Any], wanted: dict[str, Any], kind: type[Any]) -> str | None:
+    """What is wrong with a flat dict of leaves, or None if they have the wanted keys, dtypes, shapes and bytes."""
+    if found.keys() != wanted.keys():
+        return "the keys are not those of the tree"
+    for key, value in wanted.items():
+        leaf = found[key]
+        if not isinstance(leaf, kind) or leaf.dtype != value.dtype or leaf.shape != value.shape:
+            return f"{key}: wanted {kind.__name__} {value.dtype}{value.shape}, found {type(leaf).__name__}"
+        if not equal_bytes(np.ascontiguousarray(np.asarray(leaf)), value):
+            return f"{key}: the values differ"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -55,9 +56,23 @@ class Clock:
 def test_only_the_work_is_timed() -> None:
     clock = Clock()
     group = Group(name="job", cases=(clock.case("ours", 2), clock.case("peer", 6)))
-    seconds, wrong = interleave(group, 3, clock=clock)
-    assert seconds == {"ours": [2, 2, 2], "peer": [6, 6, 6]}
-    assert wrong == []
+    rounds = interleave(group, 3, clock=clock)
+    assert rounds.seconds == {"ours": [2, 2, 2], "peer": [6, 6, 6]}
+    assert rounds.counts == {"ours": [], "peer": []}
+    assert rounds.wrong == []
+
+
+def test_what_a_case_counts_is_kept_and_not_timed() -> None:
+    clock = Clock()
+
+    def count(result: Any) -> float:
+        clock.now += 100
+        return len(result)
+
+    cases = (dataclasses.replace(clock.case("ours", 2), count=count), clock.case("peer", 6))
+    rounds = interleave(Group(name="job", cases=cases, unit="letters"), 2, clock=clock)
+    assert rounds.counts == {"ours": [4, 4], "peer": []}
+    assert rounds.seconds["ours"] == [2, 2]
 
 
 def test_cases_take_turns_and_each_comes_first_once() -> None:
@@ -75,16 +90,16 @@ def test_what_lies_between_rounds_is_not_timed() -> None:
         clock.log.append("|")
 
     group = Group(name="job", cases=(clock.case("a", 1), clock.case("b", 1)), between=between)
-    seconds, _ = interleave(group, 2, clock=clock)
+    rounds = interleave(group, 2, clock=clock)
     assert "".join(clock.log) == "|ab|ba"
-    assert seconds == {"a": [1, 1], "b": [1, 1]}
+    assert rounds.seconds == {"a": [1, 1], "b": [1, 1]}
 
 
 def test_a_wrong_result_is_named() -> None:
     clock = Clock()
     group = Group(name="job", cases=(clock.case("ours", 1), clock.case("peer", 1, lambda _: "it is bent")))
-    _, wrong = interleave(group, 1, clock=clock)
-    assert wrong == ["job, peer, round 1: it is bent"]
+    rounds = interleave(group, 1, clock=clock)
+    assert rounds.wrong == ["job, peer, round 1: it is bent"]
 
 
 def test_ratios_are_taken_within_rounds() -> None:

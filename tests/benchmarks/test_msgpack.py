@@ -26,9 +26,9 @@ def test_every_case_is_right(name: str, leaves: LeafKind, tmp_path: Path) -> Non
     scene = BENCHMARK.scene(name, leaves, SMALL[name], tmp_path)
     scene.prepare()
     for group in scene.groups():
-        seconds, wrong = interleave(group, 1)
-        assert wrong == []
-        assert all(taken > 0 for each in seconds.values() for taken in each)
+        rounds = interleave(group, 1)
+        assert rounds.wrong == []
+        assert all(taken > 0 for each in rounds.seconds.values() for taken in each)
         if group.between is not None:
             group.between()
     scene.close()
