@@ -1,13 +1,36 @@
-"""Boxes: the part of an array between two corners."""
+"""Boxes: the part of an array between two corners, and its place in C order.
+
+Nothing here allocates by shape: shapes may be those of a hostile file.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 
-__all__ = ["Box", "whole"]
+__all__ = [
+    "Box",
+    "boxes_of_range",
+    "contains",
+    "covered_once",
+    "flat_range",
+    "intersection",
+    "relative",
+    "runs",
+    "shape_of",
+    "size_of",
+    "slices",
+    "text_of",
+    "whole",
+]
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """One half-open range for each axis; () for the whole of a 0-d array."""
+
+_PRIME: Final = (1 << 127) - 1
+_RANDOM: Final = random.SystemRandom()
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -18,3 +41,200 @@ def whole(shape: tuple[int, ...]) -> Box:
         ((0, 2), (0, 3))
     """
     return tuple((0, length) for length in shape)
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """Return the lengths of the sides.
+
+    Example:
+        >>> shape_of(((2, 4), (0, 3)))
+        (2, 3)
+    """
+    return tuple(stop - start for start, stop in box)
+
+
+def size_of(box: Box) -> int:
+    """Return how many items a box holds.
+
+    Example:
+        >>> size_of(((2, 4), (0, 3))), size_of(())
+        (6, 1)
+    """
+    return math.prod(stop - start for start, stop in box)
+
+
+def text_of(box: Box) -> str:
+    """Return the box as text, the way it stands in the names of parts.
+
+    Example:
+        >>> text_of(((0, 4), (2, 8)))
+        '0:4,2:8'
+    """
+    return ",".join(f"{start}:{stop}" for start, stop in box)
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """Return what takes the box out of an array.
+
+    Example:
+        >>> slices(((0, 4), (2, 8)))
+        (slice(0, 4, None), slice(2, 8, None))
+    """
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def intersection(a: Box, b: Box) -> Box | None:
+    """Return what two boxes of one array have in common; None where that is no item.
+
+    Example:
+        >>> intersection(((0, 4), (0, 4)), ((2, 8), (3, 5)))
+        ((2, 4), (3, 4))
+        >>> intersection(((0, 4),), ((4, 8),)) is None
+        True
+    """
+    common = []
+    for (a_start, a_stop), (b_start, b_stop) in zip(a, b, strict=True):
+        start, stop = max(a_start, b_start), min(a_stop, b_stop)
+        if start >= stop:
+            return None
+        common.append((start, stop))
+    return tuple(common)
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """Tell whether ``inner`` lies in ``outer`` altogether.
+
+    Example:
+        >>> contains(((0, 4),), ((1, 3),)), contains(((0, 4),), ((1, 5),))
+        (True, False)
+    """
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+
+
+def relative(inner: Box, outer: Box) -> Box:
+    """Return ``inner`` as it is seen from ``outer``'s first corner.
+
+    Example:
+        >>> relative(((5, 6), (2, 4)), ((4, 8), (0, 4)))
+        ((1, 2), (2, 4))
+    """
+    return tuple((start - corner, stop - corner) for (start, stop), (corner, _) in zip(inner, outer, strict=True))
+
+
+def runs(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many runs of neighbouring items a box is in an array of ``shape``, and how many items each is.
+
+    Example:
+        >>> runs(((0, 4), (2, 4)), (4, 8)), runs(((0, 4), (0, 8)), (4, 8)), runs(((0, 0),), (4,))
+        ((4, 2), (1, 32), (0, 0))
+    """
+    size = size_of(box)
+    if not size:
+        return 0, 0
+    items = 1
+    for (start, stop), length in zip(reversed(box), reversed(shape), strict=True):
+        items *= stop - start
+        if stop - start != length:
+            break
+    return size // items, items
+
+
+def flat_range(box: Box, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return where a box that is one run lies in an array of ``shape``, in items of C order; None where it is more.
+
+    A box without items is the range (0, 0).
+
+    Example:
+        >>> flat_range(((1, 3), (0, 8)), (4, 8)), flat_range(((2, 3), (2, 4)), (4, 8))
+        ((8, 24), (18, 20))
+        >>> flat_range(((0, 2), (2, 4)), (4, 8)) is None
+        True
+    """
+    count, items = runs(box, shape)
+    if count != 1:
+        return None if count else (0, 0)
+    first = 0
+    for (start, _), length in zip(box, shape, strict=True):
+        first = first * length + start
+    return first, first + items
+
+
+def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
+    """Return a range of items in C order as few boxes, in that order: at most two for each axis, less one.
+
+    Example:
+        >>> boxes_of_range((3, 4), 2, 9)
+        [((0, 1), (2, 4)), ((1, 2), (0, 4)), ((2, 3), (0, 1))]
+        >>> boxes_of_range((), 0, 1), boxes_of_range((3, 4), 5, 5)
+        ([()], [])
+    """
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    boxes: list[Box] = []
+    while start < stop:
+        if not shape:
+            return [()]
+        # The outermost axis along which whole steps can be made from here.
+        axis = next(a for a, stride in enumerate(strides) if not start % stride and start + stride <= stop)
+        here = [start // stride % length for stride, length in zip(strides, shape, strict=True)]
+        steps = min((stop - start) // strides[axis], shape[axis] - here[axis])
+        fixed = tuple((place, place + 1) for place in here[:axis])
+        boxes.append((*fixed, (here[axis], here[axis] + steps), *whole(shape[axis + 1 :])))
+        start += steps * strides[axis]
+    return boxes
+
+
+def covered_once(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+    """Return None where the boxes hold each item of an array of ``shape`` exactly once, else what is wrong.
+
+    An array without items has one box, the whole. Costs time in proportion to the boxes, however they lie.
+
+    Example:
+        >>> covered_once((4,), [((0, 1),), ((1, 4),)])
+        >>> covered_once((4,), [((0, 1),), ((2, 4),)])
+        '1 of 4 items lie in no box'
+    """
+    everything = whole(shape)
+    if len(boxes) == 1 and boxes[0] == everything:
+        return None
+    size = size_of(everything)
+    if not size:
+        return f"an array of shape {shape} has no items, so it has one box, the whole; {len(boxes)} were found"
+    for box in boxes:
+        if len(box) != len(shape):
+            return f"the box [{text_of(box)}] has {len(box)} axes, the shape {shape} has {len(shape)}"
+        if not all(0 <= start < stop <= length for (start, stop), length in zip(box, shape, strict=True)):
+            return f"the box [{text_of(box)}] is empty or leads out of the shape {shape}"
+    found = sum(map(size_of, boxes))
+    if found < size:
+        return f"{size - found} of {size} items lie in no box"
+    if found > size:
+        return f"boxes overlap: they hold {found} items, there are {size}"
+    if not _same_cover([everything], boxes):
+        return "boxes overlap, and as many items lie in no box"
+    return None
+
+
+def _same_cover(some: Iterable[Box], others: Iterable[Box]) -> bool:
+    """Tell whether two lists of boxes hold every item equally often.
+
+    Draw a secret number for each coordinate of each axis and take a box as the product of (number at its start less
+    number at its stop). Multiplied out, that is the signed sum of the box's corners, and signed corners determine
+    how often each item is held. So equal covers have equal sums, and others agree by chance only: about once in
+    2 ** 120, as two polynomials do at a random point.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+
+    def number(axis: int, place: int) -> int:
+        found = numbers.get((axis, place))
+        if found is None:
+            found = numbers[axis, place] = _RANDOM.getrandbits(127)
+        return found
+
+    total = 0
+    for sign, boxes in ((1, some), (-1, others)):
+        for box in boxes:
+            product = sign
+            for axis, (start, stop) in enumerate(box):
+                product = product * (number(axis, start) - number(axis, stop)) % _PRIME
+            total += product
+    return total % _PRIME == 0
