@@ -9,7 +9,7 @@ import stat
 
 from treering._store import descriptors
 
-__all__ = ["make_folder", "require_file", "resolved"]
+__all__ = ["make_folder", "remove_folders", "require_file", "resolved", "resolved_folder", "sync_parent"]
 
 
 def resolved(path: str) -> str:
@@ -19,17 +19,34 @@ def resolved(path: str) -> str:
         OSError: a folder or another thing that is no file stands there, its links cannot be followed, or the name is
             not possible.
     """
+    whole, found = _followed(path)
+    if found is not None:
+        require_file(found)
+    return whole
+
+
+def resolved_folder(path: str) -> str:
+    """Return the absolute path of the folder that ``path`` names, links followed to the end; it need not be there.
+
+    Raises:
+        OSError: something that is no folder stands there, its links cannot be followed, or the name is not possible.
+    """
+    whole, found = _followed(path)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "a file stands there, not a folder")
+    return whole
+
+
+def _followed(path: str) -> tuple[str, os.stat_result | None]:
     try:
         whole = os.path.realpath(path)
         found = _what_is_at(whole)
     except ValueError as error:  # a NUL, or half a surrogate pair
         raise OSError(errno.EINVAL, f"this cannot be the name of a file ({error})") from error
-    if found is None:
-        return whole
-    if stat.S_ISLNK(found.st_mode):  # realpath says nothing of a circle, nor of a link that it could not read
+    if found is not None and stat.S_ISLNK(found.st_mode):
+        # realpath says nothing of a circle, nor of a link that it could not read.
         raise OSError(errno.ELOOP, "the link there cannot be followed to its end")
-    require_file(found)
-    return whole
+    return whole, found
 
 
 def _what_is_at(path: str) -> os.stat_result | None:
@@ -51,8 +68,11 @@ def require_file(found: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file")
 
 
-def make_folder(folder: str) -> None:
+def make_folder(folder: str) -> list[str]:
     """Make ``folder`` and its missing parents; each new name is durable before the next one is made.
+
+    Returns:
+        Those that were made here, the outermost first. After an error none of them is left, unless others use it.
 
     Raises:
         OSError: it cannot be made, or a file stands in the way.
@@ -64,15 +84,34 @@ def make_folder(folder: str) -> None:
         if above == folder:
             raise FileNotFoundError(errno.ENOENT, f"there is no drive {folder!r}")
         folder = above
-    for new in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # somebody else was faster
-            os.mkdir(new)
-        parent = descriptors.open_folder(os.path.dirname(new))
-        if parent is not None:
-            try:
-                descriptors.sync_folder(parent)
-            finally:
-                os.close(parent)
+    made: list[str] = []
+    try:
+        for new in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # somebody else was faster
+                os.mkdir(new)
+                made.append(new)
+            sync_parent(new)
+    except BaseException:
+        remove_folders(made)
+        raise
+    return made
+
+
+def remove_folders(made: list[str]) -> None:
+    """Remove folders that `make_folder` made, as far as they are empty."""
+    with contextlib.suppress(OSError):
+        for folder in reversed(made):
+            os.rmdir(folder)
+
+
+def sync_parent(path: str) -> None:
+    """Make the name of ``path`` in its folder durable."""
+    parent = descriptors.open_folder(os.path.dirname(path))
+    if parent is not None:
+        try:
+            descriptors.sync_folder(parent)
+        finally:
+            os.close(parent)
 
 
 def _is_folder(path: str) -> bool:

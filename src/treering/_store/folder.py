@@ -1,0 +1,127 @@
+"""One open folder and the names in it.
+
+Names are looked up from the folder's own descriptor where the platform can, so that everything happens in the folder
+that was opened, whatever is put at its path meanwhile. Elsewhere they are joined to its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from types import TracebackType
+from typing import Self
+
+from treering._store import descriptors
+
+__all__ = ["FROM_DESCRIPTOR", "Folder"]
+
+FROM_DESCRIPTOR = (
+    hasattr(os, "link")
+    and {os.access, os.link, os.open, os.readlink, os.rename, os.stat, os.unlink} <= os.supports_dir_fd
+    and os.listdir in os.supports_fd
+)
+"""Whether this platform looks names up from an open folder."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Folder:
+    """An open folder, a context manager. Every method may raise ``OSError``.
+
+    Attributes:
+        path: where it was when it was opened.
+        descriptor: the open folder; None where the platform cannot open folders.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the folder at an absolute path.
+
+        Raises:
+            OSError: there is none, or it cannot be read.
+        """
+        self.path = path
+        self.descriptor = descriptors.open_folder(path)
+        self._start = self.descriptor if FROM_DESCRIPTOR else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the folder."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def names(self) -> list[str]:
+        """Return all names in the folder."""
+        return os.listdir(self.path if self._start is None else self._start)
+
+    def find(self, name: str) -> os.stat_result | None:
+        """Return what is known of ``name``, itself perhaps a link; None when it is not there."""
+        try:
+            return os.stat(self._at(name), dir_fd=self._start, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def link_text(self, name: str) -> str:
+        """Return where the link ``name`` leads, as it says."""
+        return os.readlink(self._at(name), dir_fd=self._start)
+
+    def writable(self, name: str) -> bool:
+        """Whether this process may write to the file ``name``."""
+        return os.access(self._at(name), os.W_OK, dir_fd=self._start)
+
+    def create(self, name: str, mode: int = 0o666, flags: int = 0) -> int:
+        """Make the file ``name``, which must not be there, and return its descriptor for writing."""
+        return os.open(self._at(name), _NEW | _CAREFUL | flags, mode, dir_fd=self._start)
+
+    def open(self, name: str, flags: int) -> int:
+        """Open the file ``name``.
+
+        Raises:
+            OSError: ELOOP when it is a link.
+        """
+        if not hasattr(os, "O_NOFOLLOW"):
+            found = self.find(name)
+            if found is not None and stat.S_ISLNK(found.st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return os.open(self._at(name), flags | _CAREFUL, dir_fd=self._start)
+
+    def link(self, name: str, new: str) -> None:
+        """Give the file ``name`` a second name that must not be there."""
+        os.link(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+
+    def replace(self, name: str, new: str) -> None:
+        """Rename the file ``name`` to ``new``, in the place of whatever is there."""
+        os.replace(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+
+    def remove(self, name: str) -> None:
+        """Remove the file ``name``; one that is gone already is as well."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._at(name), dir_fd=self._start)
+
+    def sync(self) -> None:
+        """Make the names in the folder durable."""
+        if self.descriptor is not None:
+            descriptors.sync_folder(self.descriptor)
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit on its file system."""
+        if self.descriptor is not None:
+            descriptors.require_space(self.descriptor, size)
+
+    def is_there(self) -> bool:
+        """Whether its path still leads to it."""
+        return self.descriptor is None or descriptors.is_at(self.descriptor, self.path)
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.path, name) if self._start is None else name
