@@ -26,11 +26,20 @@ def modules_with_examples() -> list[str]:
     return [".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for path in found]
 
 
+# What a text fence directly below an example shows is what the example prints; "..." stands for anything.
+SHOWN = re.compile(r"\s*```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", pages())
-def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
+    text = (ROOT / page).read_text(encoding="utf-8")
     for example in SYBIL.parse(ROOT / page):
         example.evaluate()
+        printed = capsys.readouterr().out
+        if shown := SHOWN.match(text, example.region.end):
+            same = doctest.OutputChecker().check_output(shown[1], printed, doctest.ELLIPSIS)
+            assert same, f"{page} shows\n{shown[1]}\nbut the example prints\n{printed}"
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
