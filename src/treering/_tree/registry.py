@@ -170,6 +170,9 @@ class Node:
     rebuild: Rebuild
     """Makes a node of the same type and static data from other children."""
 
+    aux: Any = None
+    """What the type keeps beside its children, as it gave it to jax; None for mappings."""
+
 
 def opened_node(x: Any) -> Node | None:
     """Open ``x`` by one level where jax knows its type as a pytree node; None for a leaf.
@@ -202,7 +205,8 @@ def opened_node(x: Any) -> Node | None:
         return _mapping_node(x, children, rebuild)
     entries = {type(path[0]) for path, _ in pairs}
     by_index = entries <= {jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey} and bool(entries)
-    return Node(children=children, kind="items" if by_index else "fields", rebuild=rebuild)
+    _, aux = treedef.node_data() or (None, None)  # type: ignore[attr-defined]  # absent from jaxlib's stubs
+    return Node(children=children, kind="items" if by_index else "fields", rebuild=rebuild, aux=aux)
 
 
 def _mapping_node(x: Mapping[Any, Any], children: dict[str, Any], rebuild: Rebuild) -> Node:

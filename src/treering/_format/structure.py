@@ -1,0 +1,363 @@
+"""The containers of a checkpoint without the program that made them: key texts, and a tree of what Python knows.
+
+A dict comes back as a dict with its own keys, a list as a list, a tuple as a tuple, an ``OrderedDict`` as one; a
+namedtuple as a namedtuple of the same name and fields, made on the fly; every other class as a ``StandIn``, unless
+``register_node`` said what to make of it. No class is ever imported because a file names it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import inspect
+import keyword
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
+from treering._values.keys import escape_part
+from treering.errors import Format, Unsupported
+
+__all__ = [
+    "KEYS",
+    "ORDERED_DICT",
+    "StandIn",
+    "build",
+    "class_name",
+    "iter_keys",
+    "keys_of",
+    "node_keys",
+    "register_node",
+]
+
+KEYS: Final = "keys"
+"""Name of the static that holds the keys of a mapping's children where some are no str; its fields are their texts."""
+
+ORDERED_DICT: Final = "collections.OrderedDict"
+"""The one class of other nodes that is made without being registered: it is Python's own."""
+
+_MOST_NAMEDTUPLES: Final = 4096
+
+Make = Callable[[dict[Any, Any], dict[str, Any]], Any]
+"""Makes an instance of its children by name and its static fields by name."""
+
+
+# ------------------------------------------------------------------------------------------------------------ stand-ins
+
+
+class StandIn(Mapping[Any, Any]):
+    """A node whose class this program has not been told about: its children by name, and its static fields.
+
+    It is a mapping of its children; those whose name is an identifier are attributes too. jax sees it as a pytree
+    node, and saving it again writes the original class. ``register_node`` and ``like=`` give the real class.
+
+    Args:
+        class_name: module and qualified name of the class.
+        fields: the children by name, in order.
+        static: what the class has beside its children, as far as a file can hold it.
+
+    Example:
+        >>> state = StandIn("shop.Adam", {"mu": [1, 2], "nu": None}, {"rate": 0.1})
+        >>> state
+        StandIn('shop.Adam', mu=[1, 2], nu=None; rate=0.1)
+        >>> state.mu, state["nu"], list(state), state.static
+        ([1, 2], None, ['mu', 'nu'], {'rate': 0.1})
+    """
+
+    __slots__ = ("class_name", "fields", "static")
+    __hash__ = None  # type: ignore[assignment]  # its children may change, as a dict's may
+
+    def __init__(self, class_name: str, fields: Mapping[Any, Any], static: Mapping[str, Any] | None = None) -> None:
+        self.class_name = class_name
+        self.fields = dict(fields)
+        self.static = dict(static or {})
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.fields[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __getattr__(self, name: str) -> Any:
+        # Asked only for what is no attribute; while a copy is being made, for "fields" itself.
+        if name not in StandIn.__slots__:
+            for held in (self.fields, self.static):
+                if name in held:
+                    return held[name]
+            raise AttributeError(f"the stand-in for {self.class_name} has no field {name!r}")
+        raise AttributeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StandIn):
+            return NotImplemented
+        mine, others = (self.class_name, self.static, self.fields), (other.class_name, other.static, other.fields)
+        return mine == others and list(self.fields) == list(other.fields)
+
+    def __repr__(self) -> str:
+        shown = [", ".join(f"{key}={value!r}" for key, value in held.items()) for held in (self.fields, self.static)]
+        return (
+            f"StandIn({self.class_name!r}"
+            + (f", {shown[0]}" if shown[0] else "")
+            + (f"; {shown[1]})" if shown[1] else ")")
+        )
+
+
+# --------------------------------------------------------------------------------------------------- registered classes
+
+_MAKERS: Final[dict[str, tuple[type, Make]]] = {}
+
+
+def register_node(cls: type, make: Make | None = None) -> type:
+    """Let ``load`` without ``like`` make instances of ``cls`` where a checkpoint names it; a decorator too.
+
+    The class is found by its module and qualified name.
+
+    Args:
+        cls: a dataclass or namedtuple, or any class together with ``make``.
+        make: ``f(fields, static)`` returns an instance; ``fields`` are the children by name, ``static`` the other
+            recorded fields. Without it ``cls(**fields, **static)`` is called.
+
+    Raises:
+        Unsupported: ``cls`` is neither a dataclass nor a namedtuple, and there is no ``make``.
+
+    Example:
+        >>> import dataclasses
+        >>> @register_node
+        ... @dataclasses.dataclass
+        ... class Moments:
+        ...     first: object
+        ...     second: object
+        >>> head = Container(node="other", keys=("first", "second"), class_name=class_name(Moments))
+        >>> build([head, 2], [1, 2])
+        Moments(first=1, second=2)
+    """
+    if make is None:
+        if not (dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):
+            raise Unsupported(
+                f"{class_name(cls)} is neither a dataclass nor a namedtuple, so how to make one is not known",
+                hint="pass make=, a function of the children by name and the static fields by name",
+            )
+        make = functools.partial(_made_of_fields, cls)
+    _MAKERS[class_name(cls)] = (cls, make)
+    return cls
+
+
+def class_name(cls: type) -> str:
+    """Return the module and qualified name of a class, which stand for it in a checkpoint.
+
+    Example:
+        >>> class_name(collections.OrderedDict)
+        'collections.OrderedDict'
+    """
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _made_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
+    foreign = [name for name, value in static.items() if isinstance(value, ForeignKey)]
+    if foreign:
+        raise Unsupported(
+            f"the checkpoint has only the text of {', '.join(foreign)} of {class_name(cls)}",
+            hint="call register_node with make=, or load with like=",
+        )
+    values = {str(name): value for name, value in (fields | static).items()}
+    try:
+        inspect.signature(cls).bind(**values)
+    except TypeError as error:
+        raise Unsupported(
+            f"{class_name(cls)} cannot be made of {', '.join(values) or 'nothing'}: {error}",
+            hint="call register_node with make=, or load with like=",
+        ) from error
+    return cls(**values)
+
+
+# ------------------------------------------------------------------------------------------------------------ key texts
+
+
+def node_keys(container: Container) -> tuple[Any, ...]:
+    """Return the real keys of a container's children, which for some mappings lie in their static fields."""
+    if container.node == "other":
+        for name, keys in container.static:
+            # A class may have a static field of this name; its fields are not the texts of what that holds.
+            if name == KEYS and isinstance(keys, tuple) and tuple(map(str, keys)) == container.keys != keys:
+                return keys
+    return container.keys
+
+
+def keys_of(tokens: Iterable[Token]) -> list[str]:
+    """Return the key text of each leaf, in the order of the structure; see ``iter_keys``.
+
+    Example:
+        >>> keys_of([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2])
+        ['a', '3/0', '3/1']
+        >>> keys_of([1])
+        ['']
+    """
+    return list(iter_keys(tokens))
+
+
+def iter_keys(tokens: Iterable[Token]) -> Iterator[str]:
+    """Yield the key text of each leaf; comparing them one by one bounds what a hostile structure costs.
+
+    Raises:
+        Format: the tokens end early or go on too long, or there are more than 1,024 levels.
+    """
+    # A level: the names of its children, how many of them are done, and the key text in front of them if it is known.
+    names: list[tuple[Any, ...]] = [("",)]
+    done = [0]
+    prefixes: list[str | None] = [""]
+    for token in tokens:
+        _drop_done(names, done, prefixes)
+        if not names:
+            raise Format("the structure goes on behind its end")
+        if isinstance(token, Container):
+            _check_level(len(names))
+            done[-1] += 1
+            names.append(token.keys)
+            done.append(0)
+            prefixes.append(None)
+            continue
+        count = token
+        if count < 1:
+            raise Format(f"a run of {count} leaves stands in the structure")
+        while count:
+            _drop_done(names, done, prefixes)
+            if not names:
+                raise Format("the structure has more leaves than places for them")
+            start, stop = done[-1], min(done[-1] + count, len(names[-1]))
+            prefix = _prefix(names, done, prefixes)
+            bare = len(names) == 1
+            for key in names[-1][start:stop]:
+                part = str(key)
+                yield "" if bare else (prefix + (escape_part(part) if "/" in part or "~" in part else part) or "~")
+            done[-1] = stop
+            count -= stop - start
+    if any(level != len(children) for level, children in zip(done, names, strict=True)):
+        raise Format("the structure ends early")
+
+
+def _drop_done(names: list[tuple[Any, ...]], done: list[int], prefixes: list[str | None]) -> None:
+    while names and done[-1] == len(names[-1]):
+        names.pop()
+        done.pop()
+        prefixes.pop()
+
+
+def _prefix(names: list[tuple[Any, ...]], done: list[int], prefixes: list[str | None]) -> str:
+    """Return the text in front of the innermost level's keys; it is made when a leaf needs it, and kept."""
+    known = prefixes[-1]
+    if known is None:
+        # The root level names nothing, and each level's last begun child is the next level.
+        above = [str(level[at - 1]) for level, at in zip(names[1:-1], done[1:-1], strict=True)]
+        known = "".join(f"{escape_part(part)}/" for part in above)
+        prefixes[-1] = known
+    return known
+
+
+def _check_level(level: int) -> None:
+    if level > MAX_LEVELS:
+        raise Format(f"the structure is more than {MAX_LEVELS} containers deep")
+
+
+# ---------------------------------------------------------------------------------------------------- trees of leaves
+
+
+def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
+    """Return the tree that ``tokens`` describe around ``leaves``, as far as this program knows its classes.
+
+    Raises:
+        Format: tokens and leaves do not belong together, or two keys of a dict are equal.
+        Unsupported: a registered class cannot be made of what the checkpoint has, or there are more than 4,096
+            different namedtuples.
+
+    Example:
+        >>> build([Container(node="dict", keys=(1, "a")), 1, Container(node="tuple", keys=(0, 1)), 2], [7, 8, 9])
+        {1: 7, 'a': (8, 9)}
+    """
+    made: dict[tuple[str, tuple[str, ...]], type] = {}
+    root: list[Any] = []
+    open_nodes: list[tuple[Container | None, int, list[Any]]] = [(None, 1, root)]
+    taken = 0
+    for token in tokens:
+        if not open_nodes:
+            raise Format("the structure goes on behind its end")
+        if isinstance(token, Container):
+            _check_level(len(open_nodes))
+            open_nodes.append((token, len(token.keys), []))
+        else:
+            left = token
+            while left and open_nodes:
+                _, size, children = open_nodes[-1]
+                count = min(left, size - len(children))
+                children.extend(leaves[taken : taken + count])
+                taken += count
+                left -= count
+                _close(open_nodes, made)
+            if left or taken > len(leaves):
+                raise Format(f"the structure has {taken + left} leaves or more, there are {len(leaves)}")
+        _close(open_nodes, made)
+    if open_nodes or taken != len(leaves):
+        raise Format(f"the structure ends after {taken} of {len(leaves)} leaves")
+    return root[0]
+
+
+def _close(open_nodes: list[tuple[Container | None, int, list[Any]]], made: dict[Any, type]) -> None:
+    """Make the nodes that have all their children, and give each to its parent."""
+    while open_nodes and len(open_nodes[-1][2]) == open_nodes[-1][1]:
+        container, _, children = open_nodes.pop()
+        if container is not None:
+            open_nodes[-1][2].append(_node(container, children, made))
+
+
+def _node(container: Container, children: list[Any], made: dict[Any, type]) -> Any:
+    kind, name = container.node, container.class_name or ""
+    if kind in ("list", "tuple"):
+        return children if kind == "list" else tuple(children)
+    keys = node_keys(container)
+    fields = _dict(keys, children)
+    if kind == "dict":
+        return fields
+    static = dict(container.static)
+    if keys is not container.keys:
+        del static[KEYS]
+    registered = _MAKERS.get(name)
+    if registered is not None:
+        return registered[1](fields, static)
+    if name == ORDERED_DICT:
+        return collections.OrderedDict(fields)
+    cls = _namedtuple(name, container.keys, made) if kind == "namedtuple" else None
+    return StandIn(name, fields, static) if cls is None else cls(*children)
+
+
+def _dict(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
+    fields = dict(zip(keys, children, strict=True))
+    if len(fields) != len(keys):
+        raise Format(f"two keys of a container are equal among {keys!r:.200}")
+    return fields
+
+
+def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type]) -> type | None:
+    """Return a namedtuple class of that name, the same one each time; None where Python could not write it."""
+    if (name, fields) not in made:
+        if len(made) >= _MOST_NAMEDTUPLES:
+            raise Unsupported(
+                f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples", hint="load with like="
+            )
+        made[name, fields] = _made_namedtuple(name, fields)
+    cls = made[name, fields]
+    return None if cls is StandIn else cls
+
+
+@functools.lru_cache(maxsize=_MOST_NAMEDTUPLES)
+def _made_namedtuple(name: str, fields: tuple[Any, ...]) -> type:
+    module, _, short = name.rpartition(".")
+    # namedtuple() writes source code of these names, so nothing but plain names gets there.
+    for part in (short, *fields):
+        if not (isinstance(part, str) and part.isascii() and part.isidentifier()) or keyword.iskeyword(part):
+            return StandIn
+    if any(field.startswith("_") for field in fields):
+        return StandIn
+    return collections.namedtuple(short, fields, module=module)  # noqa: PYI024

@@ -1,0 +1,130 @@
+"""The way back into a target's own containers, and what differs between its classes and those that were saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from treering._format.index import Container, ForeignKey, Token
+from treering._format.structure import KEYS
+from treering._tree.flatten_leaves import KINDS
+from treering._tree.flatten_nodes import opened
+from treering._values.keys import join_key
+
+__all__ = ["rebuilt", "static_differences"]
+
+_LONGEST: Final = 120
+
+
+def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
+    """Return a tree of ``like``'s containers around other leaves; nothing of ``like`` is changed.
+
+    Classes, static fields, the order of dicts and their keys are those of ``like``. A dataclass that nobody
+    registered is copied and its fields are set; its other attributes are those of ``like``'s instance.
+
+    Args:
+        like: any tree that ``flatten_like`` takes.
+        leaves: one for each leaf of ``like``, in the order of ``flatten_like(like)``.
+
+    Raises:
+        ValueError: another number of leaves.
+
+    Example:
+        >>> rebuilt({"b": [1, 2], "a": None}, [7, 8, 9])
+        {'b': [7, 8], 'a': 9}
+    """
+    given = iter(leaves)
+    taken = 0
+    root: list[Any] = []
+    # A level: the children of like's node still to come, those of the new node, and how to make it.
+    levels: list[tuple[Iterator[Any], list[Any], Callable[[list[Any]], Any]]] = [(iter((like,)), root, list)]
+    while levels:
+        children, results, rebuild = levels[-1]
+        for child in children:
+            node = None if type(child) in KINDS else opened(child)
+            if node is not None:
+                levels.append((iter(node.children), [], node.rebuild))
+                break
+            if taken == len(leaves):
+                raise ValueError(f"like has more than the {taken} leaves that were given")
+            taken += 1
+            results.append(next(given))
+        else:
+            levels.pop()
+            if levels:
+                levels[-1][1].append(rebuild(results))
+    if taken != len(leaves):
+        raise ValueError(f"like has {taken} leaves, {len(leaves)} were given")
+    return root[0]
+
+
+def static_differences(saved: Iterable[Token], like: Iterable[Token]) -> list[str]:
+    """Return one line for each container of ``like`` whose class or static fields are not those that were saved.
+
+    Containers are compared at equal key paths; one that only one side has is no difference here.
+
+    Example:
+        >>> saved = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "relu"),)), 1]
+        >>> like = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "gelu"),)), 1]
+        >>> static_differences(saved, like)
+        ["act of m.Layer: saved 'relu', like has 'gelu'"]
+    """
+    wanted = dict(_containers(like))
+    lines: list[str] = []
+    for path, container in _containers(saved):
+        other = wanted.get(path)
+        if other is not None:
+            where = f"{join_key(path)}: " if path else ""
+            lines += [f"{where}{line}" for line in _differences(container, other)]
+    return lines
+
+
+def _containers(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
+    """Yield the containers of a structure with their key paths."""
+    levels: list[tuple[tuple[str, ...], Container, int]] = []
+    for token in tokens:
+        left = 1 if isinstance(token, Container) else token
+        while left:
+            while levels and levels[-1][2] == len(levels[-1][1].keys):
+                levels.pop()
+            if not levels:
+                break
+            path, container, done = levels.pop()
+            count = min(left, len(container.keys) - done)
+            levels.append((path, container, done + count))
+            left -= count
+        if isinstance(token, Container):
+            if levels:
+                above, container, done = levels[-1]
+                path = (*above, str(container.keys[done - 1]))
+            else:
+                path = ()
+            yield path, token
+            levels.append((path, token, 0))
+
+
+def _differences(saved: Container, like: Container) -> Iterator[str]:
+    if _named(saved) != _named(like):
+        yield f"saved as {_named(saved)}, like has {_named(like)}"
+        return
+    static, wanted = dict(saved.static), dict(like.static)
+    for name in {**static, **wanted}:
+        if name == KEYS and saved.keys != like.keys:
+            continue  # other keys are other leaves, which is said of them
+        if name not in static:
+            yield f"{name} of {_named(like)}: not saved, like has {_shown(wanted[name])}"
+        elif name not in wanted:
+            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, like has none"
+        # As text, so that nan is nan, 1 is not True and 0.0 not -0.0.
+        elif repr(static[name]) != repr(wanted[name]):
+            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, like has {_shown(wanted[name])}"
+
+
+def _named(container: Container) -> str:
+    return container.class_name or container.node
+
+
+def _shown(value: Any) -> str:
+    text = value.text if isinstance(value, ForeignKey) else repr(value)
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
