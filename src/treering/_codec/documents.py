@@ -1,0 +1,177 @@
+"""Strict JSON: what our documents are written in, and read with less goodwill than ``json.loads`` has.
+
+Refused on the way in: a member twice, NaN and infinity, numbers that are none, nesting without end. Refused on the way
+out: whatever would come back as something else.
+
+Source: RFC 8259; RFC 7493 (I-JSON) for what is refused beyond it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn, TypeVar
+
+from treering.errors import Corrupt, Unsupported
+
+__all__ = ["MAX_NESTING", "check_json", "json_text", "member", "parsed", "quoted"]
+
+MAX_NESTING: Final = 100
+"""Lists and objects inside each other, at most, in what a user adds to a document."""
+
+# Python turns no text of more digits into an int, and no int of more into text.
+_MAX_INT_BITS: Final = 14_000
+_SHOWN: Final = 60
+
+_Kind = TypeVar("_Kind")
+
+quoted = json.encoder.encode_basestring_ascii
+"""``quoted(text)`` is the text as a JSON string in ASCII."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise Corrupt(f"the member {_shown(twice)} stands twice in one JSON object")
+    return found
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{_shown(text)} is too large for a number")
+    return number
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
+
+
+def parsed(text: str, what: str) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: the text, white space around it allowed.
+        what: what it is, for messages.
+
+    Raises:
+        Corrupt: it is no JSON, or holds a member twice, a number that is not finite, or thousands of nested lists.
+
+    Example:
+        >>> parsed('{"a": [1, 2.5]}', "the note")
+        {'a': [1, 2.5]}
+        >>> parsed('{"a": 1, "a": 2}', "the note")
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: the note: the member 'a' stands twice in one JSON object
+    """
+    try:
+        return _DECODER.decode(text)
+    except Corrupt as error:
+        raise Corrupt(f"{what}: {error.message}") from None
+    except json.JSONDecodeError as error:
+        raise Corrupt(f"{what} is no JSON: {error.msg}", offset=error.pos) from None
+    except RecursionError:
+        raise Corrupt(f"{what} is nested too deep") from None
+    except ValueError as error:
+        raise Corrupt(f"{what} is no JSON that can be read: {error}") from None
+
+
+def json_text(value: Any) -> str:
+    """Return a value as compact JSON in ASCII; `check_json` says beforehand whether it has such a form.
+
+    Example:
+        >>> json_text({"a": [1, None, "x"]})
+        '{"a":[1,null,"x"]}'
+    """
+    return _ENCODER.encode(value)
+
+
+def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
+    """Return one member of a parsed object, of exactly the type ``kind``: True is no int, 1.0 neither.
+
+    Raises:
+        Corrupt: ``node`` is no object, has no such member, or one of another type.
+
+    Example:
+        >>> member({"n": 3}, "n", int, "the note")
+        3
+    """
+    if type(node) is not dict:
+        raise Corrupt(f"{what} is no JSON object")
+    if name not in node:
+        raise Corrupt(f"{what} has no member {name!r}")
+    found = node[name]
+    if type(found) is not kind:
+        raise Corrupt(f"{what}: the member {name!r} is {_shown(found)}, it has to be of type {kind.__name__}")
+    return found
+
+
+def check_json(value: Any, what: str) -> None:
+    """Require a value that comes back from JSON as it was: None, bool, int, finite float, str, and lists and dicts.
+
+    Raises:
+        Unsupported: something in it is of another type (a tuple, a numpy number), a key is no str, a number is not
+            finite, or it is nested more than 100 levels deep; the message says where.
+
+    Example:
+        >>> check_json({"step": 3, "loss": [0.5, None]}, "metadata")
+        >>> check_json({"sizes": (1, 2)}, "metadata")
+        Traceback (most recent call last):
+        ...
+        treering.errors.Unsupported: metadata['sizes'] is a tuple, which JSON cannot hold; make it a list
+    """
+    levels: list[tuple[str, int, Iterator[tuple[str, Any]]]] = [("", id(None), iter([("", value)]))]
+    open_ones: set[int] = set()
+    while levels:
+        place, container, items = levels[-1]
+        step, item = next(items, (None, None))
+        if step is None:
+            open_ones.discard(container)
+            levels.pop()
+            continue
+        where = place + step
+        if type(item) is dict:
+            for key in item:
+                if type(key) is not str:
+                    raise Unsupported(f"{what}{where} has the key {_shown(key)}; keys in JSON are str")
+            inner = ((f"[{_shown(key)}]", below) for key, below in item.items())
+        elif type(item) is list:
+            inner = ((f"[{number}]", below) for number, below in enumerate(item))
+        else:
+            _check_scalar(item, f"{what}{where}")
+            continue
+        if len(levels) > MAX_NESTING or id(item) in open_ones:
+            raise Unsupported(f"{what} is nested more than {MAX_NESTING} levels deep, or holds itself")
+        open_ones.add(id(item))
+        levels.append((where, id(item), inner))
+
+
+def _check_scalar(item: Any, where: str) -> None:
+    if item is None or type(item) in (bool, str):
+        return
+    if type(item) is int:
+        if item.bit_length() > _MAX_INT_BITS:
+            raise Unsupported(f"{where} is an int of {item.bit_length()} bits", hint="write it as text")
+        return
+    if type(item) is float:
+        if not math.isfinite(item):
+            raise Unsupported(f"{where} is {item}, which JSON cannot hold", hint="write it as text")
+        return
+    hint = "make it a list" if isinstance(item, tuple) else "put arrays and other objects into the tree"
+    article = "an" if type(item).__name__[:1].lower() in "aeiou" else "a"
+    raise Unsupported(f"{where} is {article} {type(item).__name__}, which JSON cannot hold", hint=hint)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+        return "a huge int"
+    text = repr(value) if isinstance(value, str | int | float) or value is None else f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

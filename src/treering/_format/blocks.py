@@ -1,0 +1,94 @@
+"""Which checksums belong to which chunk, and the digest that binds a data file's header to them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from treering._format.index import Chunks, Index, LeafType
+from treering._values.boxes import text_of
+from treering._values.checksums import block_count, digest, packed
+from treering._values.dtypes import lookup
+from treering.errors import Corrupt
+
+__all__ = ["chunks_of_file", "damage", "file_digest", "first_blocks", "leaf_bytes", "shown_chunk"]
+
+DAMAGE_HINT: Final = "use another copy; `treering verify` lists all damage"
+
+
+def leaf_bytes(leaf_type: LeafType) -> int:
+    """Return how many bytes a leaf of this type takes in the files, 0 where it takes none.
+
+    Example:
+        >>> leaf_bytes(LeafType(kind="jax", dtype="bfloat16", shape=(4, 8)))
+        64
+    """
+    dtype = None if leaf_type.dtype is None else lookup(leaf_type.dtype)
+    return 0 if dtype is None else dtype.itemsize * math.prod(leaf_type.shape or ())
+
+
+def first_blocks(chunks: Chunks) -> list[int]:
+    """Return the number of each chunk's first checksum, and behind the last chunk how many there are.
+
+    Example:
+        >>> chunks = Chunks(leaf=[0, 1], box=[None] * 2, file=[0] * 2, offset=[4096, 74096], nbytes=[70000, 4],
+        ...                 block=[65536] * 2)
+        >>> first_blocks(chunks)
+        [0, 2, 3]
+    """
+    return list(itertools.accumulate(map(block_count, chunks.nbytes, chunks.block), initial=0))
+
+
+def chunks_of_file(chunks: Chunks, file: int) -> list[int]:
+    """Return the numbers of the chunks of one file, in the order in which they lie there."""
+    offset, nbytes = chunks.offset, chunks.nbytes
+    mine = [number for number, found in enumerate(chunks.file) if found == file]
+    # Empty arrays lie where the next one starts; among themselves they keep their order.
+    mine.sort(key=lambda number: (offset[number], nbytes[number]))
+    return mine
+
+
+def file_digest(index: Index, file: int, header: bytes, starts: Sequence[int] | None = None) -> str:
+    """Return the digest of a data file: over its header, then the checksums of its blocks as they lie in it.
+
+    Args:
+        index: chunks and checksums are taken from it.
+        file: number of the file.
+        header: the file's bytes before its data.
+        starts: what `first_blocks` gave, if it is known.
+    """
+    starts = first_blocks(index.chunks) if starts is None else starts
+    table = memoryview(packed(index.checksums))
+    spans = [table[8 * starts[number] : 8 * starts[number + 1]] for number in chunks_of_file(index.chunks, file)]
+    return digest((header, b"".join(spans)))
+
+
+def shown_chunk(index: Index, chunk: int) -> str:
+    """Return the key of a chunk's leaf for people, with the box where the chunk is a part of it."""
+    key = index.keys[index.chunks.leaf[chunk]]
+    box = index.chunks.box[chunk]
+    return repr(key) if box is None else f"{key!r}[{text_of(box)}]"
+
+
+def damage(index: Index, chunk: int, block: int, found: int) -> Corrupt:
+    """Return the error for a block whose bytes are not those that were saved.
+
+    Args:
+        index: the checkpoint's.
+        chunk: number of the chunk.
+        block: number of the block in that chunk.
+        found: the checksum of the bytes that are there.
+    """
+    chunks = index.chunks
+    size = chunks.block[chunk]
+    start = chunks.offset[chunk] + block * size
+    stop = min(start + size, chunks.offset[chunk] + chunks.nbytes[chunk])
+    wanted = index.checksums[first_blocks(chunks)[chunk] + block]
+    name = index.files[chunks.file[chunk]].name or "the file"
+    return Corrupt(
+        f"leaf {shown_chunk(index, chunk)} is damaged: bytes {start} to {stop} of {name} "
+        f"have the checksum {found:016x} instead of {wanted:016x}",
+        hint=DAMAGE_HINT,
+    )

@@ -1,0 +1,170 @@
+"""Columns of a document that must fit each other: chunks that tile the files, boxes that tile the leaves.
+
+Ten thousand leaves are checked as columns, with a handful of passes that run in C, never one object at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from treering._codec.documents import member
+from treering._format.blocks import first_blocks, leaf_bytes
+from treering._format.index import Chunks, DataFile, Index, LeafType
+from treering._values.boxes import Box, covered_once, size_of, text_of
+from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK
+from treering._values.dtypes import lookup
+from treering.errors import Corrupt, Unsupported
+
+__all__ = ["check_chunks", "check_ints", "decoded_chunks", "encoded_chunks"]
+
+_COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
+_BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
+_LIMIT: Final = 1 << 63
+
+
+def encoded_chunks(chunks: Chunks) -> dict[str, Any]:
+    """Return the chunks as JSON, a list for each column."""
+    columns: dict[str, Any] = {name: list(getattr(chunks, name)) for name in _COLUMNS}
+    return columns | {"box": list(chunks.box), "codec": None}
+
+
+def check_ints(column: list[Any], limit: int, what: str) -> None:
+    """Require that a list holds integers from 0 up to, but not including, ``limit``.
+
+    Raises:
+        Corrupt: something else is in it.
+
+    Example:
+        >>> check_ints([0, 3], 4, "the column")
+        >>> check_ints([0, True], 4, "the column")
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: the column holds something else than whole numbers
+    """
+    if not set(map(type, column)) <= {int}:
+        raise Corrupt(f"{what} holds something else than whole numbers")
+    if column and (min(column) < 0 or max(column) >= limit):
+        raise Corrupt(f"{what} holds a number that is not from 0 to {limit - 1}")
+
+
+def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
+    """Return the columns of chunks; `check_chunks` says whether they fit the rest.
+
+    Raises:
+        Corrupt: the columns are no columns of whole numbers, or of unequal length.
+        Unsupported: the bytes lie there in a coded form.
+    """
+    what = "the table of chunks"
+    if type(node) is dict and node.get("codec") is not None:
+        raise Unsupported(f"the chunks are packed with the codec {node['codec']!r:.60}", hint="use a newer treering")
+    columns = {name: member(node, name, list, what) for name in _COLUMNS}
+    boxes = member(node, "box", list, what)
+    if len({len(column) for column in (*columns.values(), boxes)}) != 1:
+        raise Corrupt("the columns of the table of chunks are of unequal length")
+    limits = {"leaf": leaves, "file": files}
+    for name, column in columns.items():
+        check_ints(column, limits.get(name, _LIMIT), f"the column {name!r} of the chunks")
+    if boxes.count(None) != len(boxes):
+        boxes = [None if box is None else _decoded_box(box, number) for number, box in enumerate(boxes)]
+    return Chunks(**columns, box=boxes)
+
+
+def _decoded_box(node: Any, number: int) -> Box:
+    try:
+        sides = tuple((start, stop) for start, stop in node)
+    except (TypeError, ValueError):
+        raise Corrupt(f"the box of chunk {number} is no list of pairs") from None
+    check_ints([*itertools.chain.from_iterable(sides)], _LIMIT, f"the box of chunk {number}")
+    return sides
+
+
+def check_chunks(index: Index) -> None:
+    """Require that every byte of the files and every item of the leaves is accounted for exactly once.
+
+    Raises:
+        Corrupt: a chunk is of the wrong size, chunks overlap or leave a gap in a file or a leaf, or the number of
+            checksums is not that of the blocks; the message names the leaf, or the file and the bytes.
+    """
+    chunks = index.chunks
+    stored = [kind.stored for kind in index.types]
+    expected = [leaf for leaf, number in enumerate(index.leaf_types) if stored[number]]
+    if chunks.leaf != expected:
+        _check_parts(index, expected)
+    _check_sizes(index)
+    if not set(chunks.block) <= _BLOCKS:
+        raise Corrupt(f"a block of the chunks is no power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
+    _check_tiles(chunks, index.files)
+    if index.verified:
+        blocks = first_blocks(chunks)[-1]
+        if blocks != len(index.checksums):
+            raise Corrupt(f"the chunks have {blocks} blocks, there are {len(index.checksums)} checksums")
+
+
+def _check_parts(index: Index, expected: list[int]) -> None:
+    """Check the order of the chunks where some leaf has several."""
+    found = [leaf for leaf, _ in itertools.groupby(index.chunks.leaf)]
+    if found == expected:
+        return
+    wrong = next((pair for pair in itertools.zip_longest(found, expected) if pair[0] != pair[1]), (None, None))
+    if wrong[1] is not None and wrong[1] not in set(found):
+        raise Corrupt(f"leaf {index.keys[wrong[1]]!r:.200} lies in no file")
+    raise Corrupt(f"the chunks of leaf {index.keys[wrong[0] or 0]!r:.200} stand where those of another leaf belong")
+
+
+def _check_sizes(index: Index) -> None:
+    chunks = index.chunks
+    by_type = [leaf_bytes(kind) for kind in index.types]
+    whole = list(map(by_type.__getitem__, map(index.leaf_types.__getitem__, chunks.leaf)))
+    if whole == chunks.nbytes and chunks.box.count(None) == len(chunks) == len(set(chunks.leaf)):
+        return
+    parts: defaultdict[int, list[Box]] = defaultdict(list)
+    for number, leaf in enumerate(chunks.leaf):
+        kind, box = index.type_of(leaf), index.box_of(number)
+        parts[leaf].append(box)
+        if len(box) != len(kind.shape or ()):
+            raise Corrupt(f"a box of leaf {index.keys[leaf]!r:.200} has {len(box)} axes, its shape {kind.shape}")
+        wanted = size_of(box) * _itemsize(kind)
+        if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
+            place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
+            raise Corrupt(
+                f"leaf {index.keys[leaf]!r:.200}{place} takes {wanted} bytes, "
+                f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
+            )
+    for leaf, boxes in parts.items():
+        wrong = covered_once(index.type_of(leaf).shape or (), boxes)
+        if wrong is not None:
+            raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not make it up: {wrong}")
+
+
+def _itemsize(kind: LeafType) -> int:
+    dtype = None if kind.dtype is None else lookup(kind.dtype)
+    return 0 if dtype is None else dtype.itemsize
+
+
+def _check_tiles(chunks: Chunks, files: Sequence[DataFile]) -> None:
+    """Check that the chunks of each file follow each other from its header to its end."""
+    starts: list[list[int]] = [[] for _ in files]
+    ends: list[list[int]] = [[] for _ in files]
+    empty: list[tuple[int, int]] = []
+    for number, offset, nbytes in zip(chunks.file, chunks.offset, chunks.nbytes, strict=True):
+        if nbytes:
+            starts[number].append(offset)
+            ends[number].append(offset + nbytes)
+        else:
+            empty.append((number, offset))
+    places: list[set[int]] = []
+    for file, begins, stops in zip(files, starts, ends, strict=True):
+        # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
+        edges, closing = [file.header, *sorted(stops)], [*sorted(begins), file.nbytes]
+        if edges != closing:
+            stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
+            problem = "belong to no leaf" if stop < start else "belong to two leaves, or lie behind its end"
+            first, last = min(stop, start), max(stop, start)
+            raise Corrupt(f"bytes {first} to {last} of {file.name or 'the file'} {problem}")
+        places.append({*edges})
+    for number, offset in empty:
+        if offset not in places[number]:
+            raise Corrupt(f"an empty array lies inside another one, at byte {offset} of file {number}")

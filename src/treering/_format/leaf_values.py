@@ -1,0 +1,261 @@
+"""The values of Python leaves, and keys that are no text, as JSON that gives them back bit for bit.
+
+``docs/spec/checkpoint.md`` has the table.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from typing import Any, Final
+
+from treering._codec.documents import member
+from treering._format.index import ForeignKey, OpaqueLeaf
+from treering.errors import Corrupt, Unsupported
+
+__all__ = ["decoded_key", "decoded_value", "encoded_key", "encoded_value", "from_base64", "to_base64"]
+
+_EXACT_INT: Final = 1 << 53
+"""Numbers up to here are the same in every JSON reader."""
+_HEX: Final = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
+_DECIMAL: Final = re.compile(r"0|-?[1-9][0-9]{0,15}")
+_HEX_FLOAT: Final = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}")
+_PLAIN_NAN: Final = 0x7FF8_0000_0000_0000
+_NAN: Final = re.compile(r"nan(:[0-9a-f]{16})?")
+# A key is nested no deeper than this, so that a plain recursion over it is safe.
+_KEY_LEVELS: Final = 32
+# str() of longer ints is refused by Python, and such a key is no name for anything.
+_KEY_BITS: Final = 4096
+
+
+def to_base64(data: bytes) -> str:
+    """Return bytes as base64 text, with padding.
+
+    Example:
+        >>> to_base64(b"tree")
+        'dHJlZQ=='
+    """
+    return base64.b64encode(data).decode("ascii")
+
+
+def from_base64(text: str, what: str) -> bytes:
+    """Return the bytes of a base64 text.
+
+    Raises:
+        Corrupt: it is not base64.
+
+    Example:
+        >>> from_base64("dHJlZQ==", "the note")
+        b'tree'
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Corrupt(f"{what} is not base64: {error}") from None
+
+
+def encoded_value(kind: str, value: Any) -> Any:
+    """Return a Python leaf as JSON.
+
+    Args:
+        kind: one of ``PYTHON_KINDS``.
+        value: the leaf; an ``OpaqueLeaf`` for an opaque one.
+
+    Example:
+        >>> encoded_value("int", 2**60), encoded_value("float", float("-inf")), encoded_value("bytes", b"tree")
+        ('0x1000000000000000', '-inf', 'dHJlZQ==')
+    """
+    match kind:
+        case "none" | "bool":
+            return value
+        case "int":
+            return value if -_EXACT_INT <= value <= _EXACT_INT else hex(value)
+        case "float":
+            return _float_form(value)
+        case "complex":
+            return [_float_form(value.real), _float_form(value.imag)]
+        case "str":
+            return _text_form(value)
+        case "bytes" | "bytearray":
+            return to_base64(bytes(value))
+        case _:
+            return {"class": value.class_name, "text": _text_form(value.text)}
+
+
+def decoded_value(kind: str, node: Any, what: str) -> Any:
+    """Return the Python leaf that `encoded_value` wrote.
+
+    Raises:
+        Corrupt: ``node`` is no form of this kind.
+
+    Example:
+        >>> decoded_value("int", "0x1000000000000000", "leaf 'n'") == 2**60
+        True
+    """
+    found: Any = None
+    match kind:
+        case "none" | "bool":
+            if type(node) is (bool if kind == "bool" else type(None)):
+                return node
+        case "int":
+            found = _int_of(node)
+        case "float":
+            found = _float_of(node)
+        case "complex":
+            found = _complex_of(node)
+        case "str":
+            return _text_of(node, what)
+        case "bytes" | "bytearray":
+            if type(node) is str:
+                data = from_base64(node, what)
+                return data if kind == "bytes" else bytearray(data)
+        case _:
+            return OpaqueLeaf(class_name=member(node, "class", str, what), text=_text_of(node.get("text"), what))
+    if found is None:
+        raise Corrupt(f"{what} is no {kind}")
+    return found
+
+
+def encoded_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
+    """Return a dict key, or the value of a static field, as JSON.
+
+    Raises:
+        Unsupported: a tuple nested more than 32 levels deep, or an int of more than 4,096 bits.
+
+    Example:
+        >>> encoded_key("a"), encoded_key(5), encoded_key((1.5, None))
+        ('a', {'int': '5'}, {'tuple': [{'float': '0x1.8000000000000p+0'}, {'none': None}]})
+    """
+    kind = type(key)
+    if kind is str:
+        return _text_form(key)
+    if kind is bool:
+        return {"bool": key}
+    if kind is int:
+        if key.bit_length() > _KEY_BITS:
+            raise Unsupported(f"a key of {key.bit_length()} bits cannot be stored")
+        return {"int": str(key) if -_EXACT_INT < key < _EXACT_INT else hex(key)}
+    if key is None:
+        return {"none": None}
+    if kind is float:
+        return {"float": key.hex() if math.isfinite(key) else _float_form(key)}
+    if kind is bytes:
+        return {"bytes": to_base64(key)}
+    if kind is tuple:
+        if not levels:
+            raise Unsupported(f"a key of tuples nested more than {_KEY_LEVELS} levels deep cannot be stored")
+        return {"tuple": [encoded_key(item, levels - 1) for item in key]}
+    if kind is ForeignKey:
+        return {"text": _text_form(key.text), "class": key.class_name}
+    raise Unsupported(f"a key or static field of type {kind.__name__} cannot be stored")
+
+
+def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
+    """Return the key that `encoded_key` wrote.
+
+    Raises:
+        Corrupt: ``node`` is no form of a key.
+
+    Example:
+        >>> decoded_key({"tuple": [{"int": "5"}, "a"]}, "a key")
+        (5, 'a')
+    """
+    if type(node) is str:
+        return node
+    if type(node) is not dict or not node:
+        raise Corrupt(f"{what} is neither text nor an object that says its type")
+    if "text" in node:
+        return ForeignKey(class_name=member(node, "class", str, what), text=_text_of(node["text"], what))
+    (form, content), *more = node.items()
+    found = None if more else _typed_key(form, content, what, levels)
+    if found is None:
+        raise Corrupt(f"{what} is no form of a key that this version knows")
+    return found[0]
+
+
+def _typed_key(form: str, content: Any, what: str, levels: int) -> tuple[Any] | None:
+    """Return the key alone in a tuple, so that None is one too; None where ``content`` is no form of it."""
+    number: int | float | None
+    match form, content:
+        case "base64", str():
+            return (_text_of({"base64": content}, what),)
+        case ("bool", bool()) | ("none", None):
+            return (content,)
+        case "int", str() if len(content) <= _KEY_BITS // 4 + 3:
+            number = int(content) if _DECIMAL.fullmatch(content) else _int_of(content)
+            return None if number is None else (number,)
+        case "float", str():
+            number = _hex_float(content) if _HEX_FLOAT.fullmatch(content) else _float_of(content)
+            return None if number is None else (number,)
+        case "bytes", str():
+            return (from_base64(content, what),)
+        case "tuple", list() if levels:
+            return (tuple(decoded_key(item, what, levels - 1) for item in content),)
+        case _:
+            return None
+
+
+def _hex_float(text: str) -> float | None:
+    try:
+        return float.fromhex(text)
+    except OverflowError:
+        return None
+
+
+def _text_form(text: str) -> Any:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half a surrogate pair: no JSON reader has to keep it
+        return {"base64": to_base64(text.encode("utf-8", "surrogatepass"))}
+    return text
+
+
+def _text_of(node: Any, what: str) -> str:
+    if type(node) is str:
+        return node
+    data = from_base64(member(node, "base64", str, what), what)
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise Corrupt(f"{what} is no UTF-8") from None
+
+
+def _int_of(node: Any) -> int | None:
+    if type(node) is int and -_EXACT_INT <= node <= _EXACT_INT:
+        return node
+    return int(node, 16) if type(node) is str and _HEX.fullmatch(node) else None
+
+
+def _complex_of(node: Any) -> complex | None:
+    match node:
+        case [first, second]:
+            real, imaginary = _float_of(first), _float_of(second)
+            return None if real is None or imaginary is None else complex(real, imaginary)
+        case _:
+            return None
+
+
+def _float_form(number: float) -> float | str:
+    if math.isfinite(number):
+        return number
+    if math.isinf(number):
+        return "inf" if number > 0 else "-inf"
+    (bits,) = struct.unpack("<Q", struct.pack("<d", number))
+    return "nan" if bits == _PLAIN_NAN else f"nan:{bits:016x}"
+
+
+def _float_of(node: Any) -> float | None:
+    if type(node) is float:
+        return node
+    if type(node) is not str:
+        return None
+    if node in ("inf", "-inf"):
+        return float(node)
+    if not _NAN.fullmatch(node):
+        return None
+    number: float
+    (number,) = struct.unpack("<d", struct.pack("<Q", int(node[4:], 16) if node[4:] else _PLAIN_NAN))
+    return number if math.isnan(number) else None

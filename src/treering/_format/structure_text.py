@@ -1,0 +1,183 @@
+"""The containers around the leaves, as JSON and back, and the key texts that follow from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from treering._codec.documents import member
+from treering._format.index import Container, Token
+from treering._format.leaf_values import decoded_key, encoded_key
+from treering._format.structure import iter_keys
+from treering.errors import Corrupt, Format
+
+__all__ = ["check_keys", "decoded_structure", "encoded_structure", "sound_key", "unsound_key"]
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SHOWN: Final = 200
+_WRITTEN_SURROGATE: Final = re.compile("~u([0-9a-f]{4})")
+
+
+def sound_key(key: str) -> str:
+    r"""Return a key text as documents hold it: half a surrogate pair, which JSON cannot keep, is ``~u`` and its number.
+
+    Example:
+        >>> sound_key("a/\ud800")
+        'a/~ud800'
+    """
+    return _SURROGATE.sub(lambda found: f"~u{ord(found[0]):04x}", key)
+
+
+def unsound_key(text: str) -> str:
+    r"""Return the key text that `sound_key` wrote.
+
+    Example:
+        >>> unsound_key("a/~ud800") == "a/\ud800"
+        True
+    """
+    return _WRITTEN_SURROGATE.sub(lambda found: chr(int(found[1], 16)), text) if "~u" in text else text
+
+
+# ------------------------------------------------------------------------------------------------------------- as JSON
+
+
+def encoded_structure(structure: Sequence[Token]) -> list[Any]:
+    """Return the tokens as JSON: numbers of leaves, and an object for each container.
+
+    Raises:
+        Unsupported: a key or static field has no form in the document.
+
+    Example:
+        >>> encoded_structure([Container(node="dict", keys=("a", "b")), 2])
+        [{'node': 'dict', 'keys': ['a', 'b']}, 2]
+    """
+    return [token if type(token) is int else _encoded(token) for token in structure]  # type: ignore[arg-type]
+
+
+def _encoded(container: Container) -> dict[str, Any]:
+    node: dict[str, Any] = {"node": container.node}
+    match container.node:
+        case "dict":
+            node["keys"] = _encoded_keys(container.keys)
+        case "list" | "tuple":
+            node["length"] = len(container.keys)
+        case "namedtuple":
+            node |= {"class": container.class_name, "fields": _encoded_keys(container.keys)}
+        case _:
+            static = {name: encoded_key(value) for name, value in container.static}
+            node |= {"class": container.class_name, "fields": _encoded_keys(container.keys), "static": static}
+    return node
+
+
+def _encoded_keys(keys: Sequence[Any]) -> list[Any]:
+    # Nearly always all of them are plain names.
+    if all(type(key) is str and key.isascii() for key in keys):
+        return list(keys)
+    return [encoded_key(key) for key in keys]
+
+
+def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
+    """Return the tokens that `encoded_structure` wrote.
+
+    Args:
+        nodes: the list.
+        leaves: how many leaves there are; no more children than leaves and containers are believed in.
+
+    Raises:
+        Corrupt: a token makes no sense, or the numbers of leaves do not add up.
+        Format: a container of a kind that this version does not know.
+
+    Example:
+        >>> decoded_structure([{"node": "list", "length": 2}, 2], 2)
+        [Container(node='list', keys=(0, 1), class_name=None, static=()), 2]
+    """
+    found = counted = children = 0
+    most = leaves + len(nodes) - 1
+    tokens: list[Token] = []
+    for number, node in enumerate(nodes):
+        if type(node) is int:
+            if not 0 < node <= leaves:
+                raise Corrupt(f"token {number} of the structure counts {node} leaves, of {leaves} in all")
+            counted += node
+            tokens.append(node)
+            continue
+        container = _decoded(node, f"token {number} of the structure", most - children)
+        found += 1
+        children += len(container.keys)
+        tokens.append(container)
+    if counted != leaves:
+        raise Corrupt(f"the structure has {counted} leaves, there are {leaves} keys")
+    if children != found + leaves - 1:
+        raise Corrupt(f"the containers have {children} children, there are {found + leaves - 1} of them")
+    return tokens
+
+
+def _decoded(node: Any, what: str, most: int) -> Container:
+    kind = member(node, "node", str, what)
+    match kind:
+        case "dict":
+            return Container(node=kind, keys=_decoded_keys(node, "keys", what))
+        case "list" | "tuple":
+            length = member(node, "length", int, what)
+            if not 0 <= length <= most:
+                raise Corrupt(f"{what} is a {kind} of {length} items; the tree has {most} for it")
+            return Container(node=kind, keys=tuple(range(length)))
+        case "namedtuple":
+            fields = _decoded_keys(node, "fields", what)
+            return Container(node=kind, keys=fields, class_name=member(node, "class", str, what))
+        case "other":
+            static = member(node, "static", dict, what)
+            return Container(
+                node=kind,
+                keys=_decoded_keys(node, "fields", what),
+                class_name=member(node, "class", str, what),
+                static=tuple((name, decoded_key(value, f"{what}, {name!r},")) for name, value in static.items()),
+            )
+        case _:
+            raise Format(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
+
+
+def _decoded_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
+    keys = member(node, name, list, what)
+    found = (
+        tuple(keys) if set(map(type, keys)) <= {str} else tuple(decoded_key(key, f"a key of {what}") for key in keys)
+    )
+    if len(set(found)) != len(found):
+        raise Corrupt(f"{what} has two children of the same name")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ key texts
+
+
+def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
+    """Require that the key texts are those that the structure gives.
+
+    Raises:
+        Corrupt: they are not, or the structure is not one tree, or two leaves have one key.
+        Format: the structure is more than 1,024 levels deep, or not one tree.
+
+    Example:
+        >>> check_keys([Container(node="dict", keys=("a", "b")), 2], ["a", "b"])
+        >>> check_keys([Container(node="dict", keys=("a", "b")), 2], ["a", "c"])
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: leaf 1 has the key 'c', the structure says 'b'
+    """
+    # One text at a time: a document of a megabyte may claim a tree whose key texts together take a terabyte.
+    leaf = 0
+    for said in iter_keys(structure):
+        if leaf == len(keys):
+            raise Corrupt(f"the structure has more leaves than the {leaf} keys")
+        if keys[leaf] != said:
+            raise Corrupt(f"leaf {leaf} has the key {_short(keys[leaf])}, the structure says {_short(said)}")
+        leaf += 1
+    if leaf != len(keys):
+        raise Corrupt(f"the structure has {leaf} leaves, there are {len(keys)} keys")
+    if len(set(keys)) != leaf:
+        raise Corrupt("two leaves have the same key")
+
+
+def _short(key: str) -> str:
+    return repr(key) if len(key) <= _SHOWN else f"{key[:_SHOWN]!r}..."
