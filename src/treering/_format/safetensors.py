@@ -1,253 +1,284 @@
-"""The headers of our data files, which are safetensors files, and the order of the arrays in them.
+"""One safetensors file as a whole: ours, with the index in its header, or another writer's.
 
-A header follows from the index alone, byte for byte, so that whoever has the index can say what it has to be.
+Ours is checked to the last bit: from the index follows what every byte of the header has to be.
 
 Source: https://github.com/huggingface/safetensors, "Format" in its README.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
-from typing import Final
+import dataclasses
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from treering._codec.documents import json_text, quoted
-from treering._format.blocks import chunks_of_file, leaf_bytes
-from treering._format.index import Chunks, Index, LeafType
-from treering._format.structure_text import sound_key
-from treering._values.boxes import Box, shape_of, size_of, text_of
+from treering._codec.documents import member, parsed
+from treering._format.blocks import leaf_bytes
+from treering._format.columns import check_chunks
+from treering._format.document import encode_index, parse_index
+from treering._format.headers import (
+    DATA_NOTE,
+    DTYPES,
+    framed,
+    header_bytes,
+    header_text,
+    laid_out,
+    lay_out,
+    native_name,
+    rounded,
+    rows_of_file,
+)
+from treering._format.index import Chunks, Container, DataFile, Index, LeafType
+from treering._format.leaf_types import check_shape
 from treering._values.checksums import block_bytes
-from treering._values.dtypes import lookup
+from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["ALIGNMENT", "DTYPES", "Row", "framed", "header_bytes", "header_text", "laid_out", "lay_out", "native_name"]
+__all__ = ["check_single_file", "header_bytes", "laid_out", "lay_out", "parse_safetensors", "single_file"]
 
-ALIGNMENT: Final = 4096
-"""Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
+LARGEST_HEADER: Final = 100_000_000
+"""More bytes of header are read by no safetensors reader."""
 
-_LINE: Final = 64
-
-DTYPES: Final[Mapping[str, str]] = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}
-"""Our name of a dtype -> its name in safetensors. Four and six bit floats are packed there, so theirs are not ours."""
-
-# What stands in a header for a dtype that safetensors lacks, by item size; larger items have an axis of these.
-_RAW: Final = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
-
-_DATA_FILE: Final = "data of a checkpoint; its index is treering.json"
-
-Row = tuple[int, Box | None]
-"""A leaf's number and which box of it; None for the whole."""
+_INDEX: Final = "treering.index"
+_NOTE: Final = "treering"
+_NOTE_TEXT: Final = "a tree; treering.index says how it is put together, and checks every byte of this file"
+_NAMES: Final = {name: dtype for dtype, name in DTYPES.items()}
+# Several items share a byte there, so no array of ours can lie on top of them.
+_PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
+_NO_ATTEMPT: Final = "0" * 16
+_LIMIT: Final = 1 << 63
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPES: Final = re.compile("~(?![01])")
+_SHOWN_PROBLEMS: Final = 20
+_DAMAGED: Final = "use another copy of the file"
 
 
-def native_name(dtype: str) -> str | None:
-    """Return what safetensors calls a dtype, None where it has no such type.
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types: Sequence[int]) -> None:
+    """Require that every leaf has a form in a safetensors file: an array of a dtype that it knows, or None.
+
+    Raises:
+        Unsupported: some have none; the message names them all, or the first 20.
 
     Example:
-        >>> native_name("bfloat16"), native_name("complex128")
-        ('BF16', None)
+        >>> check_single_file(["a", "b"], [LeafType(kind="none"), LeafType(kind="str")], [0, 1])
+        Traceback (most recent call last):
+        ...
+        treering.errors.Unsupported: a safetensors file cannot hold:
+          leaf 'b': a str
+        save to a folder instead; it holds them all
     """
-    return DTYPES.get(dtype)
+    reasons = [_reason(kind) for kind in types]
+    problems = [
+        f"leaf {key!r}: {reasons[number]}" for key, number in zip(keys, leaf_types, strict=True) if reasons[number]
+    ]
+    if problems:
+        more = len(problems) - _SHOWN_PROBLEMS
+        lines = [*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        listed = "".join(f"\n  {line}" for line in lines)
+        raise Unsupported(f"a safetensors file cannot hold:{listed}\nsave to a folder instead; it holds them all")
 
 
-def lay_out(nbytes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return in which order arrays lie in a file, and where each begins, counted from where the data starts.
+def _reason(kind: LeafType) -> str | None:
+    if kind.kind == "none":
+        return None
+    if kind.kind == "key":
+        return f"a typed PRNG key ({kind.impl})"
+    if kind.kind in ("jax", "numpy", "numpy scalar"):
+        return None if native_name(kind.dtype or "") else f"an array of {kind.dtype}"
+    return f"a {kind.kind} leaf" if kind.kind == "opaque" else f"a {kind.kind}"
 
-    safetensors allows no gaps. So arrays whose size is a multiple of 64 bytes come first, and each of them is aligned;
-    among them, and among the rest, the largest first, and equal ones as they were given.
+
+def single_file(index: Index) -> tuple[Index, bytes]:
+    """Return the index of a file that holds everything, and that file's bytes before its data.
 
     Args:
-        nbytes: the size of each array.
+        index: with one file, and the checksums. Its chunks' offsets count from its file's ``header``, whatever that is:
+            here all of them are moved to where the data will start.
 
-    Returns:
-        The numbers of the arrays in file order; and for each array, as they were given, its offset.
-
-    Example:
-        >>> lay_out([4, 128, 64, 12])
-        ([1, 2, 3, 0], [204, 0, 128, 192])
-    """
-    order = sorted(range(len(nbytes)), key=lambda number: (nbytes[number] % _LINE != 0, -nbytes[number]))
-    offsets, at = [0] * len(nbytes), 0
-    for number in order:
-        offsets[number] = at
-        at += nbytes[number]
-    return order, offsets
-
-
-def laid_out(
-    attempt: str,
-    keys: Sequence[str],
-    types: Sequence[LeafType],
-    leaf_types: Sequence[int],
-    files: Sequence[Sequence[Row]],
-) -> tuple[Chunks, list[bytes]]:
-    """Return where everything will lie, and the header of each file, before a byte of data is looked at.
-
-    Args:
-        attempt: the save's 16 hexadecimal digits.
-        keys: key text of each leaf.
-        types: the different types of leaves.
-        leaf_types: number of the type of each leaf.
-        files: for each file the leaves, or boxes of leaves, that it will hold.
-
-    Returns:
-        The chunks, in the order of the leaves; and for each file its bytes before the data.
+    Raises:
+        Unsupported: the header is larger than readers take.
 
     Example:
-        >>> kind = LeafType(kind="numpy", dtype="float32", shape=(16,))
-        >>> chunks, headers = laid_out("0" * 16, ["a", "b"], [kind], [0, 0], [[(0, None), (1, None)]])
-        >>> chunks.offset, [len(header) for header in headers]
-        ([4096, 4160], [4096])
+        >>> kind = LeafType(kind="numpy", dtype="float32", shape=(0,))
+        >>> chunks, _ = laid_out("0" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> index = Index(
+        ...     attempt="0" * 16, written={}, processes=1, meshes=[],
+        ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"], types=[kind], leaf_types=[0], values={}, chunks=chunks, checksums=array("Q"),
+        ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)], replaces=[], metadata={},
+        ... )
+        >>> moved, header = single_file(index)
+        >>> parse_safetensors(len(header), lambda offset, n: header[offset : offset + n]) == moved
+        True
     """
-    by_type = [leaf_bytes(kind) for kind in types]
-    # leaf, place in the file's list, file, offset, nbytes, box: sorted by leaf, then as they were given.
-    rows: list[tuple[int, int, int, int, int, Box | None]] = []
-    headers: list[bytes] = []
-    for number, given in enumerate(files):
-        parts = sorted(given, key=_leaf)
-        sizes = [
-            by_type[leaf_types[leaf]] if box is None else _box_bytes(types[leaf_types[leaf]], box)
-            for leaf, box in parts
-        ]
-        order, offsets = lay_out(sizes)
-        text = header_text(
-            keys,
-            types,
-            leaf_types,
-            [(*parts[place], offsets[place], sizes[place]) for place in order],
-            _data_note(attempt),
+    # The header holds the index, and the index where the data starts. Any number of spaces may follow the header, so
+    # its size is taken from a guess that is too large.
+    guess = rounded(LARGEST_HEADER)
+    size = rounded(8 + len(_single_header(_moved(index, guess))))
+    if size - 8 > LARGEST_HEADER:
+        raise Unsupported(
+            f"a header of {size} bytes is larger than safetensors readers take, {LARGEST_HEADER}",
+            hint="save to a folder instead",
         )
-        header = framed(text)
-        headers.append(header)
-        base = len(header)
-        rows.extend(
-            (leaf, number, place, base + offset, nbytes, box)
-            for place, ((leaf, box), offset, nbytes) in enumerate(zip(parts, offsets, sizes, strict=True))
-        )
-    rows.sort(key=_leaf_file_place)
-    sizes = [row[4] for row in rows]
-    chunks = Chunks(
-        leaf=[row[0] for row in rows],
-        box=[row[5] for row in rows],
-        file=[row[1] for row in rows],
-        offset=[row[3] for row in rows],
-        nbytes=sizes,
-        block=list(map(block_bytes, sizes)),
+    moved = _moved(index, size)
+    return moved, framed(_single_header(moved), size)
+
+
+def _moved(index: Index, header: int) -> Index:
+    file = index.files[0]
+    by = header - file.header
+    return dataclasses.replace(
+        index,
+        chunks=dataclasses.replace(index.chunks, offset=[offset + by for offset in index.chunks.offset]),
+        files=[DataFile(name="", nbytes=file.nbytes + by, header=header, digest=None)],
     )
-    return chunks, headers
 
 
-def _leaf(row: Row) -> int:
-    return row[0]
+def _single_header(index: Index) -> str:
+    return _header_around(index, encode_index(index).decode("ascii"))
 
 
-def _leaf_file_place(row: tuple[int, int, int, int, int, Box | None]) -> tuple[int, int, int]:
-    return row[:3]
+def _header_around(index: Index, text: str) -> str:
+    note = {_NOTE: _NOTE_TEXT, _INDEX: text}
+    return header_text(index.keys, index.types, index.leaf_types, rows_of_file(index, 0), note)
 
 
-def header_bytes(index: Index, file: int) -> bytes:
-    """Return what the first bytes of a data file have to be: 8 bytes of length, JSON, and spaces up to its data.
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
+    """Return what a safetensors file holds; of another writer's file, an index that is not ``verified``.
+
+    Such a file is a flat dict of arrays, and the key of each is its name, unless a name is no key text.
 
     Args:
-        index: attempt, keys, types and chunks are taken from it; its checksums need not be there yet.
-        file: number of the file.
+        size: bytes of the file.
+        fetch: ``fetch(offset, n)`` returns ``n`` bytes.
+
+    Raises:
+        Corrupt: the header is damaged, contradicts itself, or its arrays do not tile the file.
+        Format: the file is a part of a checkpoint.
+        Unsupported: an array is of a dtype that has no form in memory here.
     """
-    base = index.files[file].header
-    chunks = index.chunks
-    text = header_text(
-        index.keys,
-        index.types,
-        index.leaf_types,
-        [
-            (chunks.leaf[chunk], chunks.box[chunk], chunks.offset[chunk] - base, chunks.nbytes[chunk])
-            for chunk in chunks_of_file(chunks, file)
-        ],
-        _data_note(index.attempt),
+    if size < 8:  # noqa: PLR2004
+        raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size, hint=_DAMAGED)
+    length = int.from_bytes(fetch(0, 8), "little")
+    if length > min(size - 8, LARGEST_HEADER):
+        raise Corrupt(f"a header of {length} bytes cannot be in a file of {size}", offset=0, hint=_DAMAGED)
+    raw = fetch(8, length)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Corrupt("the header is no UTF-8", offset=8 + error.start, hint=_DAMAGED) from None
+    if not text.startswith("{"):
+        raise Corrupt("the header does not begin with '{'", offset=8, hint=_DAMAGED)
+    header = parsed(text, "the header")
+    note = header.pop("__metadata__", None)
+    if note is None:
+        note = {}
+    if type(note) is not dict or not set(map(type, note.values())) <= {str}:
+        raise Corrupt("'__metadata__' in the header holds something else than text", hint=_DAMAGED)
+    if _NOTE not in note and _INDEX not in note:
+        return _foreign(header, note, size, 8 + length)
+    if note.get(_NOTE) == DATA_NOTE:
+        raise Format("this file holds a part of a checkpoint", hint="give the folder that it belongs to")
+    return _ours(member(note, _INDEX, str, "'__metadata__' in the header"), size, raw)
+
+
+def _ours(text: str, size: int, raw: bytes) -> Index:
+    index = parse_index(text.encode("utf-8"), embedded=True)
+    file = index.files[0]
+    if file.nbytes != size:
+        raise Corrupt(f"{file.nbytes} bytes were written, {size} are there", hint=_DAMAGED)
+    if file.header != 8 + len(raw):
+        raise Corrupt(f"the header has {8 + len(raw)} bytes, {file.header} were written", offset=0, hint=_DAMAGED)
+    wanted = framed(_header_around(index, text), file.header)[8:]
+    if wanted != raw:
+        place = next(place for place, (one, other) in enumerate(zip(wanted, raw, strict=True)) if one != other)
+        raise Corrupt("the header is not the one that belongs to its index", offset=8 + place, hint=_DAMAGED)
+    return index
+
+
+def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base: int) -> Index:
+    types: list[LeafType] = []
+    numbers: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+    leaf_types: list[int] = []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    for name, entry in header.items():
+        what = f"the entry of {name[:200]!r} in the header"
+        dtype, shape = _described(entry, what)
+        known = numbers.get((dtype, shape))
+        if known is None:
+            kind = LeafType(kind="jax", dtype=dtype, shape=check_shape(list(shape), dtype, what))
+            known = numbers[dtype, shape] = (len(types), leaf_bytes(kind))
+            types.append(kind)
+        start, stop = _range(entry, what)
+        if stop - start != known[1]:
+            raise Corrupt(f"{what}: {dtype} {list(shape)} takes {known[1]} bytes, it has {stop - start}", hint=_DAMAGED)
+        leaf_types.append(known[0])
+        offsets.append(base + start)
+        sizes.append(known[1])
+    names = tuple(header)
+    if any(map(_SURROGATE.search, names)):
+        raise Corrupt("a name in the header is no text: it holds half a surrogate pair", hint=_DAMAGED)
+    index = Index(
+        attempt=_NO_ATTEMPT,
+        written={},
+        processes=1,
+        meshes=[],
+        structure=[Container(node="dict", keys=names), *([len(names)] if names else [])],
+        keys=_keys(names),
+        types=types,
+        leaf_types=leaf_types,
+        values={},
+        chunks=Chunks(
+            leaf=list(range(len(names))),
+            box=[None] * len(names),
+            file=[0] * len(names),
+            offset=offsets,
+            nbytes=sizes,
+            block=list(map(block_bytes, sizes)),
+        ),
+        checksums=array("Q"),
+        files=[DataFile(name="", nbytes=size, header=base, digest=None)],
+        replaces=[],
+        metadata=note,
+        verified=False,
     )
-    return framed(text)
+    check_chunks(index)
+    return index
 
 
-def _data_note(attempt: str) -> dict[str, str]:
-    return {"treering": _DATA_FILE, "attempt": attempt}
+def _described(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
+    name, shape = member(entry, "dtype", str, what), member(entry, "shape", list, what)
+    if not set(map(type, shape)) <= {int}:  # before anything looks it up: 1.0 and True are as good as 1 there
+        raise Corrupt(f"{what}: its shape holds something else than whole numbers", hint=_DAMAGED)
+    dtype = _NAMES.get(name)
+    if dtype is not None:
+        return dtype, tuple(shape)
+    if name in _PACKED:
+        raise Unsupported(f"{what} has the dtype {name}, several items to a byte, which numpy and jax cannot hold")
+    raise Unsupported(f"{what} has the dtype {name[:60]!r}, which this version does not know")
 
 
-def header_text(
-    keys: Sequence[str],
-    types: Sequence[LeafType],
-    leaf_types: Sequence[int],
-    rows: Sequence[tuple[int, Box | None, int, int]],
-    note: Mapping[str, str],
-) -> str:
-    """Return the JSON of a header.
-
-    Args:
-        keys: key text of each leaf.
-        types: the different types of leaves.
-        leaf_types: number of the type of each leaf.
-        rows: leaf, box, offset from the start of the data, and size of each array, in file order.
-        note: what stands in ``__metadata__``.
-    """
-    plain = [_entry(kind, kind.shape or ()) if kind.stored else "" for kind in types]
-    entries = [f'"__metadata__":{json_text(dict(note))}']
-    for leaf, box, offset, nbytes in rows:
-        key, number = keys[leaf], leaf_types[leaf]
-        if box is None:
-            entry = plain[number]
-        else:
-            key, entry = f"{key}~[{text_of(box)}]", _entry(types[number], shape_of(box))
-        if key == "__metadata__":
-            key = "~__metadata__"
-        elif not key.isascii():
-            key = sound_key(key)
-        entries.append(f"{quoted(key)}:{entry}[{offset},{offset + nbytes}]}}")
-    return "{" + ",".join(entries) + "}"
+def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
+    offsets = member(entry, "data_offsets", list, what)
+    match offsets:
+        case [int(start), int(stop)] if 0 <= start <= stop < _LIMIT and bool not in map(type, offsets):
+            return start, stop
+        case _:
+            raise Corrupt(f"{what}: its data_offsets are no two bytes of the file", hint=_DAMAGED)
 
 
-def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
-    """Return the entry of an array up to its offsets."""
-    name = kind.dtype or ""
-    shown = native_name(name)
-    if shown is None:
-        itemsize = _itemsize(name)
-        shown = _RAW.get(itemsize, "U64")
-        if itemsize not in _RAW:
-            shape = (*shape, itemsize // 8)
-    return f'{{"dtype":"{shown}","shape":{json_text(list(shape))},"data_offsets":'
+def _keys(names: Sequence[str]) -> list[str]:
+    """Return the names as key texts; where one is none, ``~`` is escaped in all of them."""
+    if all(map(_is_key, names)):
+        return list(names)
+    return [name.replace("~", "~0") or "~" for name in names]
 
 
-def framed(text: str, size: int | None = None) -> bytes:
-    r"""Return a header: the length, the JSON, and spaces up to a multiple of 4,096 bytes, or up to ``size``.
-
-    Example:
-        >>> framed("{}")[:12], len(framed("{}"))
-        (b'\xf8\x0f\x00\x00\x00\x00\x00\x00{}  ', 4096)
-    """
-    size = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT if size is None else size
-    return struct.pack("<Q", size - 8) + text.ljust(size - 8).encode("ascii")
-
-
-def _itemsize(dtype: str) -> int:
-    known = lookup(dtype)
-    return 0 if known is None else known.itemsize
-
-
-def _box_bytes(kind: LeafType, box: Box) -> int:
-    return _itemsize(kind.dtype or "") * size_of(box)
+def _is_key(name: str) -> bool:
+    return name != "" and ("~" not in name or (name != "~" and not _ESCAPES.search(name)))

@@ -1,0 +1,275 @@
+"""The headers of our data files, which are safetensors files, and the order of the arrays in them.
+
+A header follows from the index alone, byte for byte, so that whoever has the index can say what it has to be.
+
+Source: https://github.com/huggingface/safetensors, "Format" in its README.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from treering._codec.documents import json_text, quoted
+from treering._format.blocks import chunks_of_file, leaf_bytes
+from treering._format.index import Chunks, Index, LeafType
+from treering._format.structure_text import sound_key
+from treering._values.boxes import Box, shape_of, size_of, text_of
+from treering._values.checksums import block_bytes
+from treering._values.dtypes import lookup
+
+__all__ = [
+    "ALIGNMENT",
+    "DATA_NOTE",
+    "DTYPES",
+    "Row",
+    "framed",
+    "header_bytes",
+    "header_text",
+    "laid_out",
+    "lay_out",
+    "native_name",
+    "rounded",
+    "rows_of_file",
+]
+
+ALIGNMENT: Final = 4096
+"""Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
+
+_LINE: Final = 64
+
+DTYPES: Final[Mapping[str, str]] = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""Our name of a dtype -> its name in safetensors. Four and six bit floats are packed there, so theirs are not ours."""
+
+# What stands in a header for a dtype that safetensors lacks, by item size; larger items have an axis of these.
+_RAW: Final = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
+
+DATA_NOTE: Final = "data of a checkpoint; its index is treering.json"
+"""What the header of a checkpoint's data file says it is."""
+
+Row = tuple[int, Box | None]
+"""A leaf's number and which box of it; None for the whole."""
+
+
+def native_name(dtype: str) -> str | None:
+    """Return what safetensors calls a dtype, None where it has no such type.
+
+    Example:
+        >>> native_name("bfloat16"), native_name("complex128")
+        ('BF16', None)
+    """
+    return DTYPES.get(dtype)
+
+
+def lay_out(nbytes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return in which order arrays lie in a file, and where each begins, counted from where the data starts.
+
+    safetensors allows no gaps. So arrays whose size is a multiple of 64 bytes come first, and each of them is aligned;
+    among them, and among the rest, the largest first, and equal ones as they were given.
+
+    Args:
+        nbytes: the size of each array.
+
+    Returns:
+        The numbers of the arrays in file order; and for each array, as they were given, its offset.
+
+    Example:
+        >>> lay_out([4, 128, 64, 12])
+        ([1, 2, 3, 0], [204, 0, 128, 192])
+    """
+    order = sorted(range(len(nbytes)), key=lambda number: (nbytes[number] % _LINE != 0, -nbytes[number]))
+    offsets, at = [0] * len(nbytes), 0
+    for number in order:
+        offsets[number] = at
+        at += nbytes[number]
+    return order, offsets
+
+
+def laid_out(
+    attempt: str,
+    keys: Sequence[str],
+    types: Sequence[LeafType],
+    leaf_types: Sequence[int],
+    files: Sequence[Sequence[Row]],
+) -> tuple[Chunks, list[bytes]]:
+    """Return where everything will lie, and the header of each file, before a byte of data is looked at.
+
+    Args:
+        attempt: the save's 16 hexadecimal digits.
+        keys: key text of each leaf.
+        types: the different types of leaves.
+        leaf_types: number of the type of each leaf.
+        files: for each file the leaves, or boxes of leaves, that it will hold.
+
+    Returns:
+        The chunks, in the order of the leaves; and for each file its bytes before the data.
+
+    Example:
+        >>> kind = LeafType(kind="numpy", dtype="float32", shape=(16,))
+        >>> chunks, headers = laid_out("0" * 16, ["a", "b"], [kind], [0, 0], [[(0, None), (1, None)]])
+        >>> chunks.offset, [len(header) for header in headers]
+        ([4096, 4160], [4096])
+    """
+    by_type = [leaf_bytes(kind) for kind in types]
+    # leaf, place in the file's list, file, offset, nbytes, box: sorted by leaf, then as they were given.
+    rows: list[tuple[int, int, int, int, int, Box | None]] = []
+    headers: list[bytes] = []
+    for number, given in enumerate(files):
+        parts = sorted(given, key=_leaf)
+        sizes = [
+            by_type[leaf_types[leaf]] if box is None else _box_bytes(types[leaf_types[leaf]], box)
+            for leaf, box in parts
+        ]
+        order, offsets = lay_out(sizes)
+        text = header_text(
+            keys,
+            types,
+            leaf_types,
+            [(*parts[place], offsets[place], sizes[place]) for place in order],
+            _data_note(attempt),
+        )
+        header = framed(text)
+        headers.append(header)
+        base = len(header)
+        rows.extend(
+            (leaf, number, place, base + offset, nbytes, box)
+            for place, ((leaf, box), offset, nbytes) in enumerate(zip(parts, offsets, sizes, strict=True))
+        )
+    rows.sort(key=_leaf_file_place)
+    sizes = [row[4] for row in rows]
+    chunks = Chunks(
+        leaf=[row[0] for row in rows],
+        box=[row[5] for row in rows],
+        file=[row[1] for row in rows],
+        offset=[row[3] for row in rows],
+        nbytes=sizes,
+        block=list(map(block_bytes, sizes)),
+    )
+    return chunks, headers
+
+
+def _leaf(row: Row) -> int:
+    return row[0]
+
+
+def _leaf_file_place(row: tuple[int, int, int, int, int, Box | None]) -> tuple[int, int, int]:
+    return row[:3]
+
+
+def header_bytes(index: Index, file: int) -> bytes:
+    """Return what the first bytes of a data file have to be: 8 bytes of length, JSON, and spaces up to its data.
+
+    Args:
+        index: attempt, keys, types and chunks are taken from it; its checksums need not be there yet.
+        file: number of the file.
+    """
+    rows = rows_of_file(index, file)
+    return framed(header_text(index.keys, index.types, index.leaf_types, rows, _data_note(index.attempt)))
+
+
+def rows_of_file(index: Index, file: int) -> list[tuple[int, Box | None, int, int]]:
+    """Return leaf, box, offset from the start of the data, and size of each array of a file, in file order."""
+    chunks, base = index.chunks, index.files[file].header
+    return [
+        (chunks.leaf[chunk], chunks.box[chunk], chunks.offset[chunk] - base, chunks.nbytes[chunk])
+        for chunk in chunks_of_file(chunks, file)
+    ]
+
+
+def _data_note(attempt: str) -> dict[str, str]:
+    return {"treering": DATA_NOTE, "attempt": attempt}
+
+
+def header_text(
+    keys: Sequence[str],
+    types: Sequence[LeafType],
+    leaf_types: Sequence[int],
+    rows: Sequence[tuple[int, Box | None, int, int]],
+    note: Mapping[str, str],
+) -> str:
+    """Return the JSON of a header.
+
+    Args:
+        keys: key text of each leaf.
+        types: the different types of leaves.
+        leaf_types: number of the type of each leaf.
+        rows: leaf, box, offset from the start of the data, and size of each array, in file order.
+        note: what stands in ``__metadata__``.
+    """
+    plain = [_entry(kind, kind.shape or ()) if kind.stored else "" for kind in types]
+    entries = [f'"__metadata__":{json_text(dict(note))}']
+    for leaf, box, offset, nbytes in rows:
+        key, number = keys[leaf], leaf_types[leaf]
+        if box is None:
+            entry = plain[number]
+        else:
+            key, entry = f"{key}~[{text_of(box)}]", _entry(types[number], shape_of(box))
+        if key == "__metadata__":
+            key = "~__metadata__"
+        elif not key.isascii():
+            key = sound_key(key)
+        entries.append(f"{quoted(key)}:{entry}[{offset},{offset + nbytes}]}}")
+    return "{" + ",".join(entries) + "}"
+
+
+def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
+    """Return the entry of an array up to its offsets."""
+    name = kind.dtype or ""
+    shown = native_name(name)
+    if shown is None:
+        itemsize = _itemsize(name)
+        shown = _RAW.get(itemsize, "U64")
+        if itemsize not in _RAW:
+            shape = (*shape, itemsize // 8)
+    return f'{{"dtype":"{shown}","shape":{json_text(list(shape))},"data_offsets":'
+
+
+def framed(text: str, size: int | None = None) -> bytes:
+    r"""Return a header: the length, the JSON, and spaces up to a multiple of 4,096 bytes, or up to ``size``.
+
+    Example:
+        >>> framed("{}")[:12], len(framed("{}"))
+        (b'\xf8\x0f\x00\x00\x00\x00\x00\x00{}  ', 4096)
+    """
+    size = rounded(8 + len(text)) if size is None else size
+    return struct.pack("<Q", size - 8) + text.ljust(size - 8).encode("ascii")
+
+
+def rounded(size: int) -> int:
+    """Return the next multiple of 4,096.
+
+    Example:
+        >>> rounded(1), rounded(4096)
+        (4096, 4096)
+    """
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _itemsize(dtype: str) -> int:
+    known = lookup(dtype)
+    return 0 if known is None else known.itemsize
+
+
+def _box_bytes(kind: LeafType, box: Box) -> int:
+    return _itemsize(kind.dtype or "") * size_of(box)
