@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.listing import names
-from treering._store import descriptors, stage, writing
+from treering._store import descriptors, writing
 from treering._store.local import Buffer, replace_file
 from treering.errors import NotFound, StoreFailed, TreeringError
 
