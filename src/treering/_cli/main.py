@@ -1,6 +1,6 @@
 """The command ``treering``: its verbs, imported one at a time, and how it ends.
 
-Exit codes: 0 good, 1 the answer is no (damage), 2 it could not be done.
+Exit codes: 0 good, 1 the answer is no (damage, a difference, no match), 2 it could not be done.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ __all__ = ["Verbs", "cli", "main"]
 
 
 _VERBS = {
+    "cat": ("treering._cli.cat", "Print one leaf, or a part of an array."),
     "demo": ("treering._cli.demo.verb", "Train a small model, save it, and prove that every bit comes back."),
-    "inspect": ("treering._cli.inspect", "Show what is in a file, from its headers alone."),
+    "diff": ("treering._cli.diff", "Compare two checkpoints or files."),
+    "du": ("treering._cli.du", "Show where the bytes are."),
+    "inspect": ("treering._cli.inspect", "Show what is in a checkpoint or file, from its headers alone."),
+    "ls": ("treering._cli.ls", "List the leaves, one a line."),
+    "verify": ("treering._cli.verify", "Read every byte and compare the checksums."),
 }
+"""Verb -> the module that has its command, and what it does."""
 
 
 class _ReaderLeft(Exception):
@@ -79,14 +85,16 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     subcommand_metavar="VERB ...",
     epilog="\b\nExamples:\n"
     "  treering demo\n"
-    "  treering inspect state.msgpack\n"
-    "  treering inspect state.msgpack 'params/**'\n",
+    "  treering inspect checkpoint\n"
+    "  treering verify checkpoint\n"
+    "  treering cat checkpoint 'params/w[:2]'\n"
+    "  treering diff before after --values\n",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )
 def cli() -> None:
-    """Save JAX pytrees, load them back bit for bit, and look inside their files."""
+    """Save JAX pytrees, load them back bit for bit, and look inside checkpoints, safetensors and msgpack files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

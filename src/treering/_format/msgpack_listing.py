@@ -30,8 +30,15 @@ class _Records:
 
     def chunked(self, parts: ChunkedArray) -> LeafRecord:
         first: LeafRecord = parts.parts[0]
-        nbytes = sum(part.nbytes for part in parts.parts)
-        return LeafRecord(kind="array", dtype=first.dtype, shape=parts.shape, nbytes=nbytes, offset=first.offset)
+        places = tuple((part.offset, part.nbytes) for part in parts.parts)
+        return LeafRecord(
+            kind="array",
+            dtype=first.dtype,
+            shape=parts.shape,
+            nbytes=sum(nbytes for _, nbytes in places),
+            offset=first.offset,
+            parts=places,
+        )
 
     def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> Any:
         if nbytes <= _SHORT_TEXT:
@@ -62,4 +69,4 @@ def list_msgpack(first: bytes, size: int, fetch: Callable[[int, int], bytes]) ->
         >>> list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n]).root
         {'a': 1}
     """
-    return Listing(file_bytes=size, root=Scanner(first, size, fetch, _Records()).run())
+    return Listing(form="msgpack", file_bytes=size, root=Scanner(first, size, fetch, _Records()).run())

@@ -1,41 +1,140 @@
-"""What a listing says of a file: its tree, with a record in place of every leaf that takes room."""
+"""What a listing says of a file or checkpoint: its tree, with a record in place of every leaf that takes room."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-__all__ = ["LeafRecord", "Listing"]
+from treering._format.index import ARRAY_KINDS
+
+__all__ = ["FileRecord", "LeafRecord", "Listing", "Named"]
+
+_COUNTED: Final = (ARRAY_KINDS | {"array"}) - {"numpy scalar"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeafRecord:
-    """One leaf that was not read: what it is, how large, and where its bytes lie."""
+    """One leaf that was not read: what it is, how large, and where its bytes lie.
+
+    Example:
+        >>> LeafRecord(kind="jax", dtype="float32", shape=(2, 3), nbytes=24, offset=4096).is_array
+        True
+    """
 
     kind: str
-    """"array", "numpy scalar", "str" or "bytes"."""
+    """In a checkpoint one of the kinds of its index: "jax", "numpy", "numpy scalar", "key" (a typed PRNG key), "str",
+    "bytes", "bytearray" and so on; "array", "numpy scalar", "str" or "bytes" in a file that does not say more."""
 
     dtype: str | None
-    """Name of the dtype of an array or numpy scalar, else None."""
+    """Name of the dtype of an array or numpy scalar, else None; for a key that of its data."""
 
     shape: tuple[int, ...] | None
-    """Shape of an array or numpy scalar, else None."""
+    """Shape of an array or numpy scalar, else None; for a key that of its data."""
 
     nbytes: int
     """Bytes of the leaf's value, without its headers."""
 
-    offset: int
-    """Where these bytes start in the file."""
+    offset: int | None
+    """Where the first of these bytes is in its file; None for a small Python value, which lies beside the names."""
+
+    file: str | None = None
+    """Name of the data file that holds the first of them; None where that is the very file that was listed."""
+
+    parts: tuple[tuple[int, int], ...] = ()
+    """First byte and length of each piece, where a msgpack file holds the leaf in several; else empty."""
+
+    chunks: int = 1
+    """In how many boxes a checkpoint holds it."""
+
+    sharding: str | None = None
+    """How it lay on devices when it was saved, as text for people; None where that is not known."""
+
+    impl: str | None = None
+    """Name of the implementation of a PRNG key, else None."""
+
+    value: Any = None
+    """The value itself, where it is a small Python value."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is an array: its elements count as parameters."""
+        return self.kind in _COUNTED
+
+
+class Named(dict[Any, Any]):
+    """A branch that is an object with named children: a namedtuple, a dataclass, a module.
+
+    Attributes:
+        node: "namedtuple" or "other".
+        class_name: module and qualified name of its class, as the file says it.
+        static: fields that are no children, name and value.
+
+    Example:
+        >>> branch = Named({"count": 1}, node="namedtuple", class_name="optax.ScaleByAdamState")
+        >>> branch["count"], branch.class_name
+        (1, 'optax.ScaleByAdamState')
+    """
+
+    __slots__ = ("class_name", "node", "static")
+
+    def __init__(
+        self,
+        children: Mapping[Any, Any],
+        *,
+        node: str,
+        class_name: str | None,
+        static: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        super().__init__(children)
+        self.node = node
+        self.class_name = class_name or node
+        self.static = tuple(static)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One file of a checkpoint."""
+
+    name: str
+    """Its name."""
+
+    nbytes: int
+    """Its size."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A file seen through its headers."""
+    """A file or checkpoint seen through its headers."""
+
+    form: str
+    """"checkpoint", "safetensors", "msgpack" or "msgpack in gzip"."""
 
     file_bytes: int
-    """Size of the file, or of what its gzip form unpacks to."""
+    """Size of the file, or of what its gzip form unpacks to; of a checkpoint its files together."""
 
     root: Any
-    """Nested dicts, lists and tuples as the file has them, in file order. Leaves: ``LeafRecord`` for arrays, numpy
-    scalars and long text; None, bool, int, float, complex, ``msgpack.Timestamp``, and str and bytes of up to 256
-    bytes are there themselves, so that a list of a million numbers stays small."""
+    """Nested dicts, lists and tuples as the file has them, in file order; ``Named`` for other nodes. Leaves:
+    ``LeafRecord`` for arrays, numpy scalars and long text; None, bool, int, float, complex, ``msgpack.Timestamp``,
+    short str and bytes are there themselves, so that a list of a million numbers stays small."""
+
+    files: Sequence[FileRecord] = ()
+    """The files of a checkpoint; empty where there is but the one."""
+
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Who wrote it, and when, as far as the file says so."""
+
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the user wrote beside the tree."""
+
+    meshes: Sequence[str] = ()
+    """The meshes of its arrays, as text for people."""
+
+    processes: int = 1
+    """How many processes wrote it."""
+
+    verified: bool = False
+    """Whether it holds checksums of its arrays."""
+
+    structured: bool = False
+    """Whether it keeps the kinds of its containers and leaves; else they are what the form makes of them."""

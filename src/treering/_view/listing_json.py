@@ -1,33 +1,43 @@
-"""A listing as one JSON document for programs. The page docs/inspect.md describes every member."""
+"""A listing as one JSON document for programs. The page docs/command-line.md describes every member."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treering._values.keys import escape_part
+from treering._format.records import LeafRecord, Listing, Named
+from treering._view.flat import LONGEST_KEY, child_key
 from treering._view.nodes import branch_kind, facts_of, is_branch
-from treering._view.plain import cut
 from treering._view.rows import Layout, Row, Totals
 
-__all__ = ["SCHEMA", "json_lines"]
+__all__ = ["SCHEMA", "json_lines", "json_text", "leaf_members", "origin_members", "totals_members"]
 
 SCHEMA = "treering.inspect/1"
 """Names the document's form. Members may be added under this name; none changes its meaning or goes away."""
 
-_LONGEST_KEY = 1000
+_WIDEST_NUMBER = 10_000
+"""Bits from which Python refuses to write an int in decimal."""
 
 Json = dict[str, object]
 
 
-def json_lines(layout: Layout, *, title: str, file_bytes: int, globs: Sequence[str], depth: int) -> Iterator[str]:
+def json_lines(
+    layout: Layout,
+    *,
+    title: str,
+    file_bytes: int,
+    globs: Sequence[str],
+    depth: int,
+    origin: Mapping[str, object] | None = None,
+) -> Iterator[str]:
     """Write a layout as the lines of one JSON object, one line for each leaf, all in ASCII.
 
-    Keys are key text, exact up to 1000 characters; a longer one is cut in its middle and its entry says
-    ``"key_cut": true``. Leaves deeper than ``depth``, and long lists of
-    small values, are summed up in ``branches``.
+    ``origin`` holds more members for the head, those of `origin_members`. Keys are key text, exact up to 1000
+    characters; a longer one is cut in its middle and its entry says ``"key_cut": true``. Leaves deeper than ``depth``,
+    and long lists of small values, are summed up in ``branches``. Branches that are objects of a class are in
+    ``nodes``, where there are any.
 
     Example:
         >>> from treering._view.rows import lay_out
@@ -42,15 +52,20 @@ def json_lines(layout: Layout, *, title: str, file_bytes: int, globs: Sequence[s
         "file_bytes": file_bytes,
         "globs": list(globs),
         "depth": depth,
-        "total": _totals(layout.everything),
-        "selected": _totals(layout.kept),
-    }
-    yield _text(head)[:-1] + ","
+        "total": totals_members(layout.everything),
+        "selected": totals_members(layout.kept),
+    } | dict(origin or {})
+    yield json_text(head)[:-1] + ","
     yield ' "leaves": ['
-    yield from _joined(_leaf(key, row) for key, row in _keyed(layout.rows) if not is_branch(row.node))
+    yield from _joined(leaf_members(key, row.node) for key, row in _keyed(layout.rows) if not is_branch(row.node))
     yield " ],"
     yield ' "branches": ['
     yield from _joined(_branch(key, row) for key, row in _keyed(layout.rows) if _is_closed(row))
+    nodes = [_node(key, row) for key, row in _keyed(layout.rows) if isinstance(row.node, Named)]
+    if nodes:
+        yield " ],"
+        yield ' "nodes": ['
+        yield from _joined(iter(nodes))
     yield " ]}"
 
 
@@ -64,47 +79,78 @@ def _keyed(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
     above: list[str] = []
     for row in rows:
         del above[row.depth :]
-        key = escape_part(row.name)
-        if row.depth == 1:
-            # As join_key writes it: the empty text is the root.
-            key = key or "~"
-        elif row.depth:
-            key = f"{'' if row.depth == 2 and above[1] == '~' else above[-1]}/{key}"  # noqa: PLR2004
-        above.append(key if len(key) <= _LONGEST_KEY else cut(key, _LONGEST_KEY + 1))
+        above.append(child_key(above[-1], row.depth - 1, row.name) if row.depth else "")
         yield above[-1], row
 
 
-def _leaf(key: str, row: Row) -> Json:
-    facts = facts_of(row.node)
-    return _marked(
-        {
-            "key": key,
-            "kind": facts.kind,
-            "dtype": facts.dtype,
-            "shape": None if facts.shape is None else list(facts.shape),
-            "nbytes": facts.nbytes,
-            "offset": facts.offset,
-            "value": _native(row.node, facts.value),
-        }
-    )
+def leaf_members(key: str, leaf: Any) -> Json:
+    """Give a leaf as members of an object; those that only checkpoints have are left out elsewhere.
+
+    Example:
+        >>> leaf_members("step", 7)["value"]
+        7
+    """
+    facts = facts_of(leaf)
+    members: Json = {
+        "key": key,
+        "kind": facts.kind,
+        "dtype": facts.dtype,
+        "shape": None if facts.shape is None else list(facts.shape),
+        "nbytes": facts.nbytes,
+        "offset": facts.offset,
+        "value": _native(leaf, facts.value),
+    }
+    if isinstance(leaf, LeafRecord):
+        more = {"file": leaf.file, "sharding": leaf.sharding, "impl": leaf.impl}
+        members |= {name: text for name, text in more.items() if text is not None}
+        if leaf.chunks != 1:
+            members["chunks"] = leaf.chunks
+    return _marked(members)
+
+
+def origin_members(listing: Listing) -> Json:
+    """Give what is known of a listing as a whole as members of an object.
+
+    Example:
+        >>> origin_members(Listing(form="msgpack", file_bytes=1, root=None))
+        {'form': 'msgpack'}
+    """
+    if listing.form.startswith("msgpack"):
+        return {"form": listing.form}
+    return {
+        "form": listing.form,
+        "verified": listing.verified,
+        "written": dict(listing.written),
+        "processes": listing.processes,
+        "meshes": list(listing.meshes),
+        "files": [{"name": file.name, "nbytes": file.nbytes} for file in listing.files],
+        "metadata": dict(listing.metadata),
+    }
 
 
 def _native(leaf: Any, text: str | None) -> Any:
     """Give a small Python value as JSON's own where JSON has it, else as Python writes it."""
-    is_native = isinstance(leaf, bool | int | str) or (isinstance(leaf, float) and math.isfinite(leaf))
+    if isinstance(leaf, int):
+        return leaf if leaf.bit_length() <= _WIDEST_NUMBER else text
+    is_native = isinstance(leaf, str) or (isinstance(leaf, float) and math.isfinite(leaf))
     return leaf if is_native else text
 
 
 def _branch(key: str, row: Row) -> Json:
     why = row.closed or "empty"
-    return _marked({"key": key, "kind": branch_kind(row.node), "why": why} | _totals(row.totals))
+    return _marked({"key": key, "kind": branch_kind(row.node), "why": why} | totals_members(row.totals))
+
+
+def _node(key: str, row: Row) -> Json:
+    return _marked({"key": key, "kind": row.node.node, "class": row.node.class_name})
 
 
 def _marked(entry: Json) -> Json:
-    return entry | {"key_cut": True} if len(str(entry["key"])) > _LONGEST_KEY else entry
+    return entry | {"key_cut": True} if len(str(entry["key"])) > LONGEST_KEY else entry
 
 
-def _totals(totals: Totals) -> Json:
+def totals_members(totals: Totals) -> Json:
+    """Give totals as members of an object."""
     return {
         "leaves": totals.leaves,
         "arrays": totals.arrays,
@@ -119,11 +165,30 @@ def _joined(entries: Iterator[Json]) -> Iterator[str]:
     for entry in entries:
         if waiting is not None:
             yield f"  {waiting},"
-        waiting = _text(entry)
+        waiting = json_text(entry)
     if waiting is not None:
         yield f"  {waiting}"
 
 
-def _text(value: Json) -> str:
-    # ASCII alone, and DEL, the one control character that JSON leaves as it is.
-    return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f")
+def json_text(value: Mapping[str, object]) -> str:
+    """Write an object as one line of ASCII; a number that JSON lacks is written as text.
+
+    Example:
+        >>> json_text({"loss": float("nan")})
+        '{"loss": "nan"}'
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False)
+    # DEL is the one control character that JSON leaves as it is.
+    return text.replace("\x7f", "\\u007f")
+
+
+def _finite(value: Any) -> Any:
+    """Copy an object with text in place of the numbers that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

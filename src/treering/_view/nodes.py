@@ -11,13 +11,17 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from treering._format.records import LeafRecord
+from treering._format.index import OpaqueLeaf
+from treering._format.records import LeafRecord, Named
 
-__all__ = ["LeafFacts", "branch_kind", "children_of", "facts_of", "is_branch", "weight_of"]
+__all__ = ["LeafFacts", "branch_kind", "children_of", "facts_of", "is_branch", "record_of", "weight_of"]
 
 _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 _TIMESTAMP_BYTES = 12
+_NUMBER_BITS = 64
+_WIDEST_NUMBER = 10_000
+"""Bits from which an int is shown in hexadecimal: Python refuses to write a longer one in decimal."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,8 @@ class LeafFacts:
     """A leaf as listings show it."""
 
     kind: str
-    """"array", "numpy scalar", "none", "bool", "int", "float", "complex", "str", "bytes" or "timestamp"."""
+    """"array", "numpy scalar", "none", "bool", "int", "float", "complex", "str", "bytes" or "timestamp"; of a
+    checkpoint also "jax", "numpy", "key", "bytearray" and "opaque"."""
     dtype: str | None
     """Name of the dtype of an array or numpy scalar, else None."""
     shape: tuple[int, ...] | None
@@ -49,12 +54,14 @@ def is_branch(node: Any) -> bool:
 
 
 def branch_kind(branch: Any) -> str:
-    """Name the kind of a branch: "map", "list" or "tuple".
+    """Name the kind of a branch: "map", "list", "tuple", "namedtuple" or "other".
 
     Example:
-        >>> branch_kind({}), branch_kind(())
-        ('map', 'tuple')
+        >>> branch_kind({}), branch_kind(()), branch_kind(Named({}, node="namedtuple", class_name="a.B"))
+        ('map', 'tuple', 'namedtuple')
     """
+    if isinstance(branch, Named):
+        return branch.node
     return "map" if isinstance(branch, dict) else "tuple" if isinstance(branch, tuple) else "list"
 
 
@@ -66,8 +73,13 @@ def children_of(branch: Any) -> Iterator[tuple[str, Any]]:
         ([('a', 1), ('2', 3)], [('0', True)])
     """
     if isinstance(branch, dict):
-        return ((key if isinstance(key, str) else repr(key), node) for key, node in branch.items())
+        return ((key if isinstance(key, str) else _part(key), node) for key, node in branch.items())
     return ((str(place), node) for place, node in enumerate(branch))
+
+
+def _part(key: Any) -> str:
+    # bytes have a text only as Python writes them; so does every key of a msgpack map, equal to its str() otherwise.
+    return repr(key) if isinstance(key, bytes) else str(key)
 
 
 def weight_of(leaf: Any) -> tuple[int, int, bool]:
@@ -80,7 +92,7 @@ def weight_of(leaf: Any) -> tuple[int, int, bool]:
         ((6, 6, True), (4, 0, False))
     """
     if isinstance(leaf, LeafRecord):
-        is_array = leaf.kind == "array"
+        is_array = leaf.is_array
         return leaf.nbytes, math.prod(leaf.shape or ()) if is_array else 0, is_array
     return _value_bytes(leaf), 0, False
 
@@ -97,9 +109,9 @@ def facts_of(leaf: Any) -> LeafFacts:
         return LeafFacts(
             kind=leaf.kind, dtype=leaf.dtype, shape=leaf.shape, nbytes=leaf.nbytes, offset=leaf.offset, value=None
         )
-    value = None if leaf is None else repr(leaf)[:_LONGEST_VALUE]
+    value = None if leaf is None else _shown(leaf)[:_LONGEST_VALUE]
     return LeafFacts(
-        kind="none" if leaf is None else type(leaf).__name__.lower(),
+        kind=_kind_of(leaf),
         dtype=None,
         shape=None,
         nbytes=_value_bytes(leaf),
@@ -108,9 +120,41 @@ def facts_of(leaf: Any) -> LeafFacts:
     )
 
 
+def record_of(leaf: Any) -> LeafRecord:
+    """Return the record of a leaf, also of a small Python value that stands for itself.
+
+    Example:
+        >>> record = record_of(7)
+        >>> record.kind, record.value, record.nbytes
+        ('int', 7, 8)
+    """
+    if isinstance(leaf, LeafRecord):
+        return leaf
+    return LeafRecord(kind=_kind_of(leaf), dtype=None, shape=None, nbytes=_value_bytes(leaf), offset=None, value=leaf)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, OpaqueLeaf):
+        return "opaque"
+    return "none" if value is None else type(value).__name__.lower()
+
+
+def _shown(value: Any) -> str:
+    """Write a small Python value as Python does, but without its middle where it is long."""
+    if isinstance(value, OpaqueLeaf):
+        return value.text
+    if isinstance(value, str | bytes | bytearray) and len(value) > _LONGEST_VALUE:
+        value = value[:_LONGEST_VALUE]
+    if isinstance(value, int) and value.bit_length() > _WIDEST_NUMBER:
+        return hex(value)
+    return repr(value)
+
+
 def _value_bytes(leaf: Any) -> int:
     if isinstance(leaf, str):
         return len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass"))
-    if isinstance(leaf, bytes):
+    if isinstance(leaf, bytes | bytearray):
         return len(leaf)
-    return 0 if leaf is None else _NUMBER_BYTES.get(type(leaf), _TIMESTAMP_BYTES)
+    if isinstance(leaf, int) and leaf.bit_length() > _NUMBER_BITS:
+        return (leaf.bit_length() + 7) // 8
+    return 0 if leaf is None or isinstance(leaf, OpaqueLeaf) else _NUMBER_BYTES.get(type(leaf), _TIMESTAMP_BYTES)

@@ -6,19 +6,23 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from treering._format.records import Named
 from treering._values.human import bytes_text, count_text
 from treering._values.keys import escape_part
 from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Layout, Row, Totals
 
-__all__ = ["ASCII", "UNICODE", "Look", "tree_lines"]
+__all__ = ["ASCII", "UNICODE", "Look", "branch_detail", "leaf_cells", "totals_text", "tree_lines"]
 
 _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
+_LONGEST_NOTE = 300
 _NARROWEST_NAME = 16
 _SHORTEST_NAME = 8
 _MOST_KEPT = 50_000
+_TOLD_KINDS = frozenset({"numpy", "key"})
+"""Kinds of arrays that are named beside the shape; the others are jax's, or of a file that does not say."""
 _GAP = "  "
 _BOLD, _DIM, _CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1b[0m"
 
@@ -65,10 +69,13 @@ class _Cells(NamedTuple):
     is_branch: bool
 
 
-def tree_lines(layout: Layout, *, title: str, file_bytes: int, look: Look = UNICODE) -> Iterator[str]:
-    r"""Draw a layout as lines without line ends: the file, a header, a row each, and the totals.
+def tree_lines(
+    layout: Layout, *, title: str, file_bytes: int, look: Look = UNICODE, notes: Sequence[tuple[str, str]] = ()
+) -> Iterator[str]:
+    r"""Draw a layout as lines without line ends: the file, its notes, a header, a row each, and the totals.
 
-    ``title`` is the file's name, ``file_bytes`` its size. Everything that comes from the file is escaped.
+    ``title`` is the file's name, ``file_bytes`` its size, a note what stands before a colon and what behind it.
+    Everything that comes from the file is escaped.
 
     Example:
         >>> from treering._format.records import LeafRecord
@@ -85,6 +92,8 @@ def tree_lines(layout: Layout, *, title: str, file_bytes: int, look: Look = UNIC
         total: 2 leaves, 6 parameters in 1 array, 32 B
     """
     yield f"{look.painted(_BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
+    for label, text in notes:
+        yield look.painted(_DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
     rows = layout.rows
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
@@ -149,7 +158,7 @@ def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
         name = "(the root)"
     elif not row.name:
         name = "''"
-    dtype, detail = ("", _branch_detail(row, look)) if is_branch(node) else _leaf_detail(facts_of(node), look)
+    dtype, detail = ("", branch_detail(row, look)) if is_branch(node) else leaf_cells(facts_of(node), look)
     below = row.below
     nbytes, parameters, has_arrays = (
         weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
@@ -165,24 +174,42 @@ def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
     )
 
 
-def _branch_detail(row: Row, look: Look) -> str:
+def branch_detail(row: Row, look: Look = UNICODE) -> str:
+    """Say what kind of branch it is where that is not obvious, and what was folded into it.
+
+    Example:
+        >>> from treering._view.rows import lay_out
+        >>> branch_detail(lay_out([1, 2]).rows[0])
+        'list of 2'
+    """
     kind, length = branch_kind(row.node), len(row.node)
-    if not length:
+    if isinstance(row.node, Named):
+        # The class tells what it is; the module in front of it is in the JSON form.
+        shown = [visible(row.node.class_name.rpartition(".")[2], _LONGEST_DETAIL, look.ellipsis)]
+    elif not length:
         return f"empty {kind}"
-    shown = [] if kind == "map" else [f"{kind} of {length:,}"]
+    else:
+        shown = [] if kind == "map" else [f"{kind} of {length:,}"]
     if row.closed == "depth":
         leaves = row.totals.leaves
         shown.append(f"{look.ellipsis} {leaves:,} {'leaf' if leaves == 1 else 'leaves'}")
     return ", ".join(shown)
 
 
-def _leaf_detail(leaf: LeafFacts, look: Look) -> tuple[str, str]:
-    """Name a leaf's type and give its shape or its value."""
+def leaf_cells(leaf: LeafFacts, look: Look = UNICODE) -> tuple[str, str]:
+    """Name a leaf's type and give its shape or its value.
+
+    Example:
+        >>> leaf_cells(facts_of(7)), leaf_cells(facts_of(None))
+        (('int', '7'), ('None', ''))
+    """
     if leaf.kind == "none":
         return "None", ""
     if leaf.dtype is not None and leaf.shape is not None:
         shape = cut(f"[{', '.join(map(str, leaf.shape))}]", _LONGEST_DETAIL, look.ellipsis)
-        return leaf.dtype, shape if leaf.kind == "array" or leaf.shape else leaf.kind
+        if leaf.kind == "numpy scalar":
+            return leaf.dtype, shape if leaf.shape else leaf.kind
+        return leaf.dtype, f"{shape} {leaf.kind}" if leaf.kind in _TOLD_KINDS else shape
     return leaf.kind, "long" if leaf.value is None else visible(leaf.value, _LONGEST_DETAIL, look.ellipsis)
 
 

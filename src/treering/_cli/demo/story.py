@@ -24,7 +24,7 @@ from treering._cli.demo import FILES, model, prove, text
 from treering._cli.demo.display import TrainingDisplay, curve
 from treering._cli.demo.prove import Evidence, Proof
 from treering._cli.terminal import can_show, look_of
-from treering._ops.inspect import inspect_file
+from treering._ops.inspect import listing_of
 from treering._values.human import bytes_text, count_text, duration_text, rate_text
 from treering._values.keys import Glob
 from treering._view.rows import lay_out
@@ -125,7 +125,7 @@ def _save(stage: _Stage, state: model.TrainState, corpus: text.Corpus) -> tuple[
     stage.say(f"{bytes_text(size)} in {duration_text(seconds)}, {rate_text(size, seconds)}, safe on the disk")
     key, largest = prove.largest_leaf(state)
     stage.say(f"{len(jax.tree.leaves(state))} leaves, the largest is {key} with {bytes_text(largest)}")
-    listing = inspect_file(file)
+    listing = listing_of(file)
     look = dataclasses.replace(look_of(sys.stdout), width=stage.console.width - 3)
     layout = lay_out(listing.root, globs=[Glob.parse(glob) for glob in _SHOWN], depth=2)
     stage.console.print()

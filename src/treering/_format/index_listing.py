@@ -1,0 +1,137 @@
+"""An index -> a ``Listing``: the tree of a checkpoint with records for leaves; numpy is not needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from treering._format.index import Container, Index, LeafType, OpaqueLeaf
+from treering._format.records import FileRecord, LeafRecord, Listing, Named
+from treering._values.dtypes import lookup
+from treering.errors import Corrupt
+
+__all__ = ["list_index"]
+
+_ARRAYS_OF_OTHERS: Final = "array"
+_TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
+_END: Final = object()
+
+
+def list_index(index: Index, *, form: str, files: Sequence[FileRecord], file_bytes: int) -> Listing:
+    """Return what an index says, as a listing.
+
+    Args:
+        index: a parsed index, or what a foreign safetensors header was read as.
+        form: "checkpoint" or "safetensors".
+        files: the files that are shown.
+        file_bytes: their bytes together.
+
+    Raises:
+        Corrupt: the structure and the leaves do not fit together.
+    """
+    return Listing(
+        form=form,
+        file_bytes=file_bytes,
+        root=_tree(index, _leaves(index)),
+        files=files,
+        written=index.written,
+        metadata=index.metadata,
+        meshes=index.meshes,
+        processes=index.processes,
+        verified=index.verified,
+        structured=index.verified,
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A container whose children are being collected."""
+
+    head: Container
+    """Its token."""
+    children: list[Any]
+    """The children so far."""
+
+    def closed(self) -> Any:
+        head, children = self.head, self.children
+        if head.node == "list":
+            return children
+        if head.node == "tuple":
+            return tuple(children)
+        named = dict(zip(head.keys, children, strict=True))
+        if len(named) != len(head.keys):
+            raise Corrupt("the structure has a container with two children of one key")
+        if head.node == "dict":
+            return named
+        return Named(named, node=head.node, class_name=head.class_name, static=head.static)
+
+
+def _tree(index: Index, leaves: Iterator[Any]) -> Any:
+    """Nest the leaves as the structure says, on a stack of its own."""
+    done: list[Any] = []
+    stack: list[_Open] = []
+    for token in index.structure:
+        if isinstance(token, Container):
+            stack.append(_Open(token, []))
+            count = 0
+        else:
+            count = token
+        while True:
+            # Leaves fill the innermost container; a full one is a child of the next.
+            into = stack[-1].children if stack else done
+            room = len(stack[-1].head.keys) - len(into) if stack else 1 - len(into)
+            taken = min(count, room)
+            into.extend(islice(leaves, taken))
+            count -= taken
+            if not stack or len(into) < len(stack[-1].head.keys):
+                break
+            node = stack.pop().closed()
+            (stack[-1].children if stack else done).append(node)
+        if count:
+            raise Corrupt("the structure has more leaves than its containers hold")
+    if stack or len(done) != 1 or next(leaves, _END) is not _END:
+        raise Corrupt("the structure and the leaves do not end together")
+    return done[0]
+
+
+def _leaves(index: Index) -> Iterator[Any]:
+    """Walk through the leaves: records of those that lie in files, the other values themselves."""
+    chunks, files = index.chunks, index.files
+    sizes = [_nbytes(kind) for kind in index.types]
+    kinds = [_kind(kind, index) for kind in index.types]
+    at, count = 0, len(chunks)
+    owner = chunks.leaf
+    for leaf, number in enumerate(index.leaf_types):
+        kind = index.types[number]
+        first = at
+        while at < count and owner[at] == leaf:
+            at += 1
+        if not kind.stored:
+            value = index.values.get(leaf)
+            yield value if kind.kind != "opaque" or isinstance(value, OpaqueLeaf) else OpaqueLeaf("", str(value))
+            continue
+        is_text = kind.kind in _TEXT_KINDS
+        yield LeafRecord(
+            kind=kinds[number],
+            dtype=None if is_text else kind.dtype,
+            shape=None if is_text else kind.shape,
+            nbytes=sizes[number],
+            offset=chunks.offset[first] if first < at else None,
+            file=files[chunks.file[first]].name or None if first < at else None,
+            chunks=at - first,
+            sharding=kind.sharding,
+            impl=kind.impl,
+        )
+
+
+def _kind(kind: LeafType, index: Index) -> str:
+    # A file of another writer does not say whether its arrays were jax's or numpy's.
+    return kind.kind if index.verified or kind.kind in _TEXT_KINDS else _ARRAYS_OF_OTHERS
+
+
+def _nbytes(kind: LeafType) -> int:
+    dtype = lookup(kind.dtype) if kind.dtype is not None else None
+    return dtype.itemsize * math.prod(kind.shape or ()) if dtype else 0

@@ -1,0 +1,236 @@
+"""Two listings -> what they do not have in common, from headers alone; and how a difference reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from treering._format.records import LeafRecord, Listing, Named
+from treering._view.flat import child_key
+from treering._view.listing_json import json_text
+from treering._view.nodes import branch_kind, children_of, facts_of, is_branch, record_of
+from treering._view.plain import visible
+from treering._view.tree_text import leaf_cells
+
+__all__ = ["ABSENT", "Difference", "differences_of", "paired", "same_place"]
+
+ABSENT: Final = object()
+"""Stands for a node that one of two trees does not have."""
+
+_LONGEST_KEY = 300
+_LONGEST_SIDE = 100
+_LOOSE_KINDS = frozenset({"jax", "numpy", "numpy scalar", "array"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that two checkpoints do not have in common; its text is one line.
+
+    Example:
+        >>> print(Difference(key="params/w", what="shape", a="[2, 3]", b="[3, 2]"))
+        params/w: shape: [2, 3] in A, [3, 2] in B
+        >>> print(Difference(key="params/w", what="missing", a=None, b="float32 [3]"))
+        params/w: only in B: float32 [3]
+    """
+
+    key: str
+    """Key text of the leaf or branch, or the name of the metadata member."""
+    what: str
+    """"missing", "kind", "dtype", "shape", "size", "value" or "values" of leaves; "node" or "static" of containers;
+    "metadata"."""
+    a: str | None
+    """What stands in the first one, as text; None where nothing does."""
+    b: str | None
+    """What stands in the second one, as text; None where nothing does."""
+
+    def __str__(self) -> str:
+        key = visible(self.key, _LONGEST_KEY) or "(the root)"
+        if self.what == "metadata":
+            key = f"metadata {key}"
+        if self.a is None or self.b is None:
+            side, text = ("A", self.a) if self.b is None else ("B", self.b)
+            return f"{key}: only in {side}: {_short(text or '')}"
+        if self.what == "values":
+            return f"{key}: values: {_short(self.a)} in A, {_short(self.b)} in B"
+        return f"{key}: {self.what}: {_short(self.a)} in A, {_short(self.b)} in B"
+
+
+def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
+    """Compare two listings: structure, leaves, small values, metadata. The order of a dict's keys does not count.
+
+    Kinds of containers are compared where both forms keep them, and so is what an array was in Python. Where an
+    array lay on devices, who wrote a file and when is no difference.
+
+    Example:
+        >>> one = Listing(form="msgpack", file_bytes=1, root={"step": 7})
+        >>> two = Listing(form="msgpack", file_bytes=1, root={"step": 8})
+        >>> [str(each) for each in differences_of(one, two)]
+        ['step: value: 7 in A, 8 in B']
+    """
+    exact = a.structured and b.structured
+    nodes = exact or (a.form.startswith("msgpack") and b.form.startswith("msgpack"))
+    for key, left, right in paired(a.root, b.root):
+        yield from _place(key, left, right, exact=exact, nodes=nodes)
+    if a.metadata or b.metadata:
+        yield from _metadata(a.metadata, b.metadata)
+
+
+def paired(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Walk through two trees together, with ``ABSENT`` for what one of them lacks. A leaf beside a branch ends the way.
+
+    Example:
+        >>> [key for key, _, right in paired({"x": 1, "y": [2]}, {"x": 1}) if right is ABSENT]
+        ['y', 'y/0']
+    """
+    yield "", a, b
+    stack = [("", 0, _pairs(a, b))]
+    while stack:
+        above, depth, pairs = stack[-1]
+        for name, left, right in pairs:
+            key = child_key(above, depth, name)
+            yield key, left, right
+            if is_branch(left) or is_branch(right):
+                stack.append((key, depth + 1, _pairs(left, right)))
+                break
+        else:
+            stack.pop()
+
+
+def _pairs(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Pair the children of two nodes by name; a leaf beside a branch has none."""
+    if not all(node is ABSENT or is_branch(node) for node in (a, b)):
+        return
+    others = _children(b)
+    for name, left in _children(a).items():
+        yield name, left, others.pop(name, ABSENT)
+    for name, right in others.items():
+        yield name, ABSENT, right
+
+
+def _children(node: Any) -> dict[str, Any]:
+    if node is ABSENT:
+        return {}
+    children: dict[str, Any] = {}
+    for name, child in children_of(node):
+        unique = name
+        while unique in children:
+            # 1 and "1" in one map of a msgpack file.
+            unique += "'"
+        children[unique] = child
+    return children
+
+
+def same_place(a: Any, b: Any) -> bool:
+    """Tell whether two leaves are alike as far as headers go, and have bytes that only reading can compare.
+
+    Example:
+        >>> same_place(7, 8)
+        False
+    """
+    left, right = record_of(a), record_of(b)
+    if not (isinstance(a, LeafRecord) or isinstance(b, LeafRecord)):
+        return False
+    return (left.dtype, left.shape, left.nbytes) == (right.dtype, right.shape, right.nbytes)
+
+
+def _place(key: str, a: Any, b: Any, *, exact: bool, nodes: bool) -> Iterator[Difference]:
+    """Compare what stands at one key."""
+    if a is ABSENT or b is ABSENT:
+        there = b if a is ABSENT else a
+        # A branch that only one side has shows in its leaves, unless it is empty.
+        if not is_branch(there) or (nodes and not there):
+            sides = [None if node is ABSENT else _text(node) for node in (a, b)]
+            yield Difference(key=key, what="missing", a=sides[0], b=sides[1])
+    elif is_branch(a) and is_branch(b):
+        if nodes:
+            yield from _branches(key, a, b)
+    elif is_branch(a) or is_branch(b):
+        yield Difference(key=key, what="node", a=_text(a), b=_text(b))
+    else:
+        yield from _leaves(key, a, b, exact=exact)
+
+
+def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
+    if _text(a) != _text(b):
+        yield Difference(key=key, what="node", a=_text(a), b=_text(b))
+    left, right = (dict(node.static) if isinstance(node, Named) else {} for node in (a, b))
+    for name in {**left, **right}:
+        if name not in left or name not in right or not _equal(left[name], right[name]):
+            sides = [repr(side[name]) if name in side else "not there" for side in (left, right)]
+            yield Difference(key=f"{key}.{name}", what="static", a=sides[0], b=sides[1])
+
+
+def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
+    left, right = record_of(a), record_of(b)
+    kinds = [_kind(left, exact=exact), _kind(right, exact=exact)]
+    if kinds[0] != kinds[1]:
+        yield Difference(key=key, what="kind", a=_told(left, a), b=_told(right, b))
+    if left.dtype is not None and right.dtype is not None:
+        if left.dtype != right.dtype:
+            yield Difference(key=key, what="dtype", a=left.dtype, b=right.dtype)
+        if left.shape != right.shape:
+            yield Difference(key=key, what="shape", a=str(list(left.shape or ())), b=str(list(right.shape or ())))
+    elif kinds[0] == kinds[1]:
+        if isinstance(a, LeafRecord) or isinstance(b, LeafRecord):
+            if left.nbytes != right.nbytes:
+                yield Difference(key=key, what="size", a=f"{left.nbytes} bytes", b=f"{right.nbytes} bytes")
+        elif not _equal(a, b):
+            yield Difference(key=key, what="value", a=_value(a), b=_value(b))
+
+
+def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
+    """Name the kind of a leaf; where a form does not keep it, only that it is an array."""
+    if exact:
+        return leaf.kind, leaf.impl
+    return ("array" if leaf.kind in _LOOSE_KINDS or leaf.kind == "key" else leaf.kind), None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Compare two small values bit for bit: NaN equals itself, 0.0 and -0.0 differ, and so do 1 and True."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    if isinstance(a, complex):
+        return _equal(a.real, b.real) and _equal(a.imag, b.imag)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)
+
+
+def _metadata(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in {**a, **b}:
+        sides = [json_text({"": side[name]})[len('{"": ') : -1] if name in side else None for side in (a, b)]
+        if None in sides or json.dumps(a[name], sort_keys=True) != json.dumps(b[name], sort_keys=True):
+            yield Difference(key=name, what="metadata", a=sides[0], b=sides[1])
+
+
+def _text(node: Any) -> str:
+    """Describe a branch or leaf in a few words."""
+    if isinstance(node, Named):
+        return f"{node.node} {node.class_name}" if node.node == "namedtuple" else node.class_name
+    if is_branch(node):
+        kind = "dict" if branch_kind(node) == "map" else branch_kind(node)
+        return kind if node else f"empty {kind}"
+    dtype, detail = leaf_cells(facts_of(node))
+    return f"{dtype} {detail}".rstrip()
+
+
+def _told(leaf: LeafRecord, node: Any) -> str:
+    """Describe a leaf with the kind that it was."""
+    if leaf.dtype is None:
+        return _text(node)
+    impl = f" {leaf.impl}" if leaf.impl else ""
+    return f"{leaf.kind}{impl} {leaf.dtype}{list(leaf.shape or ())}"
+
+
+def _value(leaf: Any) -> str:
+    facts = facts_of(leaf)
+    return "None" if leaf is None else facts.value or facts.kind
+
+
+def _short(text: str) -> str:
+    return visible(text, _LONGEST_SIDE)
