@@ -49,7 +49,8 @@ Make = Callable[[dict[Any, Any], dict[str, Any]], Any]
 class StandIn(Mapping[Any, Any]):
     """A node whose class this program has not been told about: its children by name, and its static fields.
 
-    It is a mapping of its children; those whose name is an identifier are attributes too. jax sees it as a pytree
+    It is a mapping of its children. They and the static fields are attributes too, unless their name begins with an
+    underscore or is one that a mapping or a stand-in has itself, such as ``values``. jax sees a stand-in as a pytree
     node, and saving it again writes the original class. ``register_node`` and ``like=`` give the real class.
 
     Args:
@@ -83,13 +84,13 @@ class StandIn(Mapping[Any, Any]):
         return len(self.fields)
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is no attribute; while a copy is being made, for "fields" itself.
-        if name not in StandIn.__slots__:
-            for held in (self.fields, self.static):
-                if name in held:
-                    return held[name]
-            raise AttributeError(f"the stand-in for {self.class_name} has no field {name!r}")
-        raise AttributeError(name)
+        # A file must not answer where Python and others look for protocols; slots are asked for while copying.
+        if name.startswith("_") or name in StandIn.__slots__:
+            raise AttributeError(name)
+        for held in (self.fields, self.static):
+            if name in held:
+                return held[name]
+        raise AttributeError(f"the stand-in for {self.class_name} has no field {name!r}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StandIn):

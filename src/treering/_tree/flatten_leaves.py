@@ -5,8 +5,10 @@ from __future__ import annotations
 import array
 import collections
 import enum
+import functools
 import pathlib
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 
 import jax
@@ -19,7 +21,7 @@ from treering._tree.static_text import has_address
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
-__all__ = ["KINDS", "WRITABLE", "KindOf", "kind_in_target", "kind_to_save"]
+__all__ = ["KINDS", "WRITABLE", "KindOf", "hidden_array", "kind_in_target", "kind_to_save"]
 
 KINDS: Final[dict[type, str]] = {
     type(None): "none",
@@ -51,6 +53,9 @@ _NAMED: Final = (
     jax.sharding.PartitionSpec,
     jax.sharding.Sharding,
 )
+
+_REGISTER: Final = "register its class as a pytree node, or give it a state-dict handler"
+_MOST_SEEN: Final = 1000
 
 _PLAIN: Final = (str, int, float, complex, bytes, bytearray)
 _HINTS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
@@ -87,8 +92,8 @@ def kind_to_save(x: Any) -> str:
         raise Unsupported("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
     if is_code(x) or isinstance(x, _NAMED):
         return "opaque"
-    for types, hint in _HINTS:
-        if isinstance(x, types):
+    for kinds, hint in _HINTS:
+        if isinstance(x, kinds):
             raise Unsupported(f"a {type(x).__name__} cannot be saved", hint=hint)
     _check_opaque(x)
     return "opaque"
@@ -137,26 +142,52 @@ def _check_opaque(x: Any) -> None:
         Unsupported: it holds arrays, or nothing is known of it but its address.
     """
     kind = class_name(type(x))
-    if has_shape_and_dtype(x) or hasattr(x, "__array__"):
-        raise Unsupported(f"a {kind} is an array of another library", hint="save np.asarray(x)")
-    held = _attributes(x)
-    arrays = [name for name, value in held.items() if _holds_array(value)]
-    if arrays:
+    if _is_array(x):
+        raise Unsupported(f"a {kind} is no array of numpy or jax", hint="save np.asarray(x)")
+    place = hidden_array(x)
+    if place is not None:
         raise Unsupported(
-            f"a {kind} holds arrays where jax cannot see them, in {', '.join(map(repr, arrays[:5]))}",
-            hint="register its class as a pytree node, or give it a state-dict handler",
+            f"a {kind} holds arrays where jax cannot see them, in {place!r}",
+            hint="a functools.partial can be a jax.tree_util.Partial"
+            if isinstance(x, functools.partial)
+            else _REGISTER,
         )
     default: Any = object.__repr__
-    stateless = type(x).__repr__ is default and not held
+    stateless = type(x).__repr__ is default and not _attributes(x)
     if not (stateless or callable(x)) and has_address(repr(x)):
-        raise Unsupported(
-            f"a {kind} is not known to jax, and its repr tells nothing of its state",
-            hint="register its class as a pytree node, or give it a state-dict handler",
-        )
+        raise Unsupported(f"a {kind} is not known to jax, and its repr tells nothing of its state", hint=_REGISTER)
+
+
+def hidden_array(x: Any, fields: Container[str] = ()) -> str | None:
+    """Return the first attribute in or below ``x`` that holds an array, None where there is none.
+
+    Args:
+        x: any object.
+        fields: attributes of ``x`` itself that do not count.
+    """
+    pending = [(name, value) for name, value in _attributes(x).items() if name not in fields]
+    seen = {id(x): x}  # the objects themselves too, so that no id is given anew
+    while pending and len(seen) < _MOST_SEEN:
+        place, value = pending.pop()
+        for leaf in _leaves(value):
+            if _is_array(leaf):
+                return place
+            if not (type(leaf) in KINDS or is_code(leaf) or isinstance(leaf, _NAMED) or id(leaf) in seen):
+                seen[id(leaf)] = leaf
+                pending += [(f"{place}.{name}", inner) for name, inner in _attributes(leaf).items()]
+    return None
+
+
+def _is_array(x: Any) -> bool:
+    return not isinstance(x, type) and (has_shape_and_dtype(x) or hasattr(x, "__array__"))
 
 
 def _attributes(x: Any) -> dict[str, Any]:
     """Return what lies in the object's own dict and slots."""
+    if isinstance(x, types.ModuleType):
+        return {}
+    if isinstance(x, functools.partial):
+        return {"args": x.args, "keywords": x.keywords, "func": x.func}
     found = dict(getattr(x, "__dict__", {}))
     for cls in type(x).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -166,9 +197,8 @@ def _attributes(x: Any) -> dict[str, Any]:
     return found
 
 
-def _holds_array(value: Any) -> bool:
+def _leaves(value: Any) -> list[Any]:
     try:
-        leaves = jax.tree.leaves(value)
-    except (TypeError, ValueError, RecursionError):  # dict keys that jax cannot sort: it is a leaf, then
-        leaves = [value]
-    return any(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+        return jax.tree.leaves(value)
+    except (TypeError, ValueError, RecursionError):  # dict keys that jax cannot sort, or more levels than it takes
+        return [value]

@@ -13,6 +13,7 @@ import jax
 
 from treering._format.index import Container
 from treering._format.structure import KEYS, class_name
+from treering._tree.flatten_leaves import hidden_array
 from treering._tree.registry import REGISTRY, Node, flax_serves, is_namedtuple, opened_node
 from treering._tree.restore import from_state_dict
 from treering._tree.stand_in import StandIn
@@ -159,10 +160,20 @@ def _handled(x: Any) -> Opened:
 
 
 def _plain_dataclass(x: Any) -> Opened | None:
-    """Open a dataclass that nobody registered; None where its fields are not what its instances store."""
+    """Open a dataclass that nobody registered; None where its fields are not what its instances store.
+
+    Raises:
+        Unsupported: an array lies in an attribute that is no field; ``like`` would give an old one back.
+    """
     fields = _field_values(x)
     if any(isinstance(getattr(type(x), name, None), property) for name in fields):
         return None
+    place = hidden_array(x, fields)
+    if place is not None:
+        raise Unsupported(
+            f"a {class_name(type(x))} holds an array in {place!r}, which is no field of it",
+            hint="make it a field, or register the class as a pytree node",
+        )
 
     def rebuild(children: list[Any]) -> Any:
         result = copy.copy(x)
