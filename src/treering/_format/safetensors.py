@@ -20,6 +20,7 @@ from treering._format.document import encode_index, parse_index
 from treering._format.headers import (
     DATA_NOTE,
     DTYPES,
+    Row,
     framed,
     header_bytes,
     header_text,
@@ -34,7 +35,7 @@ from treering._format.leaf_types import check_shape
 from treering._values.checksums import block_bytes
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["check_single_file", "header_bytes", "laid_out", "lay_out", "parse_safetensors", "single_file"]
+__all__ = ["Row", "check_single_file", "header_bytes", "laid_out", "lay_out", "parse_safetensors", "single_file"]
 
 LARGEST_HEADER: Final = 100_000_000
 """More bytes of header are read by no safetensors reader."""
@@ -106,7 +107,8 @@ def single_file(index: Index) -> tuple[Index, bytes]:
         >>> chunks, _ = laid_out("0" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> index = Index(
         ...     attempt="0" * 16, written={}, processes=1, meshes=[],
-        ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"], types=[kind], leaf_types=[0], values={}, chunks=chunks, checksums=array("Q"),
+        ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"],
+        ...     types=[kind], leaf_types=[0], values={}, chunks=chunks, checksums=array("Q"),
         ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)], replaces=[], metadata={},
         ... )
         >>> moved, header = single_file(index)
