@@ -1,7 +1,8 @@
 """treering turns JAX pytrees into bytes and back.
 
-The doors of this version: ``treering.serialization`` (flax's state dicts and msgpack, and files of them),
-``treering.tree`` and ``treering.errors``. They load when first touched, so that importing treering costs nothing.
+``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` what was saved. The doors for
+programs of today: ``treering.serialization`` (flax's state dicts and msgpack), ``treering.sharding``, ``treering.tree``.
+They load when first touched, so that importing treering costs nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +11,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treering import errors, serialization, tree
+    from treering import checkpoint, errors, serialization, sharding, tree
+    from treering._format.structure import StandIn, register_node
+    from treering._ops.diff import diff
+    from treering._ops.inspect import inspect
+    from treering._ops.verify import verify
+    from treering.checkpoint import load, open, save  # noqa: A004 - treering.open is the name
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "errors", "serialization", "tree"]
+__version__ = "0.2.0"
+__all__ = [
+    "StandIn",
+    "__version__",
+    "checkpoint",
+    "diff",
+    "errors",
+    "inspect",
+    "load",
+    "open",
+    "register_node",
+    "save",
+    "serialization",
+    "sharding",
+    "tree",
+    "verify",
+]
 
-_DOORS = frozenset({"errors", "serialization", "tree"})
+_DOORS = frozenset({"checkpoint", "errors", "serialization", "sharding", "tree"})
+_HOMES = {
+    "StandIn": "treering._format.structure",
+    "diff": "treering._ops.diff",
+    "inspect": "treering._ops.inspect",
+    "load": "treering.checkpoint",
+    "open": "treering.checkpoint",
+    "register_node": "treering._format.structure",
+    "save": "treering.checkpoint",
+    "verify": "treering._ops.verify",
+}
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
@@ -23,6 +54,8 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistype
     def __getattr__(name: str) -> Any:
         if name in _DOORS:
             return importlib.import_module(f"treering.{name}")
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
         raise AttributeError(f"module 'treering' has no attribute {name!r}")
 
 

@@ -1,0 +1,114 @@
+"""Boxes that were read -> the leaves of the result: on the host, or on the devices that a sharding names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import numpy as np
+
+from treering._arrays.incoming import Wish
+from treering._arrays.on_host import on_host
+from treering._tree.fit import Fit
+from treering._values.boxes import Box, whole
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Delivery", "delivered", "jax_holds", "turned", "wish_for"]
+
+_TOGETHER: Final = 256
+
+
+@dataclasses.dataclass(slots=True)
+class Delivery:
+    """One leaf on its way."""
+
+    number: int
+    """Its place in the result."""
+    wish: Wish
+    """Its boxes."""
+    shape: tuple[int, ...]
+    """Shape of what is stored."""
+    fit: Fit
+    """What it becomes."""
+    sharding: jax.sharding.Sharding | None
+    """Where it goes; None is the default device."""
+
+
+def wish_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> Wish:
+    """Return the boxes of a leaf that this process needs for a sharding, each one once."""
+    if sharding is None or sharding.is_fully_replicated:
+        return Wish(leaf, (whole(shape),))
+    places = sharding.addressable_devices_indices_map(shape).values()
+    return Wish(leaf, tuple(dict.fromkeys(_box(index, shape) for index in places if index is not None)))
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    return tuple(
+        (part.start or 0, length if part.stop is None else part.stop)
+        for part, length in zip(index, shape, strict=True)
+    )
+
+
+def jax_holds(dtype: np.dtype[Any]) -> bool:
+    """Tell whether jax, as it is configured now, keeps this dtype."""
+    try:
+        return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
+    except TypeError:
+        return False
+
+
+def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:
+    """Return a Python value as what it becomes: itself, another number, or an array without axes."""
+    if fit.python is not None:
+        return fit.python(value)
+    if fit.dtype is None:
+        return value
+    array = np.asarray(value, fit.dtype)
+    return jax.device_put(array, sharding) if fit.kind == "jax" else on_host(array, fit.kind)
+
+
+def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
+    """Return the leaves, in the order of ``deliveries``, whose arrays are let go on the way."""
+    result: list[Any] = [None] * len(deliveries)
+    waiting: list[tuple[int, NDArray[Any]]] = []
+    for at, delivery in enumerate(deliveries):
+        arrays, delivery.wish.arrays = delivery.wish.arrays, []
+        fit = delivery.fit
+        if fit.dtype is not None:
+            arrays = [array.astype(fit.dtype) for array in arrays]
+        if fit.kind in ("jax", "key") and jax_holds(arrays[0].dtype):
+            if delivery.sharding is None:
+                waiting.append((at, arrays[0]))
+                if len(waiting) == _TOGETHER:
+                    _put(waiting, result)
+            else:
+                result[at] = _sharded(arrays, delivery)
+        else:
+            result[at] = on_host(arrays[0], fit.kind, own=not mapped)
+    _put(waiting, result)
+    for at, delivery in enumerate(deliveries):
+        if delivery.fit.kind == "key":
+            result[at] = jax.random.wrap_key_data(result[at], impl=delivery.fit.impl)
+        elif delivery.fit.python is not None:
+            result[at] = delivery.fit.python(result[at])
+    return result
+
+
+def _put(waiting: list[tuple[int, NDArray[Any]]], result: list[Any]) -> None:
+    """Put arrays on the default device with one call, which costs half of a call for each."""
+    if waiting:
+        placed = jax.device_put([array for _, array in waiting])
+        for (at, _), array in zip(waiting, placed, strict=True):
+            result[at] = array
+        waiting.clear()
+
+
+def _sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:
+    shape = delivery.shape
+    by_box = dict(zip(delivery.wish.boxes, arrays, strict=True))
+    sharding: Any = delivery.sharding
+    return jax.make_array_from_callback(shape, sharding, lambda index: by_box[_box(index or (), shape)])

@@ -1,0 +1,84 @@
+"""Arrays that are in memory already, as those of a msgpack file, seen like those of a checkpoint."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treering._arrays.incoming import Progress, Wish
+from treering._format.index import Chunks, Index, LeafType, Token
+from treering._values.boxes import slices, whole
+from treering._values.dtypes import check_writable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["HeldArrays", "held_index"]
+
+_NOTHING: Final = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
+
+
+class HeldArrays:
+    """Gives boxes of arrays that somebody already read.
+
+    Args:
+        arrays: leaf number -> array; nobody else writes to them.
+    """
+
+    def __init__(self, arrays: Mapping[int, NDArray[Any]]) -> None:
+        self._arrays = arrays
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of a leaf."""
+        return self._arrays[leaf].dtype
+
+    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every wish: whole arrays as they are, parts as copies."""
+        total = sum(self._arrays[wish.leaf].nbytes for wish in wishes)
+        done = 0
+        for wish in wishes:
+            held = self._arrays[wish.leaf]
+            every = whole(held.shape)
+            wish.arrays = [held if box == every else np.ascontiguousarray(held[slices(box)]) for box in wish.boxes]
+            done += held.nbytes
+            if progress is not None:
+                progress(done, total)
+
+
+def held_index(
+    structure: Sequence[Token], keys: Sequence[str], kinds: Sequence[str], leaves: Sequence[Any]
+) -> tuple[Index, HeldArrays]:
+    """Return an index of leaves in memory, and their arrays."""
+    types: dict[LeafType, int] = {}
+    leaf_types: list[int] = []
+    values: dict[int, Any] = {}
+    arrays: dict[int, NDArray[Any]] = {}
+    for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
+        if isinstance(leaf, np.ndarray | np.generic):
+            arrays[number] = np.asarray(leaf)
+            leaf_type = LeafType(kind=kind, dtype=check_writable(leaf.dtype).name, shape=leaf.shape)
+        else:
+            values[number] = leaf
+            leaf_type = LeafType(kind=kind)
+        leaf_types.append(types.setdefault(leaf_type, len(types)))
+    index = Index(
+        attempt="",
+        written={},
+        processes=1,
+        meshes=(),
+        structure=structure,
+        keys=keys,
+        types=tuple(types),
+        leaf_types=leaf_types,
+        values=values,
+        chunks=_NOTHING,
+        checksums=array("Q"),
+        files=(),
+        replaces=(),
+        metadata={},
+        verified=False,
+    )
+    return index, HeldArrays(arrays)

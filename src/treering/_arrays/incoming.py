@@ -1,0 +1,333 @@
+"""Stored leaves -> arrays in host memory: each wanted box is read, checked while hot, and nothing more is read.
+
+Three ways lead from a file into an array. A chunk that is one run of one wanted box goes straight into its memory;
+neighbouring small chunks are read together and shared out; anything else (another mesh, a slice) passes through a
+small staging buffer, slab by slab.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from treering._arrays.aligned import aligned_bytes
+from treering._format.blocks import damage, first_blocks
+from treering._format.index import Index
+from treering._plan.load import covering_ranges
+from treering._store.crew import Crew, FirstError
+from treering._store.reading import LocalFile
+from treering._values import boxes as box_sums
+from treering._values.boxes import Box
+from treering._values.checksums import block_checksums
+from treering._values.dtypes import lookup, numpy_dtype
+from treering.errors import Format
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Progress", "StoredArrays", "Wish"]
+
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
+
+_SMALL_BYTES: Final = 64 << 10
+_TOGETHER_BYTES: Final = 256 << 10
+_SLAB_BYTES: Final = 2 << 20
+_TWO_THREADS_FROM: Final = 4 << 20
+
+
+@dataclasses.dataclass(slots=True)
+class Wish:
+    """Boxes of one leaf that somebody wants."""
+
+    leaf: int
+    """Number of the leaf."""
+    boxes: Sequence[Box]
+    """Which boxes of it, no two alike."""
+    arrays: list[NDArray[Any]] = dataclasses.field(default_factory=list)
+    """What ``StoredArrays.read`` brings: one array for each box."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """A whole chunk, or a stretch of whole blocks of it, and where its bytes go."""
+
+    chunk: int
+    start: int
+    into: NDArray[np.uint8]
+
+
+_Job: TypeAlias = Callable[[], int]
+
+
+class StoredArrays:
+    """The arrays of one opened checkpoint or safetensors file.
+
+    Args:
+        index: what is in it.
+        files: its data files, open, in the index's order.
+        headers: called with a file's number before its first read; raises where the header is damaged.
+        mapped: take memory from maps of the files where a wanted box lies there in one piece.
+    """
+
+    def __init__(
+        self, index: Index, files: Sequence[LocalFile], headers: Callable[[int], None], *, mapped: bool = False
+    ) -> None:
+        self.index = index
+        self._files = files
+        self._headers = headers
+        self._mapped = mapped
+        self._maps: dict[int, NDArray[np.uint8]] = {}
+        self._unchecked = set(range(len(files)))
+        chunks = index.chunks
+        self._chunks_of: dict[int, list[int]] = {}
+        for chunk, leaf in enumerate(chunks.leaf):
+            self._chunks_of.setdefault(leaf, []).append(chunk)
+        self._first_checksum = first_blocks(chunks) if index.verified else []
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of what is stored of a leaf."""
+        known = lookup(self.index.type_of(leaf).dtype or "")
+        if known is None:
+            raise Format(f"unknown dtype {self.index.type_of(leaf).dtype}")
+        return numpy_dtype(known)
+
+    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every wish.
+
+        Raises:
+            Corrupt: bytes do not have their checksums, or are not there.
+            StoreFailed: the system refuses.
+        """
+        jobs: deque[_Job] = deque()
+        small: list[tuple[int, Wish]] = []
+        total = 0
+        for wish in wishes:
+            total += self._plan(wish, jobs, small)
+        jobs.extend(self._together(small))
+        _run_all(jobs, total, progress)
+
+    def _plan(self, wish: Wish, jobs: deque[_Job], small: list[tuple[int, Wish]]) -> int:
+        """Allocate the arrays of one wish, or leave that to the small ones; return how many bytes it reads."""
+        chunks = self._chunks_of[wish.leaf]
+        columns = self.index.chunks
+        first = chunks[0]
+        for chunk in chunks:
+            self._check_header(columns.file[chunk])
+        one_piece = len(chunks) == len(wish.boxes) == 1 and wish.boxes[0] == self.index.box_of(first)
+        if one_piece and columns.nbytes[first] <= _SMALL_BYTES and not self._mapped:
+            small.append((first, wish))
+            return columns.nbytes[first]
+        dtype = self.dtype_of(wish.leaf)
+        if self._mapped and self._all_lie_ready(wish, chunks):
+            wish.arrays = [self._view(self._owner(box, chunks), dtype, box) for box in wish.boxes]
+            runs = [_Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(wish.boxes, wish.arrays, strict=True)]
+            jobs.extend(self._split(runs, self._check_only))
+            return sum(len(run.into) for run in runs)
+        wish.arrays = [_empty(box_sums.shape_of(box), dtype) for box in wish.boxes]
+        total = 0
+        for chunk in chunks:
+            run = self._straight(chunk, wish)
+            if run is not None:
+                jobs.extend(self._split([run], self._fill))
+                total += len(run.into)
+            else:
+                slabs = list(self._slabs(chunk, wish, dtype.itemsize))
+                jobs.extend(self._slab_job(chunk, start, stop, wish, dtype) for start, stop in slabs)
+                total += sum(stop - start for start, stop in slabs)
+        return total
+
+    # ------------------------------------------------------------------------------------------------ straight ways
+
+    def _straight(self, chunk: int, wish: Wish) -> _Run | None:
+        """Return the run that a whole chunk fills in the one box that wants any of it, if there is such a run."""
+        box = self.index.box_of(chunk)
+        wanted = [number for number, other in enumerate(wish.boxes) if box_sums.intersection(box, other) is not None]
+        if len(wanted) != 1:
+            return None
+        target = wish.boxes[wanted[0]]
+        if not box_sums.contains(target, box):
+            return None
+        run = box_sums.flat_range(box_sums.relative(box, target), box_sums.shape_of(target))
+        if run is None:
+            return None
+        array = wish.arrays[wanted[0]]
+        raw = _bytes_of(array)
+        return _Run(chunk, 0, raw[run[0] * array.itemsize : run[1] * array.itemsize])
+
+    def _split(self, runs: Sequence[_Run], work: Callable[[_Run], int]) -> Iterator[_Job]:
+        """Cut runs into stretches of whole blocks, small enough to stay in the processor's cache until checked."""
+        for run in runs:
+            step = max(_SLAB_BYTES, self.index.chunks.block[run.chunk])
+            for start in range(0, len(run.into), step):
+                yield _bound(work, _Run(run.chunk, start, run.into[start : start + step]))
+
+    def _fill(self, run: _Run) -> int:
+        columns = self.index.chunks
+        data = run.into.data
+        self._files[columns.file[run.chunk]].read_into([(columns.offset[run.chunk] + run.start, data)])
+        self._check(run.chunk, run.start, data)
+        return len(data)
+
+    def _check_only(self, run: _Run) -> int:
+        self._check(run.chunk, run.start, run.into.data)
+        return len(run.into)
+
+    def _check(self, chunk: int, start: int, data: memoryview) -> None:
+        """Compare blocks of a chunk, from byte ``start`` of it on, with their checksums."""
+        if not self.index.verified:
+            return
+        block = self.index.chunks.block[chunk]
+        found = block_checksums(data, block)
+        first = self._first_checksum[chunk] + start // block
+        wanted = self.index.checksums[first : first + len(found)]
+        if found != wanted:
+            number = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+            raise damage(self.index, chunk, start // block + number, found[number])
+
+    # ---------------------------------------------------------------------------------------------- small ones together
+
+    def _together(self, small: list[tuple[int, Wish]]) -> Iterator[_Job]:
+        """Read small chunks that are neighbours in a file with one call."""
+        columns = self.index.chunks
+        small.sort(key=lambda pair: (columns.file[pair[0]], columns.offset[pair[0]]))
+        group: list[tuple[int, Wish]] = []
+        end = (-1, 0)
+        held = 0
+        for chunk, wish in small:
+            here = (columns.file[chunk], columns.offset[chunk])
+            nbytes = columns.nbytes[chunk]
+            if group and (here != end or held + nbytes > _TOGETHER_BYTES):
+                yield _bound(self._fill_group, group, held)
+                group, held = [], 0
+            group.append((chunk, wish))
+            held += nbytes
+            end = (here[0], here[1] + nbytes)
+        if group:
+            yield _bound(self._fill_group, group, held)
+
+    def _fill_group(self, group: list[tuple[int, Wish]], nbytes: int) -> int:
+        columns = self.index.chunks
+        first = group[0][0]
+        room = aligned_bytes(nbytes)
+        data = room.data
+        start = columns.offset[first]
+        self._files[columns.file[first]].read_into([(start, data)])
+        dtypes: dict[int, np.dtype[Any]] = {}
+        index = self.index
+        for chunk, wish in group:
+            at = columns.offset[chunk] - start
+            self._check(chunk, 0, data[at : at + columns.nbytes[chunk]])
+            number = index.leaf_types[wish.leaf]
+            dtype = dtypes.get(number)
+            if dtype is None:
+                dtype = dtypes[number] = self.dtype_of(wish.leaf)
+            wish.arrays = [np.ndarray(box_sums.shape_of(wish.boxes[0]), dtype, data, at)]
+        return nbytes
+
+    # ------------------------------------------------------------------------------------------------- slab by slab
+
+    def _slabs(self, chunk: int, wish: Wish, itemsize: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
+        block = self.index.chunks.block[chunk]
+        step = max(_SLAB_BYTES, block)
+        for start, stop in covering_ranges(self.index.box_of(chunk), wish.boxes, itemsize, block):
+            for at in range(start, stop, step):
+                yield at, min(at + step, stop)
+
+    def _slab_job(self, chunk: int, start: int, stop: int, wish: Wish, dtype: np.dtype[Any]) -> _Job:
+        def work() -> int:
+            columns = self.index.chunks
+            room = aligned_bytes(stop - start)
+            self._files[columns.file[chunk]].read_into([(columns.offset[chunk] + start, room.data)])
+            self._check(chunk, start, room.data)
+            _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), wish)
+            return stop - start
+
+        return work
+
+    # --------------------------------------------------------------------------------------------------------- maps
+
+    def _all_lie_ready(self, wish: Wish, chunks: Sequence[int]) -> bool:
+        stored = {self.index.box_of(chunk) for chunk in chunks}
+        return all(box in stored for box in wish.boxes) and box_sums.size_of(wish.boxes[0]) > 0
+
+    def _owner(self, box: Box, chunks: Sequence[int]) -> int:
+        return next(chunk for chunk in chunks if self.index.box_of(chunk) == box)
+
+    def _view(self, chunk: int, dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
+        columns = self.index.chunks
+        file = columns.file[chunk]
+        if file not in self._maps:
+            self._maps[file] = np.frombuffer(self._files[file].map(), np.uint8)
+        return np.ndarray(box_sums.shape_of(box), dtype, self._maps[file].data, columns.offset[chunk])
+
+    def _check_header(self, file: int) -> None:
+        if file in self._unchecked:
+            self._headers(file)
+            self._unchecked.discard(file)
+
+
+def _scatter(items: NDArray[Any], first: int, chunk_box: Box, wish: Wish) -> None:
+    """Copy a run of a chunk's items, the first of which has this flat number, to every box that wants some of them."""
+    corner = [start for start, _ in chunk_box]
+    at = 0
+    for part in box_sums.boxes_of_range(box_sums.shape_of(chunk_box), first, first + len(items)):
+        size = box_sums.size_of(part)
+        source = items[at : at + size].reshape(box_sums.shape_of(part))
+        at += size
+        place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
+        for box, array in zip(wish.boxes, wish.arrays, strict=True):
+            common = box_sums.intersection(place, box)
+            if common is not None:
+                inner = box_sums.slices(box_sums.relative(common, place))
+                array[box_sums.slices(box_sums.relative(common, box))] = source[inner]
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    count = 1
+    for length in shape:
+        count *= length
+    return np.ndarray(shape, dtype, aligned_bytes(count * dtype.itemsize))
+
+
+def _bound(work: Callable[..., int], *arguments: Any) -> _Job:
+    return lambda: work(*arguments)
+
+
+def _run_all(jobs: deque[_Job], total: int, progress: Progress | None) -> None:
+    """Run the jobs, large totals with a second thread; ``progress`` is only ever called from this one."""
+    failure = FirstError()
+    done = 0
+    lock = threading.Lock()
+
+    def work(report: Progress | None) -> None:
+        nonlocal done
+        while failure.error is None:
+            with failure:
+                try:
+                    job = jobs.popleft()
+                except IndexError:
+                    return
+                count = job()
+                with lock:
+                    done += count
+                    so_far = done
+                if report is not None:
+                    report(so_far, total)
+
+    crew = Crew(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0)
+    try:
+        work(progress)
+    finally:
+        crew.join()
+    failure.reraise()

@@ -1,0 +1,206 @@
+"""A stored tree -> the tree, or the part of it that is wanted, where it is wanted."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from treering._arrays.delivered import Delivery, delivered, jax_holds, turned, wish_for
+from treering._arrays.incoming import Progress
+from treering._format.blocks import leaf_bytes
+from treering._format.index import Index
+from treering._format.selection import Selection, select
+from treering._format.structure import build
+from treering._ops.source import Source, opened_source
+from treering._tree.fit import Fit, stored_dtype
+from treering._tree.flatten import Flattened, flatten_like, opaque_of
+from treering._tree.likeness import KEPT, Matched, matched
+from treering._tree.placement import Shardings, aval_of, resolved
+from treering._tree.unflatten import rebuilt, static_differences
+from treering.errors import StaticFieldsDiffer, Unsupported
+
+__all__ = ["load"]
+
+# Arrays are read and placed about this many bytes at a time: host copies of device arrays do not add up.
+_BATCH_BYTES: Final = 256 << 20
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any,
+    *,
+    only: str | Sequence[str] | None,
+    at: str | None,
+    shardings: Shardings,
+    mesh: Any,
+    rename: Mapping[str, str] | None,
+    missing: Literal["error", "keep"],
+    cast: bool,
+    mapped: bool,
+    progress: Progress | None,
+) -> Any:
+    """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
+    _require_sense(like, rename=rename, missing=missing, cast=cast)
+    with opened_source(path, mapped=mapped) as source:
+        index = source.index
+        part = select(index.structure, index.keys, at=at, only=only)
+        if like is None:
+            matches = [Matched(leaf, _as_saved(index, leaf)) for leaf in part.leaves]
+            placements = _placements(source, part.keys, matches, None, shardings, mesh, part)
+            return build(part.structure, _leaves(source, matches, placements, progress))
+        target = flatten_like(like)
+        matches = matched(
+            index, part, target, rename=rename, missing=missing, cast=cast, raw_keys=source.raw_keys
+        )
+        placements = _placements(source, target.keys, matches, target, shardings, mesh, part)
+        leaves = _leaves(source, matches, placements, progress)
+    for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
+        if match.fit is KEPT or kind == "opaque":
+            leaves[number] = target.leaves[number]
+    if source.structured:
+        _report_static(index, part, target, matches)
+    return rebuilt(like, leaves)
+
+
+def _require_sense(like: Any, *, rename: Mapping[str, str] | None, missing: str, cast: bool) -> None:
+    if missing not in ("error", "keep"):
+        raise Unsupported(f'missing={missing!r} is neither "error" nor "keep"')
+    if like is None and (rename or cast or missing == "keep"):
+        raise Unsupported("rename=, cast= and missing= say how stored leaves fit `like`, and there is none")
+
+
+def _as_saved(index: Index, leaf: int) -> Fit:
+    leaf_type = index.type_of(leaf)
+    return Fit(leaf_type.kind, impl=leaf_type.impl)
+
+
+def _placements(
+    source: Source,
+    keys: Sequence[str],
+    matches: list[Matched],
+    target: Flattened | None,
+    shardings: Shardings,
+    mesh: Any,
+    part: Selection,
+) -> list[Any]:
+    """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
+    index = source.index
+    placed: list[Any] = [None] * len(matches)
+    asked = shardings is not None or mesh is not None
+    avals: dict[str, Any] = {}
+    for number, match in enumerate(matches):
+        like = target.leaves[number] if target is not None else None
+        dtype = _array_dtype(index, match)
+        if dtype is None or not jax_holds(dtype) or isinstance(like, np.ndarray | np.generic):
+            continue
+        if asked:
+            avals[keys[number]] = aval_of(_aval_shape(index, match), dtype)
+        elif target is not None and match.fit.kind in ("jax", "key"):
+            placed[number] = _like_placement(like)
+    if asked:
+        chosen = resolved(shardings, mesh, avals, [*keys, *part.keys])
+        for number, key in enumerate(keys):
+            placed[number] = chosen.get(key)
+            if placed[number] is not None and matches[number].fit.kind == "numpy":
+                matches[number] = Matched(matches[number].leaf, Fit("jax", dtype=matches[number].fit.dtype))
+    return placed
+
+
+def _array_dtype(index: Index, match: Matched) -> np.dtype[Any] | None:
+    if match.fit is KEPT or match.fit.kind not in ("jax", "key", "numpy"):
+        return None
+    if match.fit.dtype is not None:
+        return match.fit.dtype
+    return stored_dtype(index.type_of(match.leaf))
+
+
+def _aval_shape(index: Index, match: Matched) -> tuple[int, ...]:
+    shape = index.type_of(match.leaf).shape or ()
+    return shape[:-1] if match.fit.kind == "key" else shape
+
+
+def _like_placement(like: Any) -> Any:
+    """Return where ``like``'s array lies; an array that jax may move freely stays one."""
+    sharding = getattr(like, "sharding", None)
+    return sharding if sharding is not None and getattr(like, "committed", True) else None
+
+
+def _leaves(
+    source: Source, matches: Sequence[Matched], placements: Sequence[Any], progress: Progress | None
+) -> list[Any]:
+    """Return the leaves of the result: read, checked and placed."""
+    index = source.index
+    result: list[Any] = [None] * len(matches)
+    deliveries: list[Delivery] = []
+    for number, (match, sharding) in enumerate(zip(matches, placements, strict=True)):
+        if match.fit is KEPT:
+            continue
+        leaf_type = index.type_of(match.leaf)
+        if leaf_type.stored:
+            shape = leaf_type.shape or ()
+            deliveries.append(Delivery(number, wish_for(match.leaf, shape, sharding), shape, match.fit, sharding))
+        else:
+            result[number] = turned(index.values[match.leaf], match.fit, sharding)
+    report = _Report(progress, sum(_nbytes(index, delivery) for delivery in deliveries))
+    for batch in _batches(index, deliveries):
+        source.read([delivery.wish for delivery in batch], report.step)
+        report.add(sum(_nbytes(index, delivery) for delivery in batch))
+        for delivery, leaf in zip(batch, delivered(batch, mapped=source.mapped), strict=True):
+            result[delivery.number] = leaf
+    return result
+
+
+class _Report:
+    """Adds the batches up for the user's ``progress``, which counts the bytes of the leaves."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._before = 0
+        self.step: Progress | None = self._step if progress else None
+
+    def _step(self, done: int, batch: int) -> None:
+        del batch
+        if self._progress is not None:
+            self._progress(min(self._before + done, self._total), self._total)
+
+    def add(self, nbytes: int) -> None:
+        self._before += nbytes
+
+
+def _nbytes(index: Index, delivery: Delivery) -> int:
+    return leaf_bytes(index.type_of(delivery.wish.leaf))
+
+
+def _batches(index: Index, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+    batch: list[Delivery] = []
+    held = 0
+    for delivery in deliveries:
+        batch.append(delivery)
+        held += _nbytes(index, delivery)
+        if held >= _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched]) -> None:
+    """Warn where functions and static fields of ``like`` are others than those that were saved."""
+    lines = static_differences(part.structure, target.tokens)
+    for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
+        if kind == "opaque" and match.fit is not KEPT:
+            saved, here = index.values[match.leaf], opaque_of(leaf)
+            if saved != here:
+                lines.append(f"{key}: saved as {saved.text}, like has {here.text}")
+    if lines:
+        more = f"\n  ... and {len(lines) - 20} more" if len(lines) > 20 else ""
+        warnings.warn(
+            "what lies in no file comes from `like`, and differs from what was saved:\n  " + "\n  ".join(lines[:20]) + more,
+            StaticFieldsDiffer,
+            stacklevel=4,
+        )

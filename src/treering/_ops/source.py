@@ -1,0 +1,156 @@
+"""Whatever stands at a path, opened for reading leaves: a checkpoint, a safetensors file, a msgpack file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from treering._arrays.incoming import Progress, StoredArrays, Wish
+from treering._format.blocks import file_digest
+from treering._format.detect import Form, detect
+from treering._format.document import parse_index
+from treering._format.index import Index
+from treering._format.safetensors import parse_safetensors
+from treering._store.open_folder import DataFileMissing, OpenFolder
+from treering._store.reading import LocalFile
+from treering.errors import Corrupt, TreeringError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Source", "open_stored", "opened_source"]
+
+# Each try needs a whole overwrite between reading the index and opening the files that it names.
+_TRIES: Final = 100
+
+
+class Arrays(Protocol):
+    """What gives boxes of leaves."""
+
+    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every wish."""
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of what is stored of a leaf."""
+
+
+class Source:
+    """An opened tree.
+
+    Attributes:
+        index: what is in it.
+        arrays: its arrays.
+        structured: whether its containers are those that were saved.
+        raw_keys: whether it knows no typed PRNG keys.
+        mapped: whether arrays may be maps of the files.
+    """
+
+    def __init__(
+        self, index: Index, arrays: Arrays, *, structured: bool = True, raw_keys: bool = False, mapped: bool = False
+    ) -> None:
+        self.index = index
+        self.structured = structured
+        self.raw_keys = raw_keys
+        self.mapped = mapped
+        self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
+        self.dtype_of = arrays.dtype_of
+
+
+@contextlib.contextmanager
+def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
+    """Open what stands at ``path`` for as long as the block runs.
+
+    Raises:
+        NotFound, Format, Unsupported: as ``detect`` says.
+        Corrupt: its headers contradict themselves.
+        StoreFailed: the system refuses.
+    """
+    form = detect(path)
+    if form in (Form.MSGPACK, Form.GZIP):
+        from treering._ops.msgpack_source import msgpack_source
+
+        yield msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
+        return
+    with contextlib.ExitStack() as files:
+        index, arrays = open_stored(path, form, files, mapped=mapped)
+        yield Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
+
+
+def open_stored(
+    path: str | os.PathLike[str], form: Form, files: contextlib.ExitStack, *, mapped: bool
+) -> tuple[Index, StoredArrays]:
+    """Open a checkpoint or a safetensors file; its files stay open until ``files`` closes them."""
+    place = Path(path)
+    if form is Form.SAFETENSORS:
+        file = files.enter_context(LocalFile(place))
+        with _naming(place):
+            index = parse_safetensors(file.size, file.read)
+        return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
+    index, opened = _open_checkpoint(place)
+    for file in opened:
+        files.enter_context(file)
+
+    def check_header(number: int) -> None:
+        check_data_file(index, number, opened[number])
+
+    return index, StoredArrays(index, opened, check_header, mapped=mapped)
+
+
+def check_data_file(index: Index, number: int, file: LocalFile) -> None:
+    """Compare a data file's size and header with what the index says.
+
+    Raises:
+        Corrupt: they differ.
+    """
+    entry = index.files[number]
+    if file.size != entry.nbytes:
+        wanted = f"{entry.nbytes} bytes were written, {file.size} are there"
+        raise Corrupt(f"{os.fspath(file.path)!r} is {'cut short' if file.size < entry.nbytes else 'too long'}: {wanted}")
+    if entry.digest is not None and file_digest(index, number, file.read(0, entry.header)) != entry.digest:
+        raise Corrupt(
+            f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
+            hint="use another copy; `treering verify` lists all damage",
+        )
+
+
+def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile]]:
+    """Read the index and open every file that it names, all of one commit."""
+    last: tuple[str, DataFileMissing] | None = None
+    for _ in range(_TRIES):
+        with OpenFolder(path) as folder, _naming(path / "treering.json"):
+            index = parse_index(folder.read_index())
+            try:
+                found = folder.open_files([file.name for file in index.files])
+            except DataFileMissing as error:
+                if last is not None and last[0] == index.attempt:
+                    raise _lost(index, error) from error
+                # Perhaps an overwrite committed meanwhile, and its index is there now.
+                last = (index.attempt, error)
+                continue
+            return index, [found[file.name] for file in index.files]
+    raise Corrupt(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
+
+
+def _lost(index: Index, error: DataFileMissing) -> Corrupt:
+    number = next(n for n, file in enumerate(index.files) if file.name == error.name)
+    lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
+    more = f" and {len(lost) - 1} more leaves" if len(lost) > 1 else ""
+    return Corrupt(
+        f"{error.message}: it holds {lost[0]!r}{more}" if lost else error.message,
+        hint="copy the whole folder, every file that treering.json names",
+    )
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's name in front of what is wrong with its content."""
+    try:
+        yield
+    except TreeringError as error:
+        if isinstance(error, Corrupt) and os.fspath(path) not in error.message:
+            error.message = f"{os.fspath(path)!r}: {error.message}"
+        raise
+

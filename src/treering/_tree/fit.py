@@ -1,0 +1,164 @@
+"""Does a stored leaf fit what ``like`` holds at its place? And what has to be done to it?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from treering._format.index import ARRAY_KINDS, LeafType, OpaqueLeaf
+from treering._tree.flatten import opaque_of
+from treering._tree.registry import is_typed_key
+from treering._values.dtypes import lookup, numpy_dtype
+
+__all__ = ["Fit", "fitted", "found_text", "stored_dtype", "wanted_text"]
+
+_NUMBERS: Final = ("bool", "int", "float", "complex")
+_KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
+_CATEGORY: Final = {"b": "bool", "u": "int", "i": "int", "f": "float", "c": "complex"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fit:
+    """What a stored leaf becomes."""
+
+    kind: str
+    """Kind of the leaf in the result."""
+    dtype: np.dtype[Any] | None = None
+    """What an array is cast to; None to leave it."""
+    python: type | None = None
+    """Python number that an array of no axes or another number is turned into; None to leave it."""
+    impl: str | None = None
+    """The PRNG implementation of a key."""
+
+
+def fitted(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool, raw_keys: bool) -> Fit | None:
+    """Return how the leaf becomes one for ``like``'s place, None where it does not fit.
+
+    Args:
+        kind: what is stored.
+        value: the Python value of a leaf that lies in no file.
+        like: the leaf of the target.
+        like_kind: its kind; "abstract" for a ``jax.ShapeDtypeStruct``.
+        cast: whether numbers may change their dtype, within their category or to a wider one.
+        raw_keys: the form knows no typed keys: their uint32 data stands for them.
+    """
+    if is_typed_key(like):
+        return _key(kind, like, raw_keys=raw_keys)
+    if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
+        return _array(kind, value, like, like_kind, cast=cast)
+    if kind.kind in ARRAY_KINDS:
+        return _array_for_number(kind, like_kind, cast=cast)
+    if like_kind == kind.kind:
+        if like_kind == "opaque" and not _same_opaque(value, like):
+            return None
+        return Fit(kind.kind)
+    if {kind.kind, like_kind} == {"bytes", "bytearray"}:
+        return Fit(kind.kind)
+    if cast and kind.kind in _NUMBERS and like_kind in _NUMBERS[_NUMBERS.index(kind.kind) :]:
+        return Fit(like_kind, python=type(like))
+    return None
+
+
+def _key(kind: LeafType, like: Any, *, raw_keys: bool) -> Fit | None:
+    data = jax.eval_shape(jax.random.key_data, like)
+    if kind.shape != data.shape or kind.dtype != data.dtype.name:
+        return None
+    impl = kind.impl if kind.kind == "key" else _impl_of(like) if raw_keys else None
+    return Fit("key", impl=impl) if impl is not None and _key_dtype(impl) == like.dtype else None
+
+
+def _impl_of(like: Any) -> str | None:
+    if isinstance(like, jax.Array):
+        return str(jax.random.key_impl(like))
+    return next((impl for impl in _KEY_IMPLS if _key_dtype(impl) == like.dtype), None)
+
+
+def _key_dtype(impl: str) -> Any:
+    """Return the dtype of keys of an implementation; None where jax knows no such implementation."""
+    try:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+    except ValueError:
+        return None
+
+
+def _array(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
+    result = "jax" if like_kind in ("jax", "abstract") else like_kind
+    dtype = np.dtype(like.dtype)
+    if kind.kind in _NUMBERS and cast and like.shape == () and np.can_cast(_number_dtype(value), dtype, "same_kind"):
+        return Fit(result, dtype=dtype) if _holds(dtype, value) else None
+    if kind.kind not in ARRAY_KINDS or kind.kind == "key" or tuple(like.shape) != kind.shape:
+        return None
+    if kind.dtype == dtype.name:
+        return Fit(result)
+    return Fit(result, dtype=dtype) if cast and _castable(_named(kind.dtype), dtype) else None
+
+
+def _array_for_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
+    """Let a stored number of no axes stand where the target has a Python number of its category."""
+    if kind.shape != () or kind.kind == "key" or like_kind not in _NUMBERS:
+        return None
+    category = _category(kind.dtype)
+    if category == like_kind:
+        return Fit(kind.kind, python={"bool": bool, "int": int, "float": float, "complex": complex}[category] if cast else None)
+    return None
+
+
+def _castable(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Within a category, or to a wider one; numpy's rule, which knows no bfloat16 -> float16."""
+    both_float = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (saved, wanted))
+    return both_float or np.can_cast(saved, wanted, "same_kind")
+
+
+def _category(dtype: str | None) -> str:
+    found = _named(dtype)
+    known = _CATEGORY.get(found.kind)
+    if known is None and jax.numpy.issubdtype(found, jax.numpy.floating):
+        return "float"
+    return "int" if known is None and jax.numpy.issubdtype(found, jax.numpy.integer) else known or ""
+
+
+def _named(dtype: str | None) -> np.dtype[Any]:
+    known = lookup(dtype or "")
+    return numpy_dtype(known) if known is not None else np.dtype(object)
+
+
+def stored_dtype(kind: LeafType) -> np.dtype[Any] | None:
+    """Return the dtype of what lies in the files of a leaf; None where nothing does."""
+    return _named(kind.dtype) if kind.stored else None
+
+
+def _number_dtype(value: Any) -> np.dtype[Any]:
+    return np.dtype(bool if isinstance(value, bool) else np.int64 if isinstance(value, int) else type(value))
+
+
+def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+    try:
+        return not isinstance(value, int) or int(np.asarray(value, dtype)) == value
+    except OverflowError:
+        return False
+
+
+def _same_opaque(saved: OpaqueLeaf, like: Any) -> bool:
+    """Functions may change their name: that is a warning. Anything else must have the text that was saved."""
+    return callable(like) or saved == opaque_of(like)
+
+
+def found_text(kind: LeafType) -> str:
+    """Describe a stored leaf: its dtype and shape, or its Python type."""
+    if kind.kind == "key":
+        return f"key<{kind.impl}>{list((kind.shape or ())[:-1])}"
+    if kind.kind in ARRAY_KINDS:
+        return f"{kind.dtype}{list(kind.shape or ())}"
+    return "None" if kind.kind == "none" else f"an {kind.kind} leaf" if kind.kind == "opaque" else kind.kind
+
+
+def wanted_text(like: Any, like_kind: str) -> str:
+    """Describe a leaf of the target in the same words."""
+    if is_typed_key(like):
+        return f"key<{_impl_of(like)}>{list(like.shape)}"
+    if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
+        return f"{np.dtype(like.dtype).name}{list(like.shape)}"
+    return "None" if like_kind == "none" else f"an {like_kind} leaf" if like_kind == "opaque" else like_kind

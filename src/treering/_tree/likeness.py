@@ -1,0 +1,155 @@
+"""``like`` against what is stored: which leaf goes where, and everything that does not fit, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from treering._format.index import ARRAY_KINDS, Index
+from treering._format.selection import Selection
+from treering._tree.fit import Fit, fitted, found_text, wanted_text
+from treering._tree.flatten import Flattened
+from treering._values.keys import split_key
+from treering.errors import Mismatch
+
+__all__ = ["KEPT", "Matched", "matched"]
+
+_SHOWN: Final = 20
+_COMPARED: Final = 1000
+
+KEPT: Final = Fit("kept")
+"""The leaf of ``like`` stays."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Matched:
+    """What becomes of one leaf of the result."""
+
+    leaf: int
+    """Number of the stored leaf; -1 where ``like``'s own value is kept."""
+    fit: Fit
+    """What it becomes."""
+
+
+def matched(
+    index: Index,
+    selection: Selection,
+    target: Flattened,
+    *,
+    rename: Mapping[str, str] | None,
+    missing: Literal["error", "keep"],
+    cast: bool,
+    raw_keys: bool,
+) -> list[Matched]:
+    """Return for every leaf of ``like`` the stored leaf that goes there.
+
+    Args:
+        index: what is stored.
+        selection: which part of it takes part.
+        target: ``like``, flattened.
+        rename: wanted key -> stored key, of leaves or of branches.
+        missing: what to do where nothing is stored for a leaf.
+        cast: see ``fitted``.
+        raw_keys: see ``fitted``.
+
+    Raises:
+        Mismatch: with one line for each difference.
+    """
+    stored = dict(zip(selection.keys, selection.leaves, strict=True))
+    renamed = _renamed(target.keys, rename or {})
+    report = _Report()
+    result: list[Matched] = []
+    used: set[str] = set()
+    for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
+        source = renamed.get(key, key)
+        number = stored.get(source)
+        if number is None:
+            if missing == "keep" and kind != "abstract":
+                result.append(Matched(-1, KEPT))
+            else:
+                report.missing[source] = (key, wanted_text(leaf, kind), kind == "abstract" and missing == "keep")
+            continue
+        used.add(source)
+        type_ = index.type_of(number)
+        fit = fitted(type_, index.values.get(number), leaf, kind, cast=cast, raw_keys=raw_keys)
+        if fit is None:
+            report.unlike.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
+            report.castable |= not cast and type_.kind in ARRAY_KINDS and type_.shape == getattr(leaf, "shape", None)
+        else:
+            result.append(Matched(number, fit))
+    report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}
+    report.raise_if_any()
+    return result
+
+
+def _renamed(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """Return wanted key -> stored key for every key that a renaming covers; the longest one wins."""
+    if not rename:
+        return {}
+    pairs = sorted(((split_key(a), a, b) for a, b in rename.items()), key=lambda pair: -len(pair[0]))
+    result: dict[str, str] = {}
+    idle = set(rename)
+    for key in keys:
+        parts = split_key(key)
+        for wanted, text, source in pairs:
+            if parts[: len(wanted)] == wanted:
+                rest = key.split("/")[len(wanted) :] if key else []
+                result[key] = "/".join([source, *rest]) if source else "/".join(rest)
+                idle.discard(text)
+                break
+    if idle:
+        raise Mismatch(f"rename has {sorted(idle)[0]!r}, and `like` has nothing there", hint="it maps wanted to saved")
+    return result
+
+
+@dataclasses.dataclass(slots=True)
+class _Report:
+    """What does not fit."""
+
+    missing: dict[str, tuple[str, str, bool]] = dataclasses.field(default_factory=dict)
+    unlike: list[str] = dataclasses.field(default_factory=list)
+    unexpected: dict[str, str] = dataclasses.field(default_factory=dict)
+    castable: bool = False
+
+    def raise_if_any(self) -> None:
+        lines = list(self.unlike)
+        for source, (key, wanted, abstract) in self.missing.items():
+            where = "" if source == key else f" (looked for {_shown(source)!r})"
+            kept = "; it is abstract, so there is nothing to keep" if abstract else ""
+            near = self._near(source, wanted) if len(lines) < _SHOWN else ""
+            lines.append(f"{_shown(key)}: missing{where}, `like` has {wanted}{near}{kept}")
+        lines += [f"{_shown(key)}: unexpected, the checkpoint has {found}" for key, found in self.unexpected.items()]
+        if not lines:
+            return
+        lines.sort()
+        more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        count = f"{len(lines)} differences" if len(lines) > 1 else "1 difference"
+        shown = "\n  ".join(lines[:_SHOWN])
+        message = f"{count} between `like` and the checkpoint:\n  {shown}{more}"
+        error = Mismatch(message + f"\n  {hint}" if (hint := self._hint()) else message)
+        error.differences = tuple(lines)
+        raise error
+
+    def _hint(self) -> str:
+        hints = []
+        if self.castable:
+            hints.append("cast=True casts within a category")
+        if self.missing:
+            hints.append('missing="keep" keeps what `like` has')
+        if self.unexpected:
+            hints.append("only= and at= load a part")
+        if self.missing and self.unexpected:
+            hints.append("rename={wanted: saved} finds what was renamed")
+        return "; ".join(hints)
+
+    def _near(self, key: str, wanted: str) -> str:
+        others = [other for other, found in self.unexpected.items() if found == wanted]
+        close = difflib.get_close_matches(key, others[:_COMPARED], n=1, cutoff=0.5)
+        return f" (is it {_shown(close[0])!r}?)" if close else ""
+
+
+def _shown(key: str) -> str:
+    text = key if len(key) <= 400 else f"{key[:400]}..."  # noqa: PLR2004 - a length for people
+    return (text if text.isprintable() else repr(text)[1:-1]) or "."

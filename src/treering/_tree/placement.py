@@ -1,0 +1,159 @@
+"""``shardings=`` and ``mesh=`` -> one sharding for each leaf of the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from treering._tree.walk import mapped_with_path
+from treering._values.keys import split_key
+from treering.errors import Mismatch, Unsupported
+
+__all__ = ["Shardings", "aval_of", "resolved"]
+
+Shardings: TypeAlias = Any
+"""A ``Sharding``, ``Device`` or ``PartitionSpec``; a prefix tree of them (None: the default device); a function of
+(key, ``jax.ShapeDtypeStruct``) that returns one; or partition rules, pairs of a pattern and a ``PartitionSpec``."""
+
+Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
+
+_PAIR: Final = 2
+
+
+def resolved(
+    shardings: Shardings, mesh: jax.sharding.Mesh | None, avals: Mapping[str, jax.ShapeDtypeStruct], known: Sequence[str]
+) -> dict[str, Sharding | None]:
+    """Return the sharding of every leaf in ``avals``; None is the default device.
+
+    Args:
+        shardings: as the user gave them; None with a mesh means replicated on it.
+        mesh: what partition specs are meant for.
+        avals: key text -> shape and dtype of each leaf that goes on devices.
+        known: every key of the tree; a prefix tree that names something else is mistyped.
+
+    Raises:
+        Mismatch: a leaf has no sharding or no rule, or its shape cannot be divided so; all of them at once.
+        Unsupported: this is no sharding.
+    """
+    choice = _choice(shardings, mesh, known)
+    result: dict[str, Sharding | None] = {}
+    wrong: list[str] = []
+    for key, aval in avals.items():
+        try:
+            result[key] = _sharding(choice(key, aval), mesh, aval)
+        except _NoFit as error:
+            wrong.append(f"{key or '.'}: {error}")
+    if wrong:
+        error = Mismatch(f"shardings do not fit {len(wrong)} of {len(avals)} arrays:\n  " + "\n  ".join(wrong[:20]))
+        error.differences = tuple(wrong)
+        raise error
+    return result
+
+
+class _NoFit(Exception):
+    """What is wrong with the sharding of one leaf."""
+
+
+def aval_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Return what a function of (key, aval) is shown."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequence[str]) -> Choice:
+    if shardings is None:
+        fallback = PartitionSpec() if mesh is not None else None
+        return lambda _key, _aval: fallback
+    if _is_placement(shardings):
+        return lambda _key, _aval: shardings
+    if _is_rules(shardings):
+        return lambda key, aval: _by_rules(shardings, key, aval)
+    if callable(shardings):
+        chosen: Choice = shardings
+        return chosen
+    return _by_prefix(shardings, known)
+
+
+def _is_placement(x: Any) -> bool:
+    return isinstance(x, Sharding | PartitionSpec | jax.Device)
+
+
+def _is_rules(x: Any) -> bool:
+    """Tell rules from a prefix tree, which holds no strings."""
+    return (
+        isinstance(x, list | tuple)
+        and bool(x)
+        and all(isinstance(p, list | tuple) and len(p) == _PAIR and isinstance(p[0], str | re.Pattern) for p in x)
+    )
+
+
+def _by_rules(rules: Sequence[tuple[Any, Any]], key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
+    """Return the spec of the first rule that is found in the key; numbers are replicated, a long spec is cut."""
+    if not aval.shape:
+        return PartitionSpec()
+    for pattern, spec in rules:
+        if re.search(pattern, key):
+            parts = tuple(spec) if spec is not None else ()
+            return PartitionSpec(*parts[: len(aval.shape)])
+    raise _NoFit("no partition rule matches")
+
+
+def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
+    found: dict[tuple[str, ...], Any] = {}
+
+    def note(path: tuple[str, ...], leaf: Any) -> Any:
+        if leaf is not None and not _is_placement(leaf):
+            raise Unsupported(
+                f"shardings holds a {type(leaf).__name__}", path=path, hint="a Sharding, Device, PartitionSpec or None"
+            )
+        found[path] = leaf
+        return leaf
+
+    mapped_with_path(note, tree, _is_placement)
+    _require_known(found, known)
+
+    def choose(key: str, aval: jax.ShapeDtypeStruct) -> Any:
+        del aval
+        path = split_key(key)
+        for end in range(len(path), -1, -1):
+            if path[:end] in found:
+                return found[path[:end]]
+        raise _NoFit("shardings has nothing for it; None there means the default device")
+
+    return choose
+
+
+def _require_known(found: Mapping[tuple[str, ...], Any], known: Sequence[str]) -> None:
+    """A mistyped key must not leave an array on the default device."""
+    heads = {split_key(key)[:end] for key in known for end in range(len(split_key(key)) + 1)}
+    for path in found:
+        if path not in heads:
+            raise Mismatch(f"shardings has {'/'.join(path)!r:.200}, which the tree does not")
+
+
+def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> Sharding | None:
+    if given is None:
+        return None
+    if isinstance(given, PartitionSpec):
+        if mesh is None:
+            raise Unsupported(f"{given} says nothing without a mesh", hint="give mesh=, or NamedSharding(mesh, spec)")
+        try:
+            given = NamedSharding(mesh, given)
+        except ValueError as error:
+            raise _NoFit(str(error)) from error
+    if isinstance(given, jax.Device):
+        return jax.sharding.SingleDeviceSharding(given)
+    if not isinstance(given, Sharding):
+        raise Unsupported(f"a {type(given).__name__} is no sharding", hint="a Sharding, Device or PartitionSpec")
+    try:
+        given.shard_shape(aval.shape)
+    except (ValueError, IndexError) as error:
+        raise _NoFit(f"{_dtype_text(aval)} cannot be laid out as {given}: {error}") from error
+    return given
+
+
+def _dtype_text(aval: jax.ShapeDtypeStruct) -> str:
+    return f"{aval.dtype.name}{list(aval.shape)}"

@@ -1,0 +1,160 @@
+"""The door to checkpoints: save a tree, load it or a part of it, look into it.
+
+Every name here is also a name of ``treering`` itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import jax
+
+    from treering._ops.open import Checkpoint
+
+__all__ = ["load", "open", "save"]
+
+Progress: TypeAlias = Callable[[int, int], object]
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Save a pytree, all or nothing; when this returns, it survives a power cut.
+
+    A path that ends in ``.msgpack`` or ``.safetensors`` becomes one such file, any other a folder: array bytes in
+    safetensors files, and ``treering.json``, which makes them a checkpoint. Until that file is there, what stood at the
+    path is untouched, whatever happens.
+
+    Args:
+        path: where to; a relative one counts from the current folder. Missing folders are made.
+        tree: any pytree. Arrays of jax and numpy on any devices of this process, typed PRNG keys, Python numbers, None,
+            str, bytes. Functions and other objects that jax leaves alone are noted by name and come back from ``like``.
+        metadata: JSON to keep beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
+        overwrite: replace a checkpoint that is there. Only its own files are removed, and only after the new one is
+            complete; other files in the folder stay.
+        progress: called as ``progress(done, total)``, in bytes.
+
+    Raises:
+        Exists: something is there; also a ``FileExistsError``.
+        Busy: another process is saving there.
+        Unsupported: a leaf cannot be stored; all such leaves are named, and nothing was written.
+        StoreFailed: the system refused; an ``OSError``.
+
+    Source: ``docs/spec/checkpoint.md``.
+
+    Example:
+        >>> import os, tempfile
+        >>> import jax.numpy as jnp
+        >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
+        >>> save(path, {"w": jnp.ones((2, 3)), "step": 7}, metadata={"loss": 0.25})
+        >>> load(path)["step"]
+        7
+    """
+    from treering._ops.save_any import save as run
+
+    run(path, tree, metadata=metadata, overwrite=overwrite, progress=progress)
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    only: str | Sequence[str] | None = None,
+    at: str | None = None,
+    shardings: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    rename: Mapping[str, str] | None = None,
+    missing: Literal["error", "keep"] = "error",
+    cast: bool = False,
+    mapped: bool = False,
+    progress: Progress | None = None,
+) -> Any:
+    """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
+
+    Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see
+    ``register_node``), and what was numpy as numpy, jax as jax, Python as Python. With ``like``, its containers are
+    rebuilt around the stored leaves, on the devices of its arrays.
+
+    Args:
+        path: a checkpoint, or a ``.safetensors`` or ``.msgpack`` file of anybody.
+        like: a tree of the structure, shapes and dtypes that are wanted: arrays or ``jax.ShapeDtypeStruct``. A numpy
+            leaf asks for numpy.
+        only: glob or globs over key texts, such as ``"params/**"``; ``*`` is any run inside a part, ``**`` any parts. A
+            list or tuple that loses items comes back as a dict of index to item.
+        at: key text of the subtree to load as if it were all.
+        shardings: a ``jax.sharding.Sharding``, ``PartitionSpec`` or device for every array; a prefix tree of them (None:
+            the default device); a function of (key text, ``jax.ShapeDtypeStruct``) that returns one; or partition
+            rules, pairs of a pattern and a ``PartitionSpec``. Default: those of ``like``, else the default device.
+        mesh: the mesh of partition specs; alone, everything is replicated on it.
+        rename: wanted key -> stored key, for leaves or branches of ``like``.
+        missing: "error", or "keep" to keep what ``like`` has where nothing is stored.
+        cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.
+        mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
+        progress: called as ``progress(done, total)``, in bytes.
+
+    Raises:
+        NotFound: nothing is there; also a ``FileNotFoundError``.
+        Mismatch: ``like``, ``only``, ``at`` or ``shardings`` do not fit; every difference is named.
+        Corrupt: the bytes are not those that were saved; leaf, file and byte range are named.
+        Format: another tool or a newer treering wrote it.
+        StoreFailed: the system refuses.
+
+    Notes:
+        64-bit jax arrays come back as numpy where this process has jax_enable_x64 off. ``weak_type`` is not kept.
+
+    Example:
+        >>> import os, tempfile
+        >>> import jax, jax.numpy as jnp
+        >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
+        >>> save(path, {"params": {"w": jnp.ones((2, 3))}, "step": 7})
+        >>> load(path, only="params/**")["params"]["w"].shape
+        (2, 3)
+        >>> load(path, {"w": jax.ShapeDtypeStruct((2, 3), "float32")}, at="params")["w"].sum()
+        Array(6., dtype=float32)
+    """
+    from treering._ops.load import load as run
+
+    return run(
+        path,
+        like,
+        only=only,
+        at=at,
+        shardings=shardings,
+        mesh=mesh,
+        rename=rename,
+        missing=missing,
+        cast=cast,
+        mapped=mapped,
+        progress=progress,
+    )
+
+
+def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.open is the name
+    """Open a checkpoint or single file as a mapping of key texts; arrays are read when they are sliced.
+
+    Args:
+        path: as for ``load``.
+
+    Raises:
+        NotFound, Corrupt, Format, StoreFailed: as ``load``.
+
+    Example:
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
+        >>> save(path, {"w": np.arange(6).reshape(2, 3)}, metadata={"loss": 0.25})
+        >>> with open(path) as ckpt:
+        ...     ckpt["w"][1], ckpt.metadata["loss"]
+        (array([3, 4, 5]), 0.25)
+    """
+    from treering._ops.open import open_path
+
+    return open_path(path)
