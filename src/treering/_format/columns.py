@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any, Final
 
 from treering._codec.documents import member
@@ -23,6 +22,7 @@ __all__ = ["check_chunks", "check_ints", "decoded_chunks", "encoded_chunks"]
 _COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
 _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
 _LIMIT: Final = 1 << 63
+_SHOWN_KEYS: Final = 4
 
 
 def encoded_chunks(chunks: Chunks) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def check_chunks(index: Index) -> None:
     _check_sizes(index)
     if not set(chunks.block) <= _BLOCKS:
         raise Corrupt(f"a block of the chunks is no power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
-    _check_tiles(chunks, index.files)
+    _check_tiles(index)
     if index.verified:
         blocks = first_blocks(chunks)[-1]
         if blocks != len(index.checksums):
@@ -144,8 +144,9 @@ def _itemsize(kind: LeafType) -> int:
     return 0 if dtype is None else dtype.itemsize
 
 
-def _check_tiles(chunks: Chunks, files: Sequence[DataFile]) -> None:
+def _check_tiles(index: Index) -> None:
     """Check that the chunks of each file follow each other from its header to its end."""
+    chunks, files = index.chunks, index.files
     starts: list[list[int]] = [[] for _ in files]
     ends: list[list[int]] = [[] for _ in files]
     empty: list[tuple[int, int]] = []
@@ -161,10 +162,22 @@ def _check_tiles(chunks: Chunks, files: Sequence[DataFile]) -> None:
         edges, closing = [file.header, *sorted(stops)], [*sorted(begins), file.nbytes]
         if edges != closing:
             stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
-            problem = "belong to no leaf" if stop < start else "belong to two leaves, or lie behind its end"
-            first, last = min(stop, start), max(stop, start)
-            raise Corrupt(f"bytes {first} to {last} of {file.name or 'the file'} {problem}")
+            raise Corrupt(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
         places.append({*edges})
     for number, offset in empty:
         if offset not in places[number]:
             raise Corrupt(f"an empty array lies inside another one, at byte {offset} of file {number}")
+
+
+def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap: bool) -> str:
+    """Say what is wrong with the bytes from ``first`` to ``last`` of a file."""
+    chunks, number = index.chunks, index.files.index(file)
+    where = f"bytes {first} to {last} of {file.name or 'the file'}"
+    if gap:
+        return f"{where} belong to no leaf"
+    rows = zip(chunks.leaf, chunks.file, chunks.offset, chunks.nbytes, strict=True)
+    keys = [
+        index.keys[leaf] for leaf, of, offset, size in rows if of == number and offset < last and offset + size > first
+    ]
+    named = ", ".join(f"{key!r:.100}" for key in keys[:_SHOWN_KEYS])
+    return f"{where} cannot belong to {named}: the file ends there, or its header or another leaf lies there"

@@ -8,13 +8,14 @@ Source: https://github.com/huggingface/safetensors, "Format" in its README.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import member, parsed
-from treering._format.blocks import leaf_bytes
+from treering._format.blocks import leaf_bytes, shown_chunk
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, parse_index
 from treering._format.headers import (
@@ -193,7 +194,11 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     index = parse_index(text.encode("utf-8"), embedded=True)
     file = index.files[0]
     if file.nbytes != size:
-        raise Corrupt(f"{file.nbytes} bytes were written, {size} are there", hint=_DAMAGED)
+        ends = map(operator.add, index.chunks.offset, index.chunks.nbytes)
+        lost = [shown_chunk(index, chunk) for chunk, end in enumerate(ends) if end > size]
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        which = f": leaf {lost[0]}{more} cannot be whole" if lost else ""
+        raise Corrupt(f"{file.nbytes} bytes were written, {size} are there{which}", offset=size, hint=_DAMAGED)
     if file.header != 8 + len(raw):
         raise Corrupt(f"the header has {8 + len(raw)} bytes, {file.header} were written", offset=0, hint=_DAMAGED)
     wanted = framed(_header_around(index, text), file.header)[8:]

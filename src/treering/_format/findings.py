@@ -1,0 +1,138 @@
+"""What a check of a checkpoint found: where the damage is, in terms of leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from treering._format.blocks import shown_chunk
+from treering._format.index import Index
+from treering._values.human import bytes_text
+
+__all__ = ["BadBlock", "Finding", "Verification", "merged"]
+
+_MOST_LINES = 50
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong.
+
+    Example:
+        >>> print(Finding(key="params/w", file="data.safetensors", start=4096, stop=8192, problem="is damaged"))
+        leaf 'params/w' is damaged: bytes 4096 to 8192 of data.safetensors
+        >>> print(Finding(key=None, file="treering.json", start=None, stop=None, problem="is a link"))
+        treering.json is a link
+    """
+
+    key: str | None
+    """Key text of the leaf, with ``~[box]`` where a part of it is meant; None where no leaf alone is concerned."""
+    file: str
+    """Name of the file, in the folder that was checked; its path where it is the only one."""
+    start: int | None
+    """First byte of the file that is concerned, if that is known."""
+    stop: int | None
+    """Byte behind the last one."""
+    problem: str
+    """What is wrong, as the end of a sentence that begins with the leaf or the file."""
+
+    def __str__(self) -> str:
+        place = "" if self.start is None else f"bytes {self.start} to {self.stop}"
+        if self.start is not None and self.stop is None:
+            place = f"byte {self.start}"
+        if self.key is None:
+            return f"{self.file} {self.problem}" + (f": {place}" if place else "")
+        return f"leaf {self.key!r} {self.problem}: {place} of {self.file}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The outcome of a check; true where nothing is wrong.
+
+    Example:
+        >>> good = Verification(path="ckpt", findings=(), leaves=3, nbytes=1 << 20, checked=True)
+        >>> bool(good), str(good)
+        (True, "'ckpt' is whole: 3 leaves, 1.00 MiB, every byte checked")
+    """
+
+    path: str
+    """What was checked, as it was given."""
+    findings: tuple[Finding, ...]
+    """What is wrong: first the files as a whole, then leaves in the order in which they lie in them."""
+    leaves: int
+    """How many leaves there are; 0 where the index cannot be read."""
+    nbytes: int
+    """Bytes of arrays that were read and compared with their checksums."""
+    checked: bool
+    """Whether there were checksums to compare with."""
+    note: str | None = None
+    """What the check could not say, if anything."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, as far as there was something to check against."""
+        return not self.findings
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"
+        if not self.findings:
+            seen = f"{self.path!r} is whole: {size}, every byte checked"
+            return seen if self.checked else f"{self.path!r} has sound headers, and {self.note}"
+        lines = [f"{self.path!r} is damaged: {_counted(len(self.findings), 'finding', 'findings')}"]
+        lines += [f"  {finding}" for finding in self.findings[:_MOST_LINES]]
+        if len(self.findings) > _MOST_LINES:
+            lines.append(f"  and {len(self.findings) - _MOST_LINES} more")
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class BadBlock:
+    """A stretch of a chunk, of whole blocks, that is not what it was."""
+
+    chunk: int
+    """Number of the chunk."""
+    start: int
+    """First byte in the chunk."""
+    stop: int
+    """Byte behind the last one."""
+    problem: str
+    """As in ``Finding``."""
+
+
+def merged(index: Index, blocks: Iterable[BadBlock], names: list[str]) -> Iterator[Finding]:
+    """Yield a finding for each stretch of bad blocks of one chunk.
+
+    Args:
+        index: the checkpoint's.
+        blocks: what was found, in any order.
+        names: of the data files.
+    """
+    last: BadBlock | None = None
+    for block in sorted(blocks):
+        if last is not None and (last.chunk, last.stop, last.problem) == (block.chunk, block.start, block.problem):
+            last = dataclasses.replace(last, stop=block.stop)
+            continue
+        if last is not None:
+            yield _finding(index, last, names)
+        last = block
+    if last is not None:
+        yield _finding(index, last, names)
+
+
+def _finding(index: Index, block: BadBlock, names: list[str]) -> Finding:
+    chunks = index.chunks
+    offset = chunks.offset[block.chunk]
+    return Finding(
+        key=shown_chunk(index, block.chunk),
+        file=names[chunks.file[block.chunk]],
+        start=offset + block.start,
+        stop=offset + block.stop,
+        problem=block.problem,
+    )
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
