@@ -13,7 +13,18 @@ import click
 from treering._view.plain import visible
 from treering._view.tree_text import ASCII, UNICODE, Look
 
-__all__ = ["GOOD", "INTERRUPTED", "NO", "NOT_DONE", "can_show", "explain", "look_of", "plain_line", "wants_color"]
+__all__ = [
+    "GOOD",
+    "INTERRUPTED",
+    "NO",
+    "NOT_DONE",
+    "can_show",
+    "explain",
+    "look_of",
+    "note",
+    "plain_line",
+    "wants_color",
+]
 
 GOOD = 0
 """Exit code: done, and the answer is good."""
@@ -48,6 +59,11 @@ def explain(message: str, hint: str | None = None) -> None:
     click.echo(f"{bold_red}error:{plain} {plain_line(message, sys.stderr)}", err=True, color=color)
     if hint:
         click.echo(f"{bold}hint:{plain} {plain_line(hint, sys.stderr)}", err=True, color=color)
+
+
+def note(message: str) -> None:
+    """Say on stderr, in one line, what the output does not say itself."""
+    click.echo(f"note: {plain_line(message, sys.stderr)}", err=True)
 
 
 def look_of(stream: TextIO) -> Look:

@@ -124,6 +124,7 @@ def _leaves(index: Index) -> Iterator[Any]:
             chunks=at - first,
             sharding=kind.sharding,
             impl=kind.impl,
+            number=leaf,
         )
 
 

@@ -53,6 +53,9 @@ class LeafRecord:
     impl: str | None = None
     """Name of the implementation of a PRNG key, else None."""
 
+    number: int | None = None
+    """Its number in the index of its checkpoint or safetensors file."""
+
     value: Any = None
     """The value itself, where it is a small Python value."""
 

@@ -15,6 +15,7 @@ from treering._format.document import parse_index
 from treering._format.index_listing import list_index
 from treering._format.msgpack_listing import list_msgpack
 from treering._format.records import FileRecord, LeafRecord, Listing
+from treering._format.safetensors import parse_safetensors
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
 from treering._store.open_folder import OpenFolder
@@ -127,8 +128,6 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
 
 
 def _safetensors(path: str | os.PathLike[str]) -> Listing:
-    from treering._format.safetensors import parse_safetensors
-
     with LocalFile(Path(path)) as file:
         index = parse_safetensors(file.size, file.read)
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)

@@ -45,6 +45,8 @@ class Difference:
     """What stands in the first one, as text; None where nothing does."""
     b: str | None
     """What stands in the second one, as text; None where nothing does."""
+    detail: str = ""
+    """For "values" how many items differ, and where the first of them is."""
 
     def __str__(self) -> str:
         key = visible(self.key, _LONGEST_KEY) or "(the root)"
@@ -53,9 +55,8 @@ class Difference:
         if self.a is None or self.b is None:
             side, text = ("A", self.a) if self.b is None else ("B", self.b)
             return f"{key}: only in {side}: {_short(text or '')}"
-        if self.what == "values":
-            return f"{key}: values: {_short(self.a)} in A, {_short(self.b)} in B"
-        return f"{key}: {self.what}: {_short(self.a)} in A, {_short(self.b)} in B"
+        detail = f"{self.detail}: " if self.detail else ""
+        return f"{key}: {self.what}: {detail}{_short(self.a)} in A, {_short(self.b)} in B"
 
 
 def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
@@ -124,7 +125,7 @@ def _children(node: Any) -> dict[str, Any]:
 
 
 def same_place(a: Any, b: Any) -> bool:
-    """Tell whether two leaves are alike as far as headers go, and have bytes that only reading can compare.
+    """Tell whether two leaves are alike as far as headers go, and at least one has bytes that have to be read.
 
     Example:
         >>> same_place(7, 8)
@@ -132,6 +133,8 @@ def same_place(a: Any, b: Any) -> bool:
     """
     left, right = record_of(a), record_of(b)
     if not (isinstance(a, LeafRecord) or isinstance(b, LeafRecord)):
+        return False
+    if left.dtype is None and left.kind != right.kind:
         return False
     return (left.dtype, left.shape, left.nbytes) == (right.dtype, right.shape, right.nbytes)
 

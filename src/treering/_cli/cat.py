@@ -1,0 +1,207 @@
+"""``treering cat``: one leaf, or a part of an array, printed or as a .npy file."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treering._cli.output import write_lines
+from treering._cli.slice_text import Selected, ranges_of, split_request
+from treering._cli.terminal import GOOD, note
+from treering._format.records import LeafRecord
+from treering._ops.open_leaves import ArrayView, OpenLeaves, open_leaves
+from treering._view.flat import leaves_of
+from treering._view.listing_json import json_text
+from treering._view.nodes import facts_of, record_of
+from treering.errors import Format, NotFound, Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["cat"]
+
+_MOST_ITEMS = 1000
+_EDGE = 3
+_COLUMNS = 100
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  treering cat checkpoint step\n"
+    "  treering cat checkpoint 'params/w[:2, 3]'\n"
+    "  treering cat model.safetensors 'layer.weight[..., -1]'\n"
+    "  treering cat checkpoint params/w --npy > w.npy\n"
+)
+@click.argument("path", type=click.Path(path_type=str))
+@click.argument("key", metavar="KEY[SLICES]")
+@click.option("--npy", is_flag=True, help="Write the array to stdout as a .npy file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with every value.")
+@click.option("--all", "everything", is_flag=True, help="Print every value, also of more than 1000.")
+def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
+    """Print the leaf KEY of PATH, or the part of it in brackets; only what is needed is read, and checked.
+
+    PATH is a checkpoint's folder, a safetensors file or a msgpack file; treering ls names its keys. In the brackets
+    stand integers, start:stop:step and ..., with commas between them, as in Python. Arrays of more than 1000 items
+    are shown by their edges, unless --all says otherwise. Python values are printed as Python writes them.
+    """
+    with open_leaves(path) as leaves:
+        leaf, name, slices = _found(leaves, path, key)
+        record = record_of(leaf)
+        if record.dtype is None:
+            if slices is not None or npy:
+                what = "slices" if slices is not None else "a .npy file"
+                raise Format(f"{name!r} is no array but of type {record.kind}: {what} cannot be had of it")
+            _show_value(leaves, name, leaf, as_json=as_json)
+            return GOOD
+        view = leaves.array(record)
+        parts = ranges_of(slices or "...", view.shape)
+        if npy:
+            _write_npy(view, parts)
+        elif as_json:
+            array = _read(view, parts)
+            members = {"key": name, "slices": slices, "kind": record.kind, "dtype": record.dtype}
+            write_lines([json_text(members | {"shape": list(array.shape), "value": _plain(array)})])
+        else:
+            write_lines(_array_text(view, parts, everything=everything).split("\n"))
+    return GOOD
+
+
+def _found(leaves: OpenLeaves, path: str, request: str) -> tuple[Any, str, str | None]:
+    """Find the leaf that a request names; raises with near names where there is none."""
+    known = dict(leaves_of(leaves.listing.root))
+    key, slices = split_request(request, known)
+    if key in known:
+        return known[key], key, slices
+    below = [text for text in known if text.startswith(f"{key}/")] if key else list(known)
+    if below:
+        raise NotFound(
+            f"{key!r} is no leaf of {path!r} but a branch of {len(below):,}", hint=f"{below[0]!r} is its first leaf"
+        )
+    near = difflib.get_close_matches(key, list(known)[:10_000], n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "treering ls names its leaves"
+    raise NotFound(f"{path!r} has no leaf {key!r}", hint=hint)
+
+
+def _show_value(leaves: OpenLeaves, name: str, leaf: Any, *, as_json: bool) -> None:
+    value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
+    kind = record_of(leaf).kind
+    is_short = not isinstance(value, str | bytes | bytearray)
+    text = facts_of(value).value if is_short else repr(value)
+    if as_json:
+        is_native = value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and is_short)
+        native = value if is_native and not (isinstance(value, int) and text and text.startswith("0x")) else text
+        members = {"key": name, "slices": None, "kind": kind, "dtype": None, "shape": None, "value": native}
+        write_lines([json_text(members)])
+    else:
+        write_lines(["None" if text is None else text])
+
+
+def _slices(parts: list[Selected]) -> tuple[Any, ...]:
+    """Write selections as numpy indexes with them."""
+    return tuple(part if isinstance(part, int) else _slice(part) for part in parts)
+
+
+def _slice(part: range) -> slice:
+    if not part:
+        return slice(0, 0)
+    stop = part[-1] + (1 if part.step > 0 else -1)
+    return slice(part.start, stop if stop >= 0 else None, part.step)
+
+
+def _read(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
+    import numpy as np
+
+    return np.asarray(view[_slices(parts)])
+
+
+def _array_text(view: ArrayView, parts: list[Selected], *, everything: bool) -> str:
+    """Print an array as numpy does, with as many digits as its values need; a large one by its edges."""
+    import numpy as np
+
+    size = 1
+    for part in parts:
+        size *= 1 if isinstance(part, int) else len(part)
+    abridged = size > _MOST_ITEMS and not everything
+    array = _edges(view, parts) if abridged else _read(view, parts)
+    if not array.shape:
+        return str(array[()])
+    if not array.size:
+        return f"[]  (shape {list(array.shape)})"
+    if abridged:
+        note(f"{size:,} items, shown by their edges; --all prints every one")
+    with np.printoptions(
+        threshold=0 if abridged else sys.maxsize, edgeitems=_EDGE, floatmode="unique", linewidth=_COLUMNS
+    ):
+        return str(array)
+
+
+def _edges(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
+    """Read the first and last items along each axis, with one item of nothing where numpy will print dots."""
+    import itertools
+
+    import numpy as np
+
+    shown = 2 * _EDGE + 1
+    axes: list[list[tuple[Selected, slice | None]]] = []
+    shape: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            axes.append([(part, None)])
+        elif len(part) <= shown:
+            axes.append([(part, slice(0, len(part)))])
+            shape.append(len(part))
+        else:
+            axes.append([(part[:_EDGE], slice(0, _EDGE)), (part[-_EDGE:], slice(shown - _EDGE, shown))])
+            shape.append(shown)
+    array = np.zeros(shape, view.dtype)
+    for corner in itertools.product(*axes):
+        into = tuple(place for _, place in corner if place is not None)
+        array[into] = _read(view, [part for part, _ in corner])
+    return array
+
+
+def _plain(array: NDArray[Any]) -> Any:
+    """Turn an array into nested lists of what JSON has: complex numbers as pairs, times and long doubles as text."""
+    if array.dtype.kind == "c":
+        import numpy as np
+
+        return _plain(np.stack([array.real, array.imag], axis=-1))
+    if array.dtype.kind in "mM" or array.dtype.itemsize > 8:  # noqa: PLR2004
+        return array.astype(str).tolist()
+    return array.tolist()
+
+
+def _write_npy(view: ArrayView, parts: list[Selected]) -> None:
+    """Write a selection to stdout as a .npy file, block by block."""
+    import numpy as np
+
+    from treering._ops.diff import blocks_of
+
+    if sys.stdout.isatty():
+        raise Unsupported("a .npy file is no text for a terminal", hint="write it to a file: --npy > array.npy")
+    dtype = view.dtype
+    stored = dtype if np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)) == dtype else None
+    if stored is None:
+        stored = np.dtype(f"u{dtype.itemsize}")
+        note(f".npy has no {dtype.name}: written as {stored.name}; .view(ml_dtypes.{dtype.name}) gives it back")
+    kept = [part for part in parts if not isinstance(part, int)]
+    shape = tuple(map(len, kept))
+    out = sys.stdout.buffer
+    header = {"descr": np.lib.format.dtype_to_descr(stored), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, header)
+    for box in blocks_of(shape, dtype.itemsize):
+        out.write(_bytes(view, parts, box))
+    out.flush()
+
+
+def _bytes(view: ArrayView, parts: list[Selected], box: tuple[slice, ...]) -> memoryview:
+    """Read one box of a selection."""
+    import numpy as np
+
+    sides: Iterator[slice] = iter(box)
+    inner = [part if isinstance(part, int) else part[next(sides)] for part in parts]
+    return memoryview(np.ascontiguousarray(_read(view, inner)).reshape(-1).view(np.uint8))

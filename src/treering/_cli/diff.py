@@ -1,0 +1,65 @@
+"""``treering diff``: what two checkpoints or files do not have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import click
+
+from treering._cli.output import write_lines
+from treering._cli.progress import ProgressLine
+from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
+from treering._ops.diff import Diff
+from treering._ops.diff import diff as compare
+from treering._view.listing_json import json_text
+from treering.errors import Corrupt
+
+__all__ = ["diff"]
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  treering diff before after\n"
+    "  treering diff before after --values\n"
+    "  treering diff checkpoint model.safetensors\n"
+    "  treering diff before after --json | jq -r '.differences[].key'\n"
+)
+@click.argument("a", type=click.Path(path_type=str))
+@click.argument("b", type=click.Path(path_type=str))
+@click.option("--values", is_flag=True, help="Also read all arrays, and compare them bit for bit.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+def diff(a: str, b: str, values: bool, as_json: bool) -> int:
+    """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
+
+    Each is a checkpoint's folder, a safetensors file or a msgpack file; what only one of the two forms keeps is no
+    difference. Exit code 0: they are the same; 1: they differ; 2: they could not be compared.
+    """
+    try:
+        with ProgressLine("comparing") as progress:
+            found = compare(a, b, values=values, progress=progress)
+    except Corrupt as error:
+        # Damage is no answer to this question.
+        explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
+        return NOT_DONE
+    if as_json:
+        write_lines(_json_lines(found))
+    else:
+        write_lines(map(str, found.differences) if found else [str(found)])
+    return NO if found else GOOD
+
+
+def _json_lines(found: Diff) -> Iterator[str]:
+    head = {
+        "schema": "treering.diff/1",
+        "a": found.a,
+        "b": found.b,
+        "values": found.values,
+        "leaves": found.leaves,
+        "same": not found,
+    }
+    yield json_text(head)[:-1] + ","
+    yield ' "differences": ['
+    for place, difference in enumerate(found.differences, 1):
+        yield f"  {json_text(dataclasses.asdict(difference))}{',' if place < len(found) else ''}"
+    yield " ]}"
