@@ -1,0 +1,270 @@
+"""Who writes which box: every item once, and nobody much more than the others.
+
+A box that one process holds is written by that process. Boxes that the same several processes hold (replicas) are
+laid end to end and the line is cut into one stretch for each of them, as long as levels the loads. Each process
+comes to the same plan by itself, from shapes and owners alone. ``docs/design/planning.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from treering._plan.balance import Pool, leveled, poured
+from treering._values.boxes import Box, boxes_of_range, covered_once, shape_of, size_of, whole
+from treering.errors import Unsupported
+
+__all__ = ["LeafLayout", "Part", "SavePlan", "plan_save"]
+
+# Pieces smaller than these are not cut off: each costs an entry in the index.
+_SMALLEST_PIECE: Final = 256
+_SMALLEST_LARGE_PIECE: Final = 64 << 10
+
+# A cut may miss its place by this part of a share, so that it falls between rows.
+_PARTS_OF_SHARE: Final = 100
+
+# Tuples of boxes up to this many are told apart by what is in them, longer ones by their identity.
+_FEW_BOXES: Final = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeafLayout:
+    """Where the parts of one leaf lie before it is saved.
+
+    Leaves that lie alike may share one tuple of boxes; then they are planned together, which is fast.
+    """
+
+    nbytes_per_item: int
+    """Bytes of an item."""
+    shape: tuple[int, ...]
+    """Global shape."""
+    boxes: tuple[tuple[Box, tuple[int, ...]], ...]
+    """Distinct boxes that tile the leaf, each with the processes that hold it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """What one process writes of one leaf; it lies in one box of the leaf's layout."""
+
+    leaf: int
+    """Number of the leaf."""
+    box: Box
+    """Which box of the leaf."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """Leaves that lie alike."""
+
+    layout: LeafLayout
+    """How they lie."""
+    leaves: list[int]
+    """Their numbers."""
+    alone: dict[int, list[Box]]
+    """Process -> the boxes that only it holds."""
+    shared: dict[tuple[int, ...], list[Box]]
+    """Several processes -> the boxes that they all hold."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """A piece of the line of a pool: one box of each leaf of one kind, one leaf after the other."""
+
+    kind: _Kind
+    """The leaves."""
+    box: Box
+    """The box of each."""
+    nbytes: int
+    """Bytes of the box."""
+    step: int
+    """The box may be cut at multiples of so many bytes."""
+
+    def nearest_cut(self, position: int) -> int:
+        """Return the nearest place where this stretch may be cut; both count from its start."""
+        first, inside = position - position % self.nbytes, position % self.nbytes
+        # The last step takes what is left over, so that no piece is smaller than a step.
+        last = (self.nbytes // self.step - 1) * self.step
+        below = min(inside - inside % self.step, max(0, last))
+        above = below + self.step if below + self.step <= last else self.nbytes
+        return first + (below if inside - below <= above - inside else above)
+
+    def parts(self, start: int, stop: int) -> Iterator[Part]:
+        """Yield what lies between two cuts, counted from the start of the stretch."""
+        for number in range(start // self.nbytes, -(-stop // self.nbytes)):
+            leaf = self.kind.leaves[number]
+            first = max(0, start - number * self.nbytes)
+            last = min(self.nbytes, stop - number * self.nbytes)
+            if last - first == self.nbytes:
+                yield Part(leaf, self.box)
+                continue
+            itemsize = self.kind.layout.nbytes_per_item
+            for piece in boxes_of_range(shape_of(self.box), first // itemsize, last // itemsize):
+                yield Part(leaf, tuple((a + c, b + c) for (a, b), (c, _) in zip(piece, self.box, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """All boxes that the same processes hold, end to end."""
+
+    owners: tuple[int, ...]
+    """Those processes."""
+    stretches: list[_Stretch]
+    """What lies on the line."""
+    ends: list[int]
+    """Where each stretch ends, in bytes."""
+    cuts: list[int]
+    """Owner number n writes from ``cuts[n]`` to ``cuts[n + 1]``; filled by ``cut``."""
+
+    @property
+    def length(self) -> int:
+        """Bytes on the line."""
+        return self.ends[-1]
+
+    def cut(self, loads: list[int], amounts: Sequence[int]) -> None:
+        """Cut the line so that the loads, of which ``amounts`` are to be taken back, become level."""
+        without = [loads[owner] - amount for owner, amount in zip(self.owners, amounts, strict=True)]
+        position = 0
+        self.cuts.append(0)
+        for place, amount in enumerate(poured(self.length, without)):
+            position += amount
+            self.cuts.append(self._nearest_cut(position))
+            loads[self.owners[place]] = without[place] + self.cuts[-1] - self.cuts[-2]
+
+    def parts(self, process: int) -> Iterator[Part]:
+        """Yield what one owner writes."""
+        place = self.owners.index(process)
+        start, stop = self.cuts[place], self.cuts[place + 1]
+        number = bisect.bisect_right(self.ends, start)
+        while start < stop:
+            begin = self.ends[number - 1] if number else 0
+            end = min(stop, self.ends[number])
+            yield from self.stretches[number].parts(start - begin, end - begin)
+            start = end
+            number += 1
+
+    def _nearest_cut(self, position: int) -> int:
+        number = bisect.bisect_right(self.ends, position)
+        if number == len(self.ends):
+            return position
+        begin = self.ends[number - 1] if number else 0
+        return begin + self.stretches[number].nearest_cut(position - begin)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """Who writes what."""
+
+    loads: tuple[int, ...]
+    """Bytes that each process writes."""
+    _kinds: tuple[_Kind, ...]
+    """The leaves, those that lie alike together."""
+    _lines: tuple[_Line, ...]
+    """What several processes hold, with its cuts."""
+
+    def parts_of(self, process: int) -> tuple[Part, ...]:
+        """Return what one process writes, in the order of the leaves; other processes' parts are not made."""
+        parts = [Part(leaf, box) for kind in self._kinds for leaf in kind.leaves for box in kind.alone.get(process, ())]
+        for line in self._lines:
+            if process in line.owners:
+                parts += line.parts(process)
+        parts.sort(key=lambda part: (part.leaf, part.box))
+        return tuple(parts)
+
+    @property
+    def parts(self) -> tuple[tuple[Part, ...], ...]:
+        """What every process writes. For many processes and leaves this is long; each needs only its own."""
+        return tuple(self.parts_of(process) for process in range(len(self.loads)))
+
+
+def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
+    """Divide leaves among the processes that hold them.
+
+    Every item is written once, by a process that holds it. Call the share the least load that the busiest process
+    could have if bytes could be divided at will; then it has at most 1.10 shares, or a share and 512 bytes. A leaf
+    without items is one part of one process.
+
+    Raises:
+        Unsupported: boxes do not tile their leaf, or name a process that is none.
+
+    Example:
+        >>> both = LeafLayout(nbytes_per_item=4, shape=(1024,), boxes=((((0, 1024),), (0, 1)),))
+        >>> plan = plan_save([both], 2)
+        >>> plan.parts_of(0), plan.parts_of(1), plan.loads
+        ((Part(leaf=0, box=((0, 512),)),), (Part(leaf=0, box=((512, 1024),)),), (2048, 2048))
+    """
+    kinds = _kinds_of(layouts, processes)
+    loads = [0] * processes
+    total = 0
+    for kind in kinds:
+        total += size_of(whole(kind.layout.shape)) * kind.layout.nbytes_per_item * len(kind.leaves)
+        for process, boxes in kind.alone.items():
+            loads[process] += sum(map(size_of, boxes)) * kind.layout.nbytes_per_item * len(kind.leaves)
+    lines = _lines_of(kinds, total // processes)
+    amounts = leveled(loads, [Pool(owners=line.owners, amount=line.length) for line in lines])
+    # Those with the most freedom come last: they make up for what the cuts of the others missed.
+    for line, wished in sorted(zip(lines, amounts, strict=True), key=lambda pair: len(pair[0].owners)):
+        line.cut(loads, wished)
+    return SavePlan(loads=tuple(loads), _kinds=tuple(kinds), _lines=tuple(lines))
+
+
+def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_Kind]:
+    kinds: dict[object, _Kind] = {}
+    for leaf, layout in enumerate(layouts):
+        boxes = layout.boxes
+        # Equal tuples that are not the same one become two kinds, which is slower and no harm.
+        key = (layout.nbytes_per_item, layout.shape, boxes if len(boxes) <= _FEW_BOXES else id(boxes))
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = _kind_of(layout, processes)
+        kind.leaves.append(leaf)
+    return list(kinds.values())
+
+
+def _kind_of(layout: LeafLayout, processes: int) -> _Kind:
+    alone: dict[int, list[Box]] = {}
+    shared: dict[tuple[int, ...], list[Box]] = {}
+    boxes = [(box, tuple(sorted(set(owners)))) for box, owners in layout.boxes if size_of(box)]
+    if not boxes and not size_of(whole(layout.shape)):
+        holders = [min(owners) for _, owners in layout.boxes if owners]
+        boxes = [(whole(layout.shape), (min(holders, default=0),))]
+    wrong = covered_once(layout.shape, [box for box, _ in boxes])
+    if wrong is not None:
+        raise Unsupported(f"the parts of an array of shape {layout.shape} do not make it up: {wrong}")
+    for box, owners in boxes:
+        if not owners or not 0 <= owners[0] <= owners[-1] < processes:
+            raise Unsupported(f"a part of an array lies with the processes {owners}; there are {processes} processes")
+        if len(owners) == 1:
+            alone.setdefault(owners[0], []).append(box)
+        else:
+            shared.setdefault(owners, []).append(box)
+    return _Kind(layout=layout, leaves=[], alone=alone, shared=shared)
+
+
+def _lines_of(kinds: Sequence[_Kind], share: int) -> list[_Line]:
+    lines: dict[tuple[int, ...], _Line] = {}
+    for kind in kinds:
+        itemsize = kind.layout.nbytes_per_item
+        for owners, boxes in kind.shared.items():
+            line = lines.get(owners)
+            if line is None:
+                line = lines[owners] = _Line(owners=owners, stretches=[], ends=[], cuts=[])
+            for box in boxes:
+                nbytes = size_of(box) * itemsize
+                step = _cut_step(shape_of(box), itemsize, share)
+                line.stretches.append(_Stretch(kind=kind, box=box, nbytes=nbytes, step=min(step, nbytes)))
+                line.ends.append((line.ends[-1] if line.ends else 0) + nbytes * len(kind.leaves))
+    return list(lines.values())
+
+
+def _cut_step(shape: tuple[int, ...], itemsize: int, share: int) -> int:
+    """Return at which multiples of bytes a box is cut: whole rows, or steps of inner axes where rows are long."""
+    fine = share // _PARTS_OF_SHARE
+    unit = size_of(whole(shape)) * itemsize
+    for length in shape:
+        if unit <= fine:
+            break
+        unit //= length
+    smallest = max(_SMALLEST_PIECE, min(_SMALLEST_LARGE_PIECE, fine))
+    return unit * -(-smallest // unit)

@@ -1,0 +1,252 @@
+"""Who writes what: every item once, by somebody who holds it, and nobody much more than must be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.plan.layouts import any_layouts, grid_boxes, mesh_layout, mesh_layouts, replicated
+from treering._plan.balance import Pool, leveled, poured
+from treering._plan.save import LeafLayout, Part, SavePlan, plan_save
+from treering._values.boxes import Box, boxes_of_range, contains, covered_once, size_of, whole
+from treering.errors import Unsupported
+
+plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Pieces of fewer than 256 bytes are not cut off, so what is written may be less than twice that too long.
+CRUMBS = 512
+
+
+def least_possible(layouts: Sequence[LeafLayout], loads: Sequence[int]) -> float:
+    """Return the least load of the busiest process, were bytes divided at will.
+
+    What only some processes hold, these must write among them: for no set of processes can it be less than that for
+    each, and for one set (max-flow min-cut) it is that. Few processes: all sets are looked at. Many: the busiest of
+    the plan at hand, however many those are, as the set that proves a good plan to be one is found among them.
+    """
+    held: dict[frozenset[int], int] = {}
+    for layout in layouts:
+        for box, owners in layout.boxes:
+            key = frozenset(owners)
+            held[key] = held.get(key, 0) + size_of(box) * layout.nbytes_per_item
+    processes = len(loads)
+    if processes <= 8:
+        counts = range(1, processes + 1)
+        sets = [set(some) for count in counts for some in itertools.combinations(range(processes), count)]
+        return max(sum(nbytes for holders, nbytes in held.items() if holders <= some) / len(some) for some in sets)
+    busiest_first = sorted(range(processes), key=lambda process: -loads[process])
+    rank = {process: place for place, process in enumerate(busiest_first)}
+    inside = [0] * processes
+    for some, nbytes in held.items():
+        inside[max(rank[owner] for owner in some)] += nbytes
+    return max(total / count for count, total in enumerate(itertools.accumulate(inside), 1))
+
+
+def check(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
+    plan = plan_save(layouts, processes)
+    written: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in layouts]
+    held: dict[tuple[int, int], list[Box]] = {}
+    for layout in layouts:
+        for box, owners in layout.boxes:
+            for owner in owners:
+                held.setdefault((id(layout), owner), []).append(box)
+    for process, parts in enumerate(plan.parts):
+        assert list(parts) == sorted(parts, key=lambda part: (part.leaf, part.box))
+        for part in parts:
+            written[part.leaf].append(part.box)
+            if size_of(part.box):
+                own = held[id(layouts[part.leaf]), process]
+                assert any(contains(box, part.box) for box in own), "a process writes what it does not hold"
+        nbytes = sum(size_of(part.box) * layouts[part.leaf].nbytes_per_item for part in parts)
+        assert nbytes == plan.loads[process]
+    for layout, boxes in zip(layouts, written, strict=True):
+        assert covered_once(layout.shape, boxes) is None
+    share = least_possible(layouts, plan.loads)
+    assert max(plan.loads) <= max(1.10 * share, share + CRUMBS)
+    return plan
+
+
+@plans
+@given(any_layouts())
+def test_any_owners(case: tuple[int, list[LeafLayout]]) -> None:
+    processes, layouts = case
+    check(layouts, processes)
+
+
+@plans
+@given(mesh_layouts())
+def test_meshes(case: tuple[int, list[LeafLayout]]) -> None:
+    processes, layouts = case
+    check(layouts, processes)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8, 97, 1024])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 0), (7, 1 << 20), (1 << 20,), (97, 89, 83), (1, 1, 4096, 3)])
+def test_replicated(processes: int, shape: tuple[int, ...]) -> None:
+    """Prime lengths, no items, one item, fewer rows than replicas."""
+    check([replicated(shape, 4, processes)], processes)
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8, 1024])
+def test_a_transformer_replicated_and_sharded(processes: int) -> None:
+    """Weights sharded over all, norms replicated, embeddings over half of the mesh: mixed."""
+    mesh = (2, processes // 2)
+    both_axes = mesh_layout((4096, 4096), 4, mesh, (0, 1))
+    one_axis = mesh_layout((4096, 11008), 4, mesh, (1, None))
+    norm = mesh_layout((4096,), 4, mesh, (None,))
+    layouts = [both_axes, one_axis, norm] * 24
+    layouts.append(mesh_layout((50257, 4096), 4, mesh, (None, 0)))
+    plan = check(layouts, processes)
+    assert max(plan.loads) <= 1.03 * sum(plan.loads) / processes
+
+
+def test_replicas_make_up_for_what_lies_with_one() -> None:
+    alone = LeafLayout(nbytes_per_item=4, shape=(1 << 20,), boxes=((((0, 1 << 20),), (2,)),))
+    plan = check([alone, replicated((3 << 20,), 4, 4)], 4)
+    assert max(plan.loads) <= 1.01 * (4 << 20)
+    assert {part.leaf for part in plan.parts_of(2)} == {0}
+
+
+def test_neighbours_that_overlap_pass_load_along() -> None:
+    """Three processes, two boxes, each with two of them: a third each needs both boxes cut off the middle."""
+    halves = [(((0, 3000), (0, 1000)), (0, 1)), (((3000, 6000), (0, 1000)), (1, 2))]
+    plan = check([LeafLayout(nbytes_per_item=4, shape=(6000, 1000), boxes=tuple(halves))], 3)
+    assert max(plan.loads) <= 1.01 * 8_000_000
+
+
+def test_one_process_writes_the_boxes_as_they_are() -> None:
+    boxes = [box for _, box in grid_boxes((13, 7), (4, 2))]
+    sharded = LeafLayout(nbytes_per_item=4, shape=(13, 7), boxes=tuple((box, (0,)) for box in boxes))
+    plan = plan_save([sharded, replicated((), 8, 1)], 1)
+    assert plan.parts == ((*(Part(0, box) for box in boxes), Part(1, ())),)
+
+
+def test_cuts_fall_between_rows() -> None:
+    plan = check([replicated((1000, 128), 4, 3)], 3)
+    boxes = [part.box for parts in plan.parts for part in parts]
+    assert len(boxes) == 3
+    assert all(box[1] == (0, 128) for box in boxes)
+
+
+def test_rows_longer_than_a_share_are_cut_too() -> None:
+    plan = check([replicated((2, 1 << 20), 4, 5)], 5)
+    assert all(len(parts) <= 2 for parts in plan.parts)
+
+
+def test_small_leaves_are_not_cut() -> None:
+    layouts = [replicated((64,), 4, 8) for _ in range(1000)]
+    plan = check(layouts, 8)
+    assert sum(map(len, plan.parts)) == 1000
+    assert max(plan.loads) == 125 * 256
+
+
+def test_no_crumbs() -> None:
+    """1,024 processes and one KiB: four write a quarter each; 1,024 files of a byte would help nobody."""
+    plan = check([replicated((1024,), 1, 1024)], 1024)
+    assert sorted(plan.loads, reverse=True)[:5] == [256] * 4 + [0]
+
+
+def test_the_plan_is_the_same_for_everybody() -> None:
+    def layouts() -> list[LeafLayout]:
+        return [mesh_layout((97, 89), 4, (4, 4), spec, 2) for spec in [(0, None), (None, 1), (None, None), (0, 1)]] * 3
+
+    assert plan_save(layouts(), 8).parts == plan_save(layouts(), 8).parts
+
+
+def test_leaves_that_lie_alike_are_planned_together() -> None:
+    """10,000 leaves x 1,024 processes: the work grows with the kinds of leaves and with one process's own parts."""
+    counted = 0
+
+    class Counted(tuple):
+        __slots__ = ()
+
+        def __iter__(self) -> object:  # type: ignore[override]
+            nonlocal counted
+            counted += 1
+            return super().__iter__()
+
+    processes = 1024
+    everybody = tuple(range(processes))
+    kinds = [
+        LeafLayout(
+            nbytes_per_item=4,
+            shape=(1024, 4096),
+            boxes=tuple((Counted(box), (cell[0],)) for cell, box in grid_boxes((1024, 4096), (1024, 1))),
+        ),
+        LeafLayout(nbytes_per_item=4, shape=(257, 1031), boxes=((Counted(whole((257, 1031))), everybody),)),
+        mesh_layout((4096, 4096), 2, (32, 32), (0, None)),
+        mesh_layout((4096, 4096), 2, (32, 32), (None, 1)),
+    ]
+    plan = plan_save([kinds[leaf % 4] for leaf in range(10_000)], processes)
+    assert counted < 20 * processes
+    assert max(plan.loads) <= 1.01 * sum(plan.loads) / processes
+    parts = plan.parts_of(17)
+    assert len([part for part in parts if part.leaf % 4 == 0]) == 2500
+    assert len(parts) < 2500 + 3 * 2500 / 16
+
+
+@pytest.mark.parametrize(
+    ("boxes", "said"),
+    [
+        ((), "lie in no box"),
+        (((((0, 3),), (0,)),), "1 of 4 items"),
+        (((((0, 3),), (0,)), (((2, 4),), (0,))), "overlap"),
+        (((((0, 4),), ()),), "there are 2 processes"),
+        (((((0, 4),), (0, 2)),), "there are 2 processes"),
+        (((((0, 4),), (-1, 0)),), "there are 2 processes"),
+    ],
+)
+def test_layouts_that_make_no_sense_are_refused(
+    boxes: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...], said: str
+) -> None:
+    with pytest.raises(Unsupported, match=said):
+        plan_save([LeafLayout(nbytes_per_item=4, shape=(4,), boxes=boxes)], 2)
+
+
+def test_empty_boxes_of_a_sharding_are_nobodys() -> None:
+    """Five items over four devices: XLA gives the last one none."""
+    plan = check([mesh_layout((5,), 4, (4,), (0,))], 4)
+    assert plan.loads == (8, 8, 4, 0)
+    no_items = mesh_layout((0, 8), 4, (4,), (None, 0))
+    assert plan_save([no_items], 4).parts == ((Part(0, whole((0, 8))),), (), (), ())
+
+
+def test_nothing_to_save() -> None:
+    assert plan_save([], 3).parts == ((), (), ())
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
+def test_water_lies_level(amount: int, levels: list[int]) -> None:
+    result = poured(amount, levels)
+    assert sum(result) == amount
+    assert min(result) >= 0
+    surfaces = [level + water for level, water in zip(levels, result, strict=True) if water]
+    if surfaces:
+        assert max(surfaces) - min(surfaces) <= 1
+        dry = [level for level, water in zip(levels, result, strict=True) if not water]
+        assert all(level >= min(surfaces) - 1 for level in dry)
+
+
+@pytest.mark.parametrize("count", [2, 10, 100, 1023])
+def test_a_chain_of_pools_is_leveled(count: int) -> None:
+    loads = [0] * (count + 1)
+    amounts = leveled(loads, [Pool(owners=(place, place + 1), amount=1_000_000) for place in range(count)])
+    assert max(loads) <= 1.01 * 1_000_000
+    assert max(loads) <= 1.05 * count * 1_000_000 / (count + 1)
+    assert [sum(parts) for parts in amounts] == [1_000_000] * count
+
+
+def test_ranges_of_the_parts_are_what_was_cut() -> None:
+    """A stretch that begins and ends inside rows becomes as few boxes as can be."""
+    plan = check([replicated((5, 1 << 18), 4, 3)], 3)
+    row = 1 << 18
+    begin = 0
+    for parts in plan.parts:
+        items = sum(size_of(part.box) for part in parts)
+        assert [part.box for part in parts] == boxes_of_range((5, row), begin, begin + items)
+        begin += items
+    assert begin == math.prod((5, row))
