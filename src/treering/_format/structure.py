@@ -221,9 +221,8 @@ def iter_keys(tokens: Iterable[Token]) -> Iterator[str]:
             done.append(0)
             prefixes.append(None)
             continue
+        _check_run(token)
         count = token
-        if count < 1:
-            raise Format(f"a run of {count} leaves stands in the structure")
         while count:
             _drop_done(names, done, prefixes)
             if not names:
@@ -263,6 +262,11 @@ def _check_level(level: int) -> None:
         raise Format(f"the structure is more than {MAX_LEVELS} containers deep")
 
 
+def _check_run(count: int) -> None:
+    if count < 1:
+        raise Format(f"a run of {count} leaves stands in the structure")
+
+
 # ---------------------------------------------------------------------------------------------------- trees of leaves
 
 
@@ -289,6 +293,7 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
             _check_level(len(open_nodes))
             open_nodes.append((token, len(token.keys), []))
         else:
+            _check_run(token)
             left = token
             while left and open_nodes:
                 _, size, children = open_nodes[-1]

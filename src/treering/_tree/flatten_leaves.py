@@ -8,7 +8,7 @@ import enum
 import functools
 import pathlib
 import types
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Final
 
 import jax
@@ -90,7 +90,7 @@ def kind_to_save(x: Any) -> str:
         return _jax_kind(x)
     if isinstance(x, jax.ShapeDtypeStruct):
         raise Unsupported("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
-    if is_code(x) or isinstance(x, _NAMED):
+    if isinstance(x, _NAMED) or (is_code(x) and not isinstance(x, functools.partial)):
         return "opaque"
     for kinds, hint in _HINTS:
         if isinstance(x, kinds):
@@ -152,8 +152,9 @@ def _check_opaque(x: Any) -> None:
             if isinstance(x, functools.partial)
             else _REGISTER,
         )
-    default: Any = object.__repr__
-    stateless = type(x).__repr__ is default and not _attributes(x)
+    # What object.__new__ made holds nothing but its attributes.
+    made, shown = (getattr(type(x), name) is getattr(object, name) for name in ("__new__", "__repr__"))
+    stateless = made and shown and not _attributes(x)
     if not (stateless or callable(x)) and has_address(repr(x)):
         raise Unsupported(f"a {kind} is not known to jax, and its repr tells nothing of its state", hint=_REGISTER)
 
@@ -199,6 +200,6 @@ def _attributes(x: Any) -> dict[str, Any]:
 
 def _leaves(value: Any) -> list[Any]:
     try:
-        return jax.tree.leaves(value)
+        return jax.tree.leaves(value, is_leaf=lambda inner: isinstance(inner, Iterator))  # jax would warn of those
     except (TypeError, ValueError, RecursionError):  # dict keys that jax cannot sort, or more levels than it takes
         return [value]

@@ -6,7 +6,7 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -64,6 +64,8 @@ def opened(x: Any) -> Opened | None:
     if kind is jax.tree_util.Partial:
         fields = {"args": x.args, "keywords": x.keywords}
         return _other(class_name(kind), fields, {"func": x.func}, functools.partial(_partial, x.func))
+    if isinstance(x, Iterator) and kind.__module__ == "builtins":
+        return None  # jax would warn that it is a leaf
     node = opened_node(x)
     if node is not None:
         return _jax_node(x, node)
