@@ -120,7 +120,7 @@ class StoredArrays:
         for chunk in chunks:
             self._check_header(columns.file[chunk])
         one_piece = len(chunks) == len(wish.boxes) == 1 and wish.boxes[0] == self.index.box_of(first)
-        if one_piece and columns.nbytes[first] <= _SMALL_BYTES and not self._mapped:
+        if one_piece and columns.nbytes[first] <= _SMALL_BYTES:
             small.append((first, wish))
             return columns.nbytes[first]
         dtype = self.dtype_of(wish.leaf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
@@ -21,9 +21,13 @@ from treering._values.dtypes import check_writable
 from treering._values.keys import split_key
 from treering.errors import TreeringError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["Outgoing", "Source", "checked_bytes", "outgoing"]
 
 _PIECE_BYTES: Final = 2 << 20
+_SMALL_BYTES: Final = 64 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,20 +153,40 @@ class _Describer:
         return f"{sharding.spec} over {axes}"
 
 
-def checked_bytes(data: Any, block: int, checksums: array[int]) -> Iterator[memoryview]:
-    """Yield the bytes of an array in C order, little endian; append the checksum of each block as it comes by.
+def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
 
     What is yielded was just read by the checksum, so the copy that follows finds it in the processor's cache.
+
+    Args:
+        data: an array of jax or numpy.
+        block: bytes of a block.
+        checksums: where the checksums go.
+        first: the place of the first one.
     """
     host = to_host(data)
-    if host.flags.c_contiguous and holds_wire_bytes(host.dtype):
+    plain = holds_wire_bytes(host.dtype)
+    if plain and host.nbytes <= _SMALL_BYTES:
+        small = host.tobytes()  # in C order, whatever the array's own is
+        if small:
+            checksums[first] = xxhash.xxh3_64_intdigest(small)
+            yield small
+        return
+    if plain and host.flags.c_contiguous:
         flat = host.reshape(-1).view(np.uint8).data
         step = max(_PIECE_BYTES, block)
         for start in range(0, len(flat), step):
             piece = flat[start : start + step]
-            checksums.extend(block_checksums(piece, block))
+            found = block_checksums(piece, block)
+            checksums[first : first + len(found)] = found
+            first += len(found)
             yield piece
         return
+    yield from _converted_bytes(host, block, checksums, first)
+
+
+def _converted_bytes(host: NDArray[Any], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
+    """Yield the bytes of an array that has to be turned first; its pieces and the blocks do not end together."""
     state, held = xxhash.xxh3_64(), 0
     for piece in wire_blocks(host, 0, host.size):
         at = 0
@@ -172,11 +196,10 @@ def checked_bytes(data: Any, block: int, checksums: array[int]) -> Iterator[memo
             held += len(part)
             at += len(part)
             if held == block:
-                checksums.append(state.intdigest())
+                checksums[first] = state.intdigest()
+                first += 1
                 state.reset()
                 held = 0
         yield piece
     if held:
-        checksums.append(state.intdigest())
-
-
+        checksums[first] = state.intdigest()

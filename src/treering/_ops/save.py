@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
+import math
 import platform
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +16,14 @@ from treering import __version__
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import Outgoing, Source, checked_bytes, outgoing
 from treering._codec.documents import check_json
-from treering._format.blocks import chunks_of_file, file_digest
+from treering._format.blocks import chunks_of_file, file_digest, first_blocks, leaf_bytes
 from treering._format.document import data_name, encode_index, parse_index
 from treering._format.index import Chunks, DataFile, Index
 from treering._format.safetensors import Row, laid_out
 from treering._plan.save import LeafLayout, plan_save
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering._tree.flatten import Flattened, flatten
-from treering._values.boxes import Box, whole
-from treering._values.dtypes import lookup
+from treering._values.boxes import Box
 
 __all__ = ["Counted", "index_of", "save_checkpoint"]
 
@@ -43,12 +43,13 @@ def save_checkpoint(
         chunks, headers = laid_out(folder.attempt, flat.keys, leaves.types, leaves.leaf_types, files)
         sizes = _sizes(chunks, headers)
         folder.require_space(sum(sizes))
-        checksums = [array("Q") for _ in chunks.leaf]
+        starts = first_blocks(chunks)
+        checksums = array("Q", bytes(8 * starts[-1]))
         report = Counted(progress, sum(chunks.nbytes))
         entries = []
         for number, (header, size) in enumerate(zip(headers, sizes, strict=True)):
             name = data_name(folder.attempt, number, len(files))
-            folder.write_file(name, _content(header, number, chunks, leaves, checksums, report), size)
+            folder.write_file(name, _content(header, number, chunks, leaves, (checksums, starts), report), size)
             entries.append(DataFile(name=name, nbytes=size, header=len(header), digest=None))
         index = index_of(flat, leaves, chunks, checksums, entries, folder.attempt, folder.superseded, metadata)
         folder.commit(encode_index(_with_digests(index, headers)))
@@ -67,23 +68,19 @@ def _versions() -> dict[str, str]:
 
 
 def _planned(leaves: Outgoing) -> list[Row]:
-    """Return the boxes that this process writes."""
-    numbers = list(leaves.sources)
-    layouts = [_layout(leaves, number) for number in numbers]
-    (parts,) = plan_save(layouts, 1).parts
-    rows: list[Row] = []
-    for part in parts:
-        number = numbers[part.leaf]
-        shape = leaves.types[leaves.leaf_types[number]].shape or ()
-        rows.append((number, None if part.box == whole(shape) else part.box))
-    return rows
+    """Return the boxes that this process writes; a leaf that lies in one piece is written as one."""
+    rows: list[Row] = [(number, None) for number, sources in leaves.sources.items() if len(sources) == 1]
+    numbers = [number for number, sources in leaves.sources.items() if len(sources) > 1]
+    (parts,) = plan_save([_layout(leaves, number) for number in numbers], 1).parts
+    return rows + [(numbers[part.leaf], part.box) for part in parts]
 
 
 def _layout(leaves: Outgoing, number: int) -> LeafLayout:
     leaf_type = leaves.types[leaves.leaf_types[number]]
-    known = lookup(leaf_type.dtype or "")
+    shape = leaf_type.shape or ()
     boxes = tuple((source.box, (0,)) for source in leaves.sources[number])
-    return LeafLayout(nbytes_per_item=known.itemsize if known else 0, shape=leaf_type.shape or (), boxes=boxes)
+    itemsize = leaf_bytes(leaf_type) // math.prod(shape)
+    return LeafLayout(nbytes_per_item=itemsize, shape=shape, boxes=boxes)
 
 
 def _split(leaves: Outgoing, rows: Sequence[Row]) -> list[list[Row]]:
@@ -114,13 +111,19 @@ def _sizes(chunks: Chunks, headers: Sequence[bytes]) -> list[int]:
 
 
 def _content(
-    header: bytes, file: int, chunks: Chunks, leaves: Outgoing, checksums: Sequence[array[int]], report: Counted
+    header: bytes,
+    file: int,
+    chunks: Chunks,
+    leaves: Outgoing,
+    table: tuple[array[int], Sequence[int]],
+    report: Counted,
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a data file; the checksums of its chunks are there when it is over."""
+    """Yield the bytes of a data file; the checksums of its chunks are in the table when it is over."""
     yield header
+    checksums, starts = table
     for chunk in chunks_of_file(chunks, file):
         data = _source(leaves, (chunks.leaf[chunk], chunks.box[chunk])).data
-        for piece in checked_bytes(data, chunks.block[chunk], checksums[chunk]):
+        for piece in checked_bytes(data, chunks.block[chunk], checksums, starts[chunk]):
             yield piece
             report(len(piece))
 
@@ -143,16 +146,13 @@ def index_of(
     flat: Flattened,
     leaves: Outgoing,
     chunks: Chunks,
-    checksums: Sequence[array[int]],
+    checksums: array[int],
     files: Sequence[DataFile],
     attempt: str,
     replaces: Sequence[str],
     metadata: Mapping[str, Any],
 ) -> Index:
     """Return the index of what was written."""
-    table = array("Q")
-    for part in checksums:
-        table.extend(part)
     return Index(
         attempt=attempt,
         written=_versions(),
@@ -164,7 +164,7 @@ def index_of(
         leaf_types=leaves.leaf_types,
         values=leaves.values,
         chunks=chunks,
-        checksums=table,
+        checksums=checksums,
         files=files,
         replaces=replaces,
         metadata=metadata,

@@ -14,7 +14,7 @@ import numpy as np
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import Outgoing, Source, checked_bytes, outgoing
 from treering._codec.documents import check_json
-from treering._format.blocks import chunks_of_file
+from treering._format.blocks import chunks_of_file, first_blocks
 from treering._format.index import Chunks, DataFile
 from treering._format.safetensors import check_single_file, laid_out, single_file
 from treering._ops.save import Counted, index_of
@@ -22,6 +22,7 @@ from treering._ops.save_file import require_free
 from treering._store.local import replace_file
 from treering._tree.flatten import flatten
 from treering._values.boxes import slices, whole
+from treering._values.checksums import block_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,20 +85,20 @@ def _gathered(leaves: Outgoing) -> Outgoing:
     return dataclasses.replace(leaves, sources=sources)
 
 
-def _checksums(chunks: Chunks, leaves: Outgoing) -> list[array[int]]:
-    result = []
-    for leaf, block in zip(chunks.leaf, chunks.block, strict=True):
-        checksums = array("Q")
-        for _ in checked_bytes(leaves.sources[leaf][0].data, block, checksums):
+def _checksums(chunks: Chunks, leaves: Outgoing) -> array[int]:
+    starts = first_blocks(chunks)
+    checksums = array("Q", bytes(8 * starts[-1]))
+    for leaf, block, first in zip(chunks.leaf, chunks.block, starts, strict=False):
+        for _ in checked_bytes(leaves.sources[leaf][0].data, block, checksums, first):
             pass
-        result.append(checksums)
-    return result
+    return checksums
 
 
 def _content(header: bytes, chunks: Chunks, leaves: Outgoing, report: Counted) -> Iterator[bytes | memoryview]:
     yield header
+    again = array("Q", bytes(8 * max(map(block_count, chunks.nbytes, chunks.block), default=0)))
     for chunk in chunks_of_file(chunks, 0):
-        for piece in checked_bytes(leaves.sources[chunks.leaf[chunk]][0].data, chunks.block[chunk], array("Q")):
+        for piece in checked_bytes(leaves.sources[chunks.leaf[chunk]][0].data, chunks.block[chunk], again, 0):
             yield piece
             report(len(piece))
 

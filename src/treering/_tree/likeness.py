@@ -62,6 +62,7 @@ def matched(
     report = _Report()
     result: list[Matched] = []
     used: set[str] = set()
+    fits: dict[Any, Fit | None] = {}
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
         source = renamed.get(key, key)
         number = stored.get(source)
@@ -73,7 +74,13 @@ def matched(
             continue
         used.add(source)
         type_ = index.type_of(number)
-        fit = fitted(type_, index.values.get(number), leaf, kind, cast=cast, raw_keys=raw_keys)
+        # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
+        alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if kind in ("jax", "numpy") else None
+        fit = fits.get(alike) if alike is not None else None
+        if fit is None:
+            fit = fitted(type_, index.values.get(number), leaf, kind, cast=cast, raw_keys=raw_keys)
+            if alike is not None and type_.stored:
+                fits[alike] = fit
         if fit is None:
             report.unlike.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
             report.castable |= not cast and type_.kind in ARRAY_KINDS and type_.shape == getattr(leaf, "shape", None)

@@ -5,6 +5,7 @@ Nothing here allocates by shape: shapes may be those of a hostile file.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,7 @@ _PRIME: Final = (1 << 127) - 1
 _RANDOM: Final = random.SystemRandom()
 
 
+@functools.lru_cache(maxsize=1024)
 def whole(shape: tuple[int, ...]) -> Box:
     """Return the box that is all of an array.
 
