@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cat"]
 
+_SCHEMA = "treering.cat/1"
 _MOST_ITEMS = 1000
 _EDGE = 3
 _COLUMNS = 100
@@ -55,7 +56,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
             if slices is not None or npy:
                 what = "slices" if slices is not None else "a .npy file"
                 raise Format(f"{name!r} is no array but of type {record.kind}: {what} cannot be had of it")
-            _show_value(leaves, name, leaf, as_json=as_json)
+            _show_value(leaves, path, name, leaf, as_json=as_json)
             return GOOD
         view = leaves.array(record)
         parts = ranges_of(slices or "...", view.shape)
@@ -63,8 +64,8 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
             _write_npy(view, parts)
         elif as_json:
             array = _read(view, parts)
-            members = {"key": name, "slices": slices, "kind": record.kind, "dtype": record.dtype}
-            write_lines([json_text(members | {"shape": list(array.shape), "value": _plain(array)})])
+            head = {"schema": _SCHEMA, "file": path, "key": name, "slices": slices, "kind": record.kind}
+            write_lines([json_text(head | {"dtype": record.dtype, "shape": [*array.shape], "value": _plain(array)})])
         else:
             write_lines(_array_text(view, parts, everything=everything).split("\n"))
     return GOOD
@@ -86,7 +87,7 @@ def _found(leaves: OpenLeaves, path: str, request: str) -> tuple[Any, str, str |
     raise NotFound(f"{path!r} has no leaf {key!r}", hint=hint)
 
 
-def _show_value(leaves: OpenLeaves, name: str, leaf: Any, *, as_json: bool) -> None:
+def _show_value(leaves: OpenLeaves, path: str, name: str, leaf: Any, *, as_json: bool) -> None:
     value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
     kind = record_of(leaf).kind
     is_short = not isinstance(value, str | bytes | bytearray)
@@ -94,8 +95,8 @@ def _show_value(leaves: OpenLeaves, name: str, leaf: Any, *, as_json: bool) -> N
     if as_json:
         is_native = value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and is_short)
         native = value if is_native and not (isinstance(value, int) and text and text.startswith("0x")) else text
-        members = {"key": name, "slices": None, "kind": kind, "dtype": None, "shape": None, "value": native}
-        write_lines([json_text(members)])
+        head = {"schema": _SCHEMA, "file": path, "key": name, "slices": None, "kind": kind}
+        write_lines([json_text(head | {"dtype": None, "shape": None, "value": native})])
     else:
         write_lines(["None" if text is None else text])
 

@@ -185,9 +185,7 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
         report(done)
     if not differing:
         return None
-    detail = (
-        f"{differing:,} of {items:,} {'item differs' if differing == 1 else 'items differ'}, the first at {[*where]}"
-    )
+    detail = f"{differing:,} of {items:,} {'item' if items == 1 else 'items'} differ, the first at {[*where]}"
     return Difference(key=key, what="values", a=sides[0], b=sides[1], detail=detail)
 
 

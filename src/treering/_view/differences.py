@@ -55,8 +55,11 @@ class Difference:
         if self.a is None or self.b is None:
             side, text = ("A", self.a) if self.b is None else ("B", self.b)
             return f"{key}: only in {side}: {_short(text or '')}"
+        sides = f"{_short(self.a)} in A, {_short(self.b)} in B"
+        if self.what == "metadata":
+            return f"{key}: {sides}"
         detail = f"{self.detail}: " if self.detail else ""
-        return f"{key}: {self.what}: {detail}{_short(self.a)} in A, {_short(self.b)} in B"
+        return f"{key}: {self.what}: {detail}{sides}"
 
 
 def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:

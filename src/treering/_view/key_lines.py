@@ -16,7 +16,7 @@ __all__ = ["key_json", "key_lines"]
 
 _WIDEST_KEY = 80
 _WIDEST_DTYPE = 16
-_WIDEST_DETAIL = 24
+_WIDEST_DETAIL = 42
 _GAP = "  "
 
 Leaves = Sequence[tuple[str, Any]]
