@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from treering._format.blocks import shown_chunk
 from treering._format.index import Index
 from treering._values.human import bytes_text
 
@@ -26,7 +25,7 @@ class Finding:
     """
 
     key: str | None
-    """Key text of the leaf, with ``~[box]`` where a part of it is meant; None where no leaf alone is concerned."""
+    """Key text of the leaf; None where no leaf alone is concerned."""
     file: str
     """Name of the file, in the folder that was checked; its path where it is the only one."""
     start: int | None
@@ -126,7 +125,7 @@ def _finding(index: Index, block: BadBlock, names: list[str]) -> Finding:
     chunks = index.chunks
     offset = chunks.offset[block.chunk]
     return Finding(
-        key=shown_chunk(index, block.chunk),
+        key=index.keys[chunks.leaf[block.chunk]],
         file=names[chunks.file[block.chunk]],
         start=offset + block.start,
         stop=offset + block.stop,

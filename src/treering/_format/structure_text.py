@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from treering._codec.documents import member
-from treering._format.index import Container, Token
+from treering._format.index import MAX_LEVELS, Container, Token
 from treering._format.leaf_values import decoded_key, encoded_key
 from treering._format.structure import iter_keys
+from treering._values.keys import escape_part
 from treering.errors import Corrupt, Format
 
 __all__ = ["check_keys", "decoded_structure", "encoded_structure", "sound_key", "unsound_key"]
@@ -95,6 +96,8 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
     found = counted = children = 0
     most = leaves + len(nodes) - 1
     tokens: list[Token] = []
+    # Layers have the same names in them; those were checked once, and one container stands for all.
+    known: dict[tuple[Any, ...], Container] = {}
     for number, node in enumerate(nodes):
         if type(node) is int:
             if not 0 < node <= leaves:
@@ -102,7 +105,9 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
             counted += node
             tokens.append(node)
             continue
-        container = _decoded(node, f"token {number} of the structure", most - children)
+        container = _repeated(node, known) or _decoded(node, f"token {number} of the structure", most - children)
+        if container.node == "dict":
+            known[container.keys] = container
         found += 1
         children += len(container.keys)
         tokens.append(container)
@@ -111,6 +116,14 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
     if children != found + leaves - 1:
         raise Corrupt(f"the containers have {children} children, there are {found + leaves - 1} of them")
     return tokens
+
+
+def _repeated(node: Any, known: dict[tuple[Any, ...], Container]) -> Container | None:
+    if type(node) is dict and node.get("node") == "dict":
+        keys = node.get("keys")
+        if type(keys) is list and set(map(type, keys)) == {str}:
+            return known.get(tuple(keys))
+    return None
 
 
 def _decoded(node: Any, what: str, most: int) -> Container:
@@ -165,6 +178,8 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
         ...
         treering.errors.Corrupt: leaf 1 has the key 'c', the structure says 'b'
     """
+    if _agree(structure, keys):
+        return
     # One text at a time: a document of a megabyte may claim a tree whose key texts together take a terabyte.
     leaf = 0
     for said in iter_keys(structure):
@@ -177,6 +192,62 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
         raise Corrupt(f"the structure has {leaf} leaves, there are {len(keys)} keys")
     if len(set(keys)) != leaf:
         raise Corrupt("two leaves have the same key")
+
+
+class _Level:
+    """A container whose children are not all there yet."""
+
+    __slots__ = ("above", "parts", "place")
+
+    def __init__(self, above: str, parts: list[str]) -> None:
+        self.above = above
+        """What it adds to the key texts of its leaves."""
+        self.parts = parts
+        self.place = 0
+
+
+def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
+    """Tell quickly whether the structure gives these keys; where in doubt, False."""
+    if len(set(keys)) != len(keys) or "" in keys:
+        return False
+    parts_of: dict[int, list[str]] = {}
+    levels: list[_Level] = []
+    leaf = 0
+    for number, token in enumerate(structure):
+        if isinstance(token, Container):
+            if bool(number) != bool(levels) or len(levels) >= MAX_LEVELS:
+                return False
+            above = ""
+            if levels:
+                inner = levels[-1]
+                above = inner.parts[inner.place] + "/"
+                inner.place += 1
+            parts = parts_of.get(id(token))
+            if parts is None:
+                parts = parts_of[id(token)] = [escape_part(str(key)) for key in token.keys]
+            levels.append(_Level(above, parts))
+        else:
+            end = leaf + token
+            while leaf < end and levels:
+                inner = levels[-1]
+                wanted = inner.parts[inner.place : inner.place + end - leaf]
+                there = keys[leaf : leaf + len(wanted)]
+                prefix = "".join([level.above for level in levels])
+                # The keys that are there bound what is made to compare them with.
+                if len(prefix) * len(wanted) > sum(map(len, there)) or [prefix + part for part in wanted] != there:
+                    return False
+                leaf += len(wanted)
+                inner.place += len(wanted)
+                _leave(levels)
+            if leaf != end:
+                return False
+        _leave(levels)
+    return not levels and leaf == len(keys)
+
+
+def _leave(levels: list[_Level]) -> None:
+    while levels and levels[-1].place == len(levels[-1].parts):
+        levels.pop()
 
 
 def _short(key: str) -> str:
