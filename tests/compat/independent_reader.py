@@ -1,0 +1,148 @@
+"""A reader of checkpoints made from docs/spec/checkpoint.md alone: json, numpy and xxhash, nothing of treering.
+
+``read(folder)`` returns the tree and the leaves by key. Arrays of dtypes that numpy lacks come as unsigned ints of the
+same size; classes come as dicts of their fields.
+"""
+
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+HEAD = b'{"treering": 1, "digest": "'
+DIGEST_CHARACTERS = len("xxh3-128:") + 32
+ONE_BYTE = {"int1", "int2", "int4", "uint1", "uint2", "uint4"}
+
+
+def digest(*parts: bytes) -> str:
+    return "xxh3-128:" + xxhash.xxh3_128(b"".join(parts)).hexdigest()
+
+
+def read_index(data: bytes) -> dict[str, Any]:
+    assert data.startswith(HEAD), "not an index of version 1"
+    end = len(HEAD) + DIGEST_CHARACTERS
+    assert data[len(HEAD) : end].decode() == digest(data[: len(HEAD)], data[end:]), "the index is damaged"
+    return json.loads(data)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    if name == "bfloat16":
+        return np.dtype("<u2")
+    if name in ONE_BYTE or name.startswith(("float4_", "float6_", "float8_")):
+        return np.dtype("u1")
+    return np.dtype(name).newbyteorder("<")
+
+
+def check_files(folder: Path, index: dict[str, Any]) -> list[bytes]:
+    """Read every data file; compare sizes, headers and blocks with the index."""
+    table = base64.b64decode(index["checksums"]["table"])
+    assert index["checksums"]["algorithm"] == "xxh3-64" and index["chunks"]["codec"] is None  # noqa: PT018
+    chunks, at, sums = index["chunks"], 0, []
+    for nbytes, block in zip(chunks["nbytes"], chunks["block"], strict=True):
+        count = -(-nbytes // block)
+        sums.append(table[at : at + 8 * count])
+        at += 8 * count
+    assert at == len(table)
+    files = [(folder / file["name"]).read_bytes() for file in index["files"]]
+    for number, (file, data) in enumerate(zip(index["files"], files, strict=True)):
+        assert len(data) == file["nbytes"], "a data file is cut short or too long"
+        mine = [n for n, found in enumerate(chunks["file"]) if found == number]
+        mine.sort(key=lambda n: (chunks["offset"][n], chunks["nbytes"][n]))
+        assert file["digest"] == digest(data[: file["header"]], *(sums[n] for n in mine)), "a header is damaged"
+        assert struct.unpack("<Q", data[:8])[0] == file["header"] - 8
+        json.loads(data[8 : file["header"]])  # a safetensors file like any other
+        for n in mine:
+            start, nbytes, block = chunks["offset"][n], chunks["nbytes"][n], chunks["block"][n]
+            for k, place in enumerate(range(0, nbytes, block)):
+                piece = data[start + place : start + min(place + block, nbytes)]
+                assert sums[n][8 * k : 8 * k + 8] == struct.pack("<Q", xxhash.xxh3_64_intdigest(piece)), "damage"
+    return files
+
+
+def stored_arrays(index: dict[str, Any], files: list[bytes]) -> dict[int, np.ndarray]:
+    """Put the chunks of each leaf together."""
+    found: dict[int, np.ndarray] = {}
+    chunks = index["chunks"]
+    for n, leaf in enumerate(chunks["leaf"]):
+        kind = index["types"][index["leaves"]["type"][leaf]]
+        dtype = numpy_dtype(kind["dtype"])
+        array = found.setdefault(leaf, np.zeros(kind["shape"], dtype))
+        box = chunks["box"][n] or [[0, length] for length in kind["shape"]]
+        data = files[chunks["file"][n]][chunks["offset"][n] :][: chunks["nbytes"][n]]
+        part = np.frombuffer(data, dtype).reshape([stop - start for start, stop in box])
+        array[tuple(slice(start, stop) for start, stop in box)] = part
+    return found
+
+
+def number(node: Any) -> float:
+    if isinstance(node, str) and node.startswith("nan:"):
+        return struct.unpack("<d", struct.pack("<Q", int(node[4:], 16)))[0]
+    return float(node)
+
+
+def text(node: Any) -> str:
+    return node if isinstance(node, str) else base64.b64decode(node["base64"]).decode("utf-8", "surrogatepass")
+
+
+def value(kind: str, node: Any) -> Any:
+    """Return a Python leaf that lies in the index."""
+    forms = {
+        "int": lambda: int(node, 16) if isinstance(node, str) else node,
+        "float": lambda: number(node),
+        "complex": lambda: complex(*map(number, node)),
+        "str": lambda: text(node),
+        "bytes": lambda: base64.b64decode(node),
+        "bytearray": lambda: bytearray(base64.b64decode(node)),
+        "opaque": lambda: key(node),
+    }
+    return forms[kind]() if kind in forms else node  # None, True, False
+
+
+def key(node: Any) -> Any:
+    """Return a key of a dict, or a static value."""
+    if isinstance(node, str) or "text" in node:
+        return node if isinstance(node, str) else (node["class"], text(node["text"]))  # a class of the program's own
+    ((form, content),) = node.items()
+    forms: dict[str, Any] = {
+        "int": lambda digits: int(digits, 0),
+        "float": lambda digits: float.fromhex(digits) if "0x" in digits else number(digits),
+        "bytes": base64.b64decode,
+        "tuple": lambda items: tuple(map(key, items)),
+        "base64": lambda _: text(node),
+    }
+    return forms[form](content) if form in forms else content  # None, True, False
+
+
+def build(tokens: list[Any], leaves: list[Any]) -> Any:
+    """Put the containers around the leaves."""
+    waiting = iter(leaves)
+    stream = iter([each for token in tokens for each in ([token] if isinstance(token, dict) else [None] * token)])
+
+    def child() -> Any:
+        node = next(stream)
+        if node is None:
+            return next(waiting)
+        if node["node"] in ("list", "tuple"):
+            items = [child() for _ in range(node["length"])]
+            return items if node["node"] == "list" else tuple(items)
+        return {key(name): child() for name in node["keys" if "keys" in node else "fields"]}
+
+    return child()
+
+
+def read(folder: Path) -> tuple[Any, dict[str, Any]]:
+    index = read_index((folder / "treering.json").read_bytes())
+    arrays = stored_arrays(index, check_files(folder, index))
+    values, leaves = iter(index["values"]), []
+    for leaf, of in enumerate(index["leaves"]["type"]):
+        kind = index["types"][of]
+        data = arrays[leaf] if "dtype" in kind else value(kind["kind"], next(values))
+        if "dtype" in kind and kind["kind"] in ("str", "bytes", "bytearray"):
+            into = {"str": lambda raw: raw.decode("utf-8", "surrogatepass"), "bytes": bytes, "bytearray": bytearray}
+            data = into[kind["kind"]](data.tobytes())
+        leaves.append(data)
+    return build(index["structure"], leaves), dict(zip(index["leaves"]["key"], leaves, strict=True))
