@@ -1,0 +1,230 @@
+"""Who reads what: everything that is wanted, little else, and together once where the mesh was turned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
+from treering._plan.load import LoadPlan, StoredChunk, Strategy, plan_load
+from treering._values.boxes import Box, covered_once, intersection, relative, runs, shape_of, size_of, whole
+from treering._values.checksums import SMALLEST_BLOCK, block_bytes
+
+plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+Shape = tuple[int, ...]
+Wanted = list[list[Box]]
+
+
+def stored(shape: Shape, itemsize: int, splits: tuple[int, ...]) -> list[StoredChunk]:
+    boxes = [box for _, box in grid_boxes(shape, splits) if size_of(box)]
+    return [StoredChunk(box=box, block=block_bytes(size_of(box) * itemsize)) for box in boxes]
+
+
+def wanted_by(shape: Shape, mesh: tuple[int, ...], spec: tuple[int | None, ...], devices: int = 1) -> Wanted:
+    wanted: Wanted = [[] for _ in range(math.prod(mesh) // devices)]
+    for box, owners in mesh_layout(shape, 1, mesh, spec, devices).boxes:
+        for owner in owners:
+            wanted[owner].append(box)
+    return wanted
+
+
+def total(plan: LoadPlan) -> int:
+    return sum(read.nbytes for reads in plan.reads for read in reads)
+
+
+def wanted_bytes(wanted: Wanted, itemsize: int) -> int:
+    return sum(map(size_of, itertools.chain.from_iterable(wanted))) * itemsize
+
+
+def check(shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], wanted: Wanted) -> LoadPlan:
+    plan = plan_load(shape, itemsize, chunks, wanted)
+    sizes = [size_of(chunk.box) * itemsize for chunk in chunks]
+    everywhere: list[list[Box]] = [[] for _ in chunks]
+    for process, reads in enumerate(plan.reads):
+        got: list[list[Box]] = [[] for _ in wanted[process]]
+        for read in reads:
+            block = chunks[read.chunk].block
+            for start, stop in read.ranges:
+                assert 0 <= start < stop <= sizes[read.chunk]
+                assert start % block == 0
+                assert stop % block == 0 or stop == sizes[read.chunk]
+                everywhere[read.chunk].append(((start, stop),))
+            for target, box in read.boxes:
+                assert intersection(chunks[read.chunk].box, box) == box
+                got[target].append(box)
+        if plan.strategy is Strategy.DIRECT:
+            for box, parts in zip(wanted[process], got, strict=True):
+                corner = [start for start, _ in box]
+                moved = [tuple((a - c, b - c) for (a, b), c in zip(part, corner, strict=True)) for part in parts]
+                lengths = tuple(stop - start for start, stop in box)
+                assert covered_once(lengths, moved) is None if size_of(box) else not parts
+    if plan.strategy is Strategy.EXCHANGE:
+        # Wherever all of the leaf is wanted, all of it is read, each byte by one process.
+        assert all(covered_once((size,), boxes) is None for size, boxes in zip(sizes, everywhere, strict=True))
+        most = max(sum(read.nbytes for read in reads) for reads in plan.reads)
+        assert most <= sum(sizes) / len(wanted) + 2 * max(chunk.block for chunk in chunks)
+    return plan
+
+
+@st.composite
+def reshardings(draw: st.DrawFn) -> tuple[Shape, int, list[StoredChunk], Wanted]:
+    shape = draw(st.lists(AWKWARD, max_size=3).map(tuple))
+    splits = tuple(draw(st.sampled_from([1, 1, 2, 3, 8])) for _ in shape)
+    devices = draw(st.sampled_from([1, 2, 4]))
+    mesh = draw(st.sampled_from([(1,), (2,), (2, 4), (3, 5), (4, 4), (64,), (16, 64)]))
+    mesh = (mesh[0] * devices, *mesh[1:])
+    spec = tuple(draw(st.permutations([*range(len(mesh)), *([None] * len(shape))]))[: len(shape)])
+    itemsize = draw(ITEMSIZES)
+    return shape, itemsize, stored(shape, itemsize, splits), wanted_by(shape, mesh, spec, devices)
+
+
+@plans
+@given(reshardings())
+def test_any_resharding(case: tuple[Shape, int, list[StoredChunk], Wanted]) -> None:
+    shape, itemsize, chunks, wanted = case
+    plan = check(shape, itemsize, chunks, wanted)
+    unique = math.prod(shape) * itemsize
+    if plan.strategy is Strategy.EXCHANGE:
+        assert total(plan) == unique
+        return
+    assert total(plan) <= len(wanted) * unique
+    meetings = [
+        (common, chunk.box)
+        for chunk, box in itertools.product(chunks, set(itertools.chain.from_iterable(wanted)))
+        if (common := intersection(chunk.box, box)) is not None
+    ]
+    in_many_runs = any(runs(relative(common, outer), shape_of(outer))[0] > 1 for common, outer in meetings)
+    if in_many_runs and unique > SMALLEST_BLOCK:
+        assert total(plan) <= 1.05 * unique
+
+
+# The leaves of a transformer of 1 GiB, and some whose sides are prime.
+WEIGHTS = [(1536, 1536, 2), (1536, 512, 2), (1536, 4096, 2), (4096, 1536, 2), (32000, 1536, 2), (1536, 32000, 4)]
+PRIMES = [(4099, 4093, 4), (16381, 1021, 2), (1021, 16381, 2)]
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8])
+@pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
+def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int], processes: int) -> None:
+    """Saved by one process, or by rows over another number of them; wanted by rows."""
+    *lengths, itemsize = leaf
+    shape = tuple(lengths)
+    for splits in [(1, 1), (8, 1), (3, 1)]:
+        chunks = stored(shape, itemsize, splits)
+        wanted = wanted_by(shape, (processes,), (0, None))
+        plan = check(shape, itemsize, chunks, wanted)
+        assert plan.strategy is Strategy.DIRECT
+        # Neighbours may share a block, which is at most 1 part in 128 of a chunk that is not small.
+        if splits == (1, 1):
+            assert total(plan) <= 1.05 * wanted_bytes(wanted, itemsize)
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_a_transformer_by_rows_on_any_number_of_processes(processes: int) -> None:
+    read = needed = 0
+    for *lengths, itemsize in WEIGHTS * 16 + [(1536, 4)] * 33:
+        shape = tuple(lengths)
+        for saved_over in (1, 2, 8):
+            chunks = stored(shape, itemsize, (saved_over, *(1 for _ in shape[1:])))
+            wanted = wanted_by(shape, (processes,), (0, *(None for _ in shape[1:])))
+            read += total(check(shape, itemsize, chunks, wanted))
+            needed += wanted_bytes(wanted, itemsize)
+    assert read <= 1.01 * needed
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8, 97, 1024])
+@pytest.mark.parametrize("leaf", WEIGHTS + PRIMES)
+def test_a_turned_mesh_reads_each_byte_once(leaf: tuple[int, int, int], processes: int) -> None:
+    *lengths, itemsize = leaf
+    shape = tuple(lengths)
+    for splits in [(1, 1), (8, 1)]:
+        chunks = stored(shape, itemsize, splits)
+        wanted = wanted_by(shape, (processes,), (None, 0))
+        plan = check(shape, itemsize, chunks, wanted)
+        assert total(plan) <= 1.05 * shape[0] * shape[1] * itemsize
+
+
+def test_columns_wider_than_blocks_need_no_exchange() -> None:
+    shape = (64, 1 << 20)
+    plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (2,), (None, 0)))
+    assert plan.strategy is Strategy.DIRECT
+    assert total(plan) == 64 << 22
+
+
+def test_partly_replicated_columns_are_exchanged() -> None:
+    shape = (4096, 4096)
+    plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted_by(shape, (2, 2), (None, 1)))
+    assert plan.strategy is Strategy.EXCHANGE
+    assert total(plan) == 4096 * 4096 * 4
+
+
+def test_replicas_read_what_they_want() -> None:
+    """All of it, in one run each: an exchange would save reading, but nobody reads more than it gets."""
+    shape = (4096, 4096)
+    plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (4,), (None, None)))
+    assert plan.strategy is Strategy.DIRECT
+
+
+def test_one_small_block_is_read_by_whoever_wants_some_of_it() -> None:
+    plan = check((128, 128), 4, stored((128, 128), 4, (1, 1)), wanted_by((128, 128), (8,), (None, 0)))
+    assert plan.strategy is Strategy.DIRECT
+    assert total(plan) == 8 * 65536
+
+
+def test_one_process_reads_directly() -> None:
+    shape = (1000, 1000)
+    wanted = [[box for _, box in grid_boxes(shape, (1, 8))]]
+    plan = check(shape, 8, stored(shape, 8, (4, 1)), wanted)
+    assert plan.strategy is Strategy.DIRECT
+    assert total(plan) == 8_000_000
+
+
+def test_only_what_is_wanted_is_exchanged() -> None:
+    """Each of eight processes wants a column of the upper half; the lower half is left alone."""
+    shape = (4096, 4096)
+    chunks = stored(shape, 4, (4, 1))
+    wanted = [[((0, 2048), (start, start + 512))] for start in range(0, 4096, 512)]
+    plan = plan_load(shape, 4, chunks, wanted)
+    assert plan.strategy is Strategy.EXCHANGE
+    assert total(plan) == 2048 * 4096 * 4
+    assert {read.chunk for reads in plan.reads for read in reads} == {0, 1}
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
+def test_nothing_stored_is_nothing_read(shape: Shape) -> None:
+    chunk = StoredChunk(box=whole(shape), block=65536)
+    plan = plan_load(shape, 4, [chunk], [[whole(shape)], [whole(shape)]])
+    assert plan.reads == ((), ())
+
+
+def test_no_axes() -> None:
+    plan = check((), 8, [StoredChunk(box=(), block=65536)], [[()], [()], []])
+    assert [len(reads) for reads in plan.reads] == [1, 1, 0]
+
+
+def test_a_thousand_processes_and_chunks_cost_one_look_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 1,024 chunks to rows of 1,024 processes: each meets its own; turned, a few looks say enough."""
+    from treering._plan import load as room
+
+    counted = 0
+
+    def counting(a: Box, b: Box) -> Box | None:
+        nonlocal counted
+        counted += 1
+        return intersection(a, b)
+
+    monkeypatch.setattr(room, "intersection", counting)
+    shape = (8192, 8192)
+    chunks = stored(shape, 4, (1024, 1))
+    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (0, None)))
+    assert plan.strategy is Strategy.DIRECT
+    assert counted <= 1024
+    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (None, 0)))
+    assert plan.strategy is Strategy.EXCHANGE
+    assert counted <= 8 * 1024
+    assert sum(read.nbytes for read in plan.reads_of(1023)) == 8192 * 8192 * 4 // 1024
