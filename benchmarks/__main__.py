@@ -1,4 +1,4 @@
-"""Command line: ``python -m benchmarks msgpack [--json] [--rounds N] [--only A,B,C] [--size FACTOR] [--dir DIR]``."""
+"""Command line: ``python -m benchmarks NAME [--json] [--rounds N] [--only A,B,C] [--size FACTOR] [--dir DIR]``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks import report, suite
-from benchmarks.workloads import LeafKind
+from benchmarks.workloads import LeafKind, ask_for_devices
 
-_NAMES = ("msgpack",)
+_NAMES = ("checkpoint", "msgpack")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -22,7 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("benchmark", choices=_NAMES)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="rounds of each group (default 5; B takes three times as many)"
+        "--rounds", type=int, default=5, help="rounds of each group (default 5; short ones take a multiple)"
     )
     parser.add_argument("--only", default="", help="workloads, with commas between (default: all)")
     parser.add_argument("--leaves", default="numpy,jax", help="kinds of leaves, with commas between")
@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     leaves = tuple(kind for kind in get_args(LeafKind) if kind in _words(given.leaves))
     if given.rounds < 1 or not leaves or not set(only) <= set(benchmark.workloads):
         parser.error(f"workloads are {', '.join(benchmark.workloads)}; leaves are numpy, jax; rounds are at least 1")
+    if set(only) & set(benchmark.meshes):
+        ask_for_devices()
     with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=given.dir) as folder:
         options = suite.Options(
             rounds=given.rounds,
