@@ -90,9 +90,10 @@ def load(
         only: glob or globs over key texts, such as ``"params/**"``; ``*`` is any run inside a part, ``**`` any parts. A
             list or tuple that loses items comes back as a dict of index to item.
         at: key text of the subtree to load as if it were all.
-        shardings: a ``jax.sharding.Sharding``, ``PartitionSpec`` or device for every array; a prefix tree of them (None:
-            the default device); a function of (key text, ``jax.ShapeDtypeStruct``) that returns one; or partition
-            rules, pairs of a pattern and a ``PartitionSpec``. Default: those of ``like``, else the default device.
+        shardings: a ``jax.sharding.Sharding``, ``PartitionSpec`` or device for every array; a prefix tree of them, in
+            which None is the default device; a function of (key text, ``jax.ShapeDtypeStruct``) that returns one; or
+            partition rules, pairs of a pattern and a ``PartitionSpec``. Default: those of ``like``, else the default
+            device.
         mesh: the mesh of partition specs; alone, everything is replicated on it.
         rename: wanted key -> stored key, for leaves or branches of ``like``.
         missing: "error", or "keep" to keep what ``like`` has where nothing is stored.

@@ -48,8 +48,7 @@ def wish_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding 
 
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     return tuple(
-        (part.start or 0, length if part.stop is None else part.stop)
-        for part, length in zip(index, shape, strict=True)
+        (part.start or 0, length if part.stop is None else part.stop) for part, length in zip(index, shape, strict=True)
     )
 
 

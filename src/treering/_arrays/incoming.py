@@ -126,7 +126,9 @@ class StoredArrays:
         dtype = self.dtype_of(wish.leaf)
         if self._mapped and self._all_lie_ready(wish, chunks):
             wish.arrays = [self._view(self._owner(box, chunks), dtype, box) for box in wish.boxes]
-            runs = [_Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(wish.boxes, wish.arrays, strict=True)]
+            runs = [
+                _Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(wish.boxes, wish.arrays, strict=True)
+            ]
             jobs.extend(self._split(runs, self._check_only))
             return sum(len(run.into) for run in runs)
         wish.arrays = [_empty(box_sums.shape_of(box), dtype) for box in wish.boxes]

@@ -55,6 +55,11 @@ class Outgoing:
     meshes: Sequence[str]
     """Their meshes, as text."""
 
+    def source_of(self, leaf: int, box: Box | None) -> Source:
+        """Return what holds one box of a leaf, or all of it."""
+        sources = self.sources[leaf]
+        return sources[0] if box is None else next(source for source in sources if source.box == box)
+
 
 def outgoing(flat: Flattened) -> Outgoing:
     """Describe the leaves; nothing is copied from a device yet.
@@ -149,7 +154,8 @@ class _Describer:
             return None
         mesh = sharding.mesh
         axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-        self.meshes[f"{axes} on {mesh.size} {next(iter(sharding.device_set)).platform} devices"] = None
+        device: Any = next(iter(sharding.device_set))
+        self.meshes[f"{axes} on {mesh.size} {device.platform} devices"] = None
         return f"{sharding.spec} over {axes}"
 
 

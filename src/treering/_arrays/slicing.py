@@ -10,7 +10,7 @@ from treering._values.boxes import Box
 
 __all__ = ["Key", "box_and_rest"]
 
-Key: TypeAlias = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
+Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None
 
 
 def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]]:

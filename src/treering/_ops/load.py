@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,12 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery, delivered, jax_holds, turned, wish_for
 from treering._arrays.incoming import Progress
+from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build
-from treering._ops.source import Source, opened_source
+from treering._ops.source import opened_source
 from treering._tree.fit import Fit, stored_dtype
 from treering._tree.flatten import Flattened, flatten_like, opaque_of
 from treering._tree.likeness import KEPT, Matched, matched
@@ -27,6 +29,7 @@ __all__ = ["load"]
 
 # Arrays are read and placed about this many bytes at a time: host copies of device arrays do not add up.
 _BATCH_BYTES: Final = 256 << 20
+_SHOWN: Final = 20
 
 
 def load(
@@ -48,15 +51,15 @@ def load(
     with opened_source(path, mapped=mapped) as source:
         index = source.index
         part = select(index.structure, index.keys, at=at, only=only)
+        known = select(index.structure, index.keys, at=at, only=None).keys
+        asked = _Asked(shardings=shardings, mesh=mesh, known=known)
         if like is None:
             matches = [Matched(leaf, _as_saved(index, leaf)) for leaf in part.leaves]
-            placements = _placements(source, part.keys, matches, None, shardings, mesh, part)
+            placements = _placements(index, part.keys, matches, None, asked)
             return build(part.structure, _leaves(source, matches, placements, progress))
         target = flatten_like(like)
-        matches = matched(
-            index, part, target, rename=rename, missing=missing, cast=cast, raw_keys=source.raw_keys
-        )
-        placements = _placements(source, target.keys, matches, target, shardings, mesh, part)
+        matches = matched(index, part, target, rename=rename, missing=missing, cast=cast, raw_keys=source.raw_keys)
+        placements = _placements(index, target.keys, matches, target, asked)
         leaves = _leaves(source, matches, placements, progress)
     for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
         if match.fit is KEPT or kind == "opaque":
@@ -78,35 +81,41 @@ def _as_saved(index: Index, leaf: int) -> Fit:
     return Fit(leaf_type.kind, impl=leaf_type.impl)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the user said of devices."""
+
+    shardings: Shardings
+    """``shardings=``."""
+    mesh: Any
+    """``mesh=``."""
+    known: Sequence[str]
+    """Every key of the checkpoint's part."""
+
+
 def _placements(
-    source: Source,
-    keys: Sequence[str],
-    matches: list[Matched],
-    target: Flattened | None,
-    shardings: Shardings,
-    mesh: Any,
-    part: Selection,
+    index: Index, keys: Sequence[str], matches: list[Matched], target: Flattened | None, asked: _Asked
 ) -> list[Any]:
     """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
-    index = source.index
     placed: list[Any] = [None] * len(matches)
-    asked = shardings is not None or mesh is not None
+    explicit = asked.shardings is not None or asked.mesh is not None
     avals: dict[str, Any] = {}
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
-        dtype = _array_dtype(index, match)
+        dtype = _array_dtype(index, match) if explicit or like is not None else None
         if dtype is None or not jax_holds(dtype) or isinstance(like, np.ndarray | np.generic):
             continue
-        if asked:
+        if explicit:
             avals[keys[number]] = aval_of(_aval_shape(index, match), dtype)
-        elif target is not None and match.fit.kind in ("jax", "key"):
+        elif match.fit.kind in ("jax", "key"):
             placed[number] = _like_placement(like)
-    if asked:
-        chosen = resolved(shardings, mesh, avals, [*keys, *part.keys])
+    if explicit:
+        chosen = resolved(asked.shardings, asked.mesh, avals, [*keys, *asked.known])
         for number, key in enumerate(keys):
             placed[number] = chosen.get(key)
-            if placed[number] is not None and matches[number].fit.kind == "numpy":
-                matches[number] = Matched(matches[number].leaf, Fit("jax", dtype=matches[number].fit.dtype))
+            match = matches[number]
+            if placed[number] is not None and match.fit.kind == "numpy":
+                matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
     return placed
 
 
@@ -198,9 +207,11 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Se
             if saved != here:
                 lines.append(f"{key}: saved as {saved.text}, like has {here.text}")
     if lines:
-        more = f"\n  ... and {len(lines) - 20} more" if len(lines) > 20 else ""
+        more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         warnings.warn(
-            "what lies in no file comes from `like`, and differs from what was saved:\n  " + "\n  ".join(lines[:20]) + more,
+            "what lies in no file comes from `like`, and differs from what was saved:\n  "
+            + "\n  ".join(lines[:_SHOWN])
+            + more,
             StaticFieldsDiffer,
             stacklevel=4,
         )

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from treering._arrays.held import held_index
 from treering._arrays.loaded import PlannedArrays
+from treering._arrays.source import Source
 from treering._codec.gzip import decompressed
 from treering._codec.msgpack.scan import Leaves, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, Token
-from treering._ops.source import Source
 from treering._store.reading import LocalFile
 from treering._values.keys import join_key
 from treering._values.trail import Trail, unwound

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from treering._arrays.incoming import Wish
 from treering._arrays.on_host import on_host
 from treering._arrays.slicing import Key, box_and_rest
+from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
-from treering._ops.source import Source, opened_source
+from treering._ops.source import opened_source
 from treering._values.boxes import whole
 from treering._values.human import bytes_text
 from treering.errors import TreeringError

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treering._arrays.incoming import Progress
-from treering._arrays.outgoing import Outgoing, Source, checked_bytes, outgoing
+from treering._arrays.outgoing import Outgoing, Source, outgoing
+from treering._arrays.written import Layout, Written, content
 from treering._codec.documents import check_json
-from treering._format.blocks import chunks_of_file, first_blocks
-from treering._format.index import Chunks, DataFile
+from treering._format.index import DataFile
 from treering._format.safetensors import check_single_file, laid_out, single_file
-from treering._ops.save import Counted, index_of
+from treering._ops.save import index_of
 from treering._ops.save_file import require_free
 from treering._store.local import replace_file
 from treering._tree.flatten import flatten
 from treering._values.boxes import slices, whole
-from treering._values.checksums import block_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,13 +45,15 @@ def save_safetensors(
     require_free(path, overwrite=overwrite)
     attempt = secrets.token_hex(8)
     rows = [(number, None) for number in leaves.sources]
-    chunks, (plain,) = laid_out(attempt, flat.keys, leaves.types, leaves.leaf_types, [rows])
-    checksums = _checksums(chunks, leaves)
-    size = sum(chunks.nbytes)
-    file = DataFile(name="", nbytes=len(plain) + size, header=len(plain), digest=None)
-    index, header = single_file(index_of(flat, leaves, chunks, checksums, [file], attempt, (), metadata))
-    report = Counted(progress, size)
-    replace_file(path, _content(header, index.chunks, leaves, report), len(header) + size)
+    chunks, headers = laid_out(attempt, flat.keys, leaves.types, leaves.leaf_types, [rows])
+    layout = Layout(leaves=leaves, chunks=chunks, headers=headers)
+    first = Written(layout, None)
+    for _ in first.data_of(0):
+        pass
+    file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
+    index = index_of(flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
+    _, header = single_file(index)
+    replace_file(path, content(header, Written(layout, progress).data_of(0)), len(header) + layout.data_bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,23 +83,3 @@ def _gathered(leaves: Outgoing) -> Outgoing:
             shape = leaves.types[leaves.leaf_types[number]].shape or ()
             sources[number] = (Source(whole(shape), _Whole(shape, parts)),)
     return dataclasses.replace(leaves, sources=sources)
-
-
-def _checksums(chunks: Chunks, leaves: Outgoing) -> array[int]:
-    starts = first_blocks(chunks)
-    checksums = array("Q", bytes(8 * starts[-1]))
-    for leaf, block, first in zip(chunks.leaf, chunks.block, starts, strict=False):
-        for _ in checked_bytes(leaves.sources[leaf][0].data, block, checksums, first):
-            pass
-    return checksums
-
-
-def _content(header: bytes, chunks: Chunks, leaves: Outgoing, report: Counted) -> Iterator[bytes | memoryview]:
-    yield header
-    again = array("Q", bytes(8 * max(map(block_count, chunks.nbytes, chunks.block), default=0)))
-    for chunk in chunks_of_file(chunks, 0):
-        for piece in checked_bytes(leaves.sources[chunks.leaf[chunk]][0].data, chunks.block[chunk], again, 0):
-            yield piece
-            report(len(piece))
-
-

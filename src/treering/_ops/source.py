@@ -4,59 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Final
 
-from treering._arrays.incoming import Progress, StoredArrays, Wish
+from treering._arrays.incoming import StoredArrays
+from treering._arrays.source import Source
 from treering._format.blocks import file_digest
 from treering._format.detect import Form, detect
 from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
+from treering._ops.msgpack_source import msgpack_source
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
 from treering.errors import Corrupt, TreeringError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-__all__ = ["Source", "open_stored", "opened_source"]
+__all__ = ["check_data_file", "open_stored", "opened_source"]
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
-
-
-class Arrays(Protocol):
-    """What gives boxes of leaves."""
-
-    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
-        """Fill ``arrays`` of every wish."""
-
-    def dtype_of(self, leaf: int) -> np.dtype[Any]:
-        """Return the dtype of what is stored of a leaf."""
-
-
-class Source:
-    """An opened tree.
-
-    Attributes:
-        index: what is in it.
-        arrays: its arrays.
-        structured: whether its containers are those that were saved.
-        raw_keys: whether it knows no typed PRNG keys.
-        mapped: whether arrays may be maps of the files.
-    """
-
-    def __init__(
-        self, index: Index, arrays: Arrays, *, structured: bool = True, raw_keys: bool = False, mapped: bool = False
-    ) -> None:
-        self.index = index
-        self.structured = structured
-        self.raw_keys = raw_keys
-        self.mapped = mapped
-        self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
-        self.dtype_of = arrays.dtype_of
 
 
 @contextlib.contextmanager
@@ -70,8 +37,6 @@ def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sou
     """
     form = detect(path)
     if form in (Form.MSGPACK, Form.GZIP):
-        from treering._ops.msgpack_source import msgpack_source
-
         yield msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
         return
     with contextlib.ExitStack() as files:
@@ -107,8 +72,9 @@ def check_data_file(index: Index, number: int, file: LocalFile) -> None:
     """
     entry = index.files[number]
     if file.size != entry.nbytes:
+        how = "cut short" if file.size < entry.nbytes else "too long"
         wanted = f"{entry.nbytes} bytes were written, {file.size} are there"
-        raise Corrupt(f"{os.fspath(file.path)!r} is {'cut short' if file.size < entry.nbytes else 'too long'}: {wanted}")
+        raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
     if entry.digest is not None and file_digest(index, number, file.read(0, entry.header)) != entry.digest:
         raise Corrupt(
             f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
@@ -153,4 +119,3 @@ def _naming(path: Path) -> Iterator[None]:
         if isinstance(error, Corrupt) and os.fspath(path) not in error.message:
             error.message = f"{os.fspath(path)!r}: {error.message}"
         raise
-

@@ -15,6 +15,7 @@ from treering._values.dtypes import lookup, numpy_dtype
 
 __all__ = ["Fit", "fitted", "found_text", "stored_dtype", "wanted_text"]
 
+_PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _NUMBERS: Final = ("bool", "int", "float", "complex")
 _KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
 _CATEGORY: Final = {"b": "bool", "u": "int", "i": "int", "f": "float", "c": "complex"}
@@ -102,7 +103,7 @@ def _array_for_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | No
         return None
     category = _category(kind.dtype)
     if category == like_kind:
-        return Fit(kind.kind, python={"bool": bool, "int": int, "float": float, "complex": complex}[category] if cast else None)
+        return Fit(kind.kind, python=_PYTHON[category] if cast else None)
     return None
 
 

@@ -14,7 +14,7 @@ import jax
 from treering._format.index import Container
 from treering._format.structure import KEYS, class_name
 from treering._tree.flatten_leaves import hidden_array
-from treering._tree.registry import REGISTRY, Node, flax_serves, is_namedtuple, opened_node
+from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, opened_node
 from treering._tree.restore import from_state_dict
 from treering._tree.stand_in import StandIn
 from treering._tree.state_dict import to_state_dict
@@ -64,6 +64,8 @@ def opened(x: Any) -> Opened | None:
     if kind is jax.tree_util.Partial:
         fields = {"args": x.args, "keywords": x.keywords}
         return _other(class_name(kind), fields, {"func": x.func}, functools.partial(_partial, x.func))
+    if kind in LEAF_TYPES:
+        return None
     if isinstance(x, Iterator) and kind.__module__ == "builtins":
         return None  # jax would warn that it is a leaf
     node = opened_node(x)

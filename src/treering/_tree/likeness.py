@@ -107,7 +107,7 @@ def _renamed(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
                 idle.discard(text)
                 break
     if idle:
-        raise Mismatch(f"rename has {sorted(idle)[0]!r}, and `like` has nothing there", hint="it maps wanted to saved")
+        raise Mismatch(f"rename has {min(idle)!r}, and `like` has nothing there", hint="it maps wanted to saved")
     return result
 
 

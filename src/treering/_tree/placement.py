@@ -22,10 +22,14 @@ Shardings: TypeAlias = Any
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 
 _PAIR: Final = 2
+_SHOWN: Final = 20
 
 
 def resolved(
-    shardings: Shardings, mesh: jax.sharding.Mesh | None, avals: Mapping[str, jax.ShapeDtypeStruct], known: Sequence[str]
+    shardings: Shardings,
+    mesh: jax.sharding.Mesh | None,
+    avals: Mapping[str, jax.ShapeDtypeStruct],
+    known: Sequence[str],
 ) -> dict[str, Sharding | None]:
     """Return the sharding of every leaf in ``avals``; None is the default device.
 
@@ -45,10 +49,10 @@ def resolved(
     for key, aval in avals.items():
         try:
             result[key] = _sharding(choice(key, aval), mesh, aval)
-        except _NoFit as error:
-            wrong.append(f"{key or '.'}: {error}")
+        except _NoFit as misfit:
+            wrong.append(f"{key or '.'}: {misfit}")
     if wrong:
-        error = Mismatch(f"shardings do not fit {len(wrong)} of {len(avals)} arrays:\n  " + "\n  ".join(wrong[:20]))
+        error = Mismatch(f"shardings do not fit {len(wrong)} of {len(avals)} arrays:\n  " + "\n  ".join(wrong[:_SHOWN]))
         error.differences = tuple(wrong)
         raise error
     return result
@@ -60,12 +64,13 @@ class _NoFit(Exception):
 
 def aval_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Return what a function of (key, aval) is shown."""
-    return jax.ShapeDtypeStruct(shape, dtype)
+    aval: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return aval
 
 
 def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequence[str]) -> Choice:
     if shardings is None:
-        fallback = PartitionSpec() if mesh is not None else None
+        fallback = _spec() if mesh is not None else None
         return lambda _key, _aval: fallback
     if _is_placement(shardings):
         return lambda _key, _aval: shardings
@@ -93,12 +98,17 @@ def _is_rules(x: Any) -> bool:
 def _by_rules(rules: Sequence[tuple[Any, Any]], key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
     """Return the spec of the first rule that is found in the key; numbers are replicated, a long spec is cut."""
     if not aval.shape:
-        return PartitionSpec()
+        return _spec()
     for pattern, spec in rules:
         if re.search(pattern, key):
             parts = tuple(spec) if spec is not None else ()
-            return PartitionSpec(*parts[: len(aval.shape)])
+            return _spec(*parts[: len(aval.shape)])
     raise _NoFit("no partition rule matches")
+
+
+def _spec(*parts: Any) -> PartitionSpec:
+    spec: PartitionSpec = PartitionSpec(*parts)  # type: ignore[no-untyped-call]
+    return spec
 
 
 def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:

@@ -1,0 +1,46 @@
+"""An opened tree: what is in it, and what gives boxes of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treering._arrays.incoming import Progress, Wish
+from treering._format.index import Index
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Arrays", "Source"]
+
+
+class Arrays(Protocol):
+    """What gives boxes of leaves."""
+
+    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every wish."""
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of what is stored of a leaf."""
+
+
+class Source:
+    """An opened tree.
+
+    Attributes:
+        index: what is in it.
+        arrays: its arrays.
+        structured: whether its containers are those that were saved.
+        raw_keys: whether it knows no typed PRNG keys.
+        mapped: whether arrays may be maps of the files.
+    """
+
+    def __init__(
+        self, index: Index, arrays: Arrays, *, structured: bool = True, raw_keys: bool = False, mapped: bool = False
+    ) -> None:
+        self.index = index
+        self.structured = structured
+        self.raw_keys = raw_keys
+        self.mapped = mapped
+        self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
+        self.dtype_of = arrays.dtype_of

@@ -1,0 +1,71 @@
+"""A laid out save -> its data files: every array taken when its turn comes, checked while hot, written once."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+from treering._arrays.incoming import Progress
+from treering._arrays.outgoing import Outgoing, checked_bytes
+from treering._format.blocks import chunks_of_file, first_blocks
+from treering._format.index import Chunks
+
+__all__ = ["Layout", "Written", "content"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where everything will lie."""
+
+    leaves: Outgoing
+    """What is saved."""
+    chunks: Chunks
+    """Which box lies where."""
+    headers: Sequence[bytes]
+    """The bytes of each file before its data."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(self.chunks.nbytes)
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each file."""
+        sizes = list(map(len, self.headers))
+        for file, nbytes in zip(self.chunks.file, self.chunks.nbytes, strict=True):
+            sizes[file] += nbytes
+        return sizes
+
+
+class Written:
+    """What is known of a save while it is written.
+
+    Attributes:
+        checksums: those of all blocks, chunk after chunk; complete when every file's content was taken.
+    """
+
+    def __init__(self, layout: Layout, progress: Progress | None) -> None:
+        self._layout = layout
+        self._starts = first_blocks(layout.chunks)
+        self._progress = progress
+        self._done = 0
+        self.checksums = array("Q", bytes(8 * self._starts[-1]))
+
+    def data_of(self, file: int) -> Iterator[bytes | memoryview]:
+        """Yield the data of one file, in the order of the file."""
+        chunks = self._layout.chunks
+        total = self._layout.data_bytes
+        for chunk in chunks_of_file(chunks, file):
+            data = self._layout.leaves.source_of(chunks.leaf[chunk], chunks.box[chunk]).data
+            for piece in checked_bytes(data, chunks.block[chunk], self.checksums, self._starts[chunk]):
+                yield piece
+                self._done += len(piece)
+                if self._progress is not None:
+                    self._progress(self._done, total)
+
+
+def content(header: bytes, data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield a whole file."""
+    yield header
+    yield from data
