@@ -28,7 +28,9 @@ def require_free(path: Path, *, overwrite: bool) -> None:
         raise Exists(f"{os.fspath(path)!r} exists", hint="overwrite=True replaces it")
 
 
-def save_msgpack(path: Path, tree: Any, *, metadata: Mapping[str, Any], overwrite: bool, progress: Progress | None) -> None:
+def save_msgpack(
+    path: Path, tree: Any, *, metadata: Mapping[str, Any], overwrite: bool, progress: Progress | None
+) -> None:
     """Write the state dict of ``tree`` as flax does.
 
     Raises:
