@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from pathlib import Path
@@ -10,25 +11,48 @@ from pathlib import Path
 
 def main() -> int:
     """Run one attack and return its exit code: 0 when treering held, 1 when not."""
+    options = _parser().parse_args()
+    seed = random.randrange(1 << 32) if getattr(options, "seed", None) is None else options.seed
+    match options.attack:
+        case "fuzz":
+            from torture.fuzz import fuzz
+
+            return fuzz(options.seconds, seed, options.start_from)
+        case "flip":
+            # One array lies in parts; read when jax starts.
+            os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+            from torture.flip import flip
+
+            return flip(options.processes, options.stride, options.random, seed)
+        case "faults":
+            from torture.failing import fail
+
+            return fail(options.scene)
+        case _:
+            from torture.kill import kill
+
+            return kill(options.rounds, seed, options.scene)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torture", description="Attack treering and see whether it holds.")
     attacks = parser.add_subparsers(dest="attack", required=True)
     fuzzing = attacks.add_parser("fuzz", help="damaged and hostile msgpack files")
     fuzzing.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
     fuzzing.add_argument("--seed", type=int, default=None, help="the same seed gives the same inputs (random)")
     fuzzing.add_argument("--start-from", type=Path, default=None, help="a folder of files (the golden files)")
-    killing = attacks.add_parser("kill", help="kills and errors at every call of a save, and at random times")
+    killing = attacks.add_parser("kill", help="kills at every call of a save, and at random times")
     killing.add_argument("--rounds", type=int, default=200, help="random kills (200)")
     killing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
     killing.add_argument("--seed", type=int, default=None, help="for the random times (random)")
-    options = parser.parse_args()
-    seed = random.randrange(1 << 32) if options.seed is None else options.seed
-    if options.attack == "fuzz":
-        from torture.fuzz import fuzz
-
-        return fuzz(options.seconds, seed, options.start_from)
-    from torture.kill import kill
-
-    return kill(options.rounds, seed, options.scene)
+    failing = attacks.add_parser("faults", help="errors at every call of a save and of a load, and too little room")
+    failing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
+    flipping = attacks.add_parser("flip", help="bit rot: every bit of a small checkpoint, random bits of a larger one")
+    flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
+    flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of the small one (1)")
+    flipping.add_argument("--random", type=int, default=2000, help="how many bits of the larger one (2000)")
+    flipping.add_argument("--seed", type=int, default=None, help="for the random bits (random)")
+    return parser
 
 
 if __name__ == "__main__":

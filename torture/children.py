@@ -16,9 +16,9 @@ from typing import Any
 
 from treering.errors import TreeringError
 
-__all__ = ["Answer", "Child", "in_child"]
+__all__ = ["PATIENCE_SECONDS", "Answer", "Child", "in_child"]
 
-_PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Child:
         """Wait for the end of the child."""
         parts: list[bytes] = []
         hung = False
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -103,7 +103,8 @@ def _answer(save: Callable[[], None], path: Path, calls: list[str], pipe: int, b
         save()
         said["acknowledged"] = True
     except OSError as error:
-        ours = isinstance(error, TreeringError) and str(path) in str(error) and error.filename == str(path)
+        named = str(path) in str(error) and str(error.filename).startswith(str(path))
+        ours = isinstance(error, TreeringError) and named
         said |= {"error": f"{type(error).__name__}: {error}", "ours": ours}
     with contextlib.suppress(OSError):
         kept = sorted(_descriptors() - before)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treering._ops.inspect import inspect_file
+from treering._ops.inspect import inspect
 from treering.errors import TreeringError
 from treering.serialization import (
     decompress_bytes,
@@ -104,7 +104,7 @@ def _picked(data: bytes, source: random.Random, scratch: Path) -> tuple[str, Cal
         return "load_from_file", lambda: load_from_file(target, scratch, strict=strict)
     if number == 14:
         return "load_from_file, mapped", lambda: load_from_file(target, scratch, strict=strict, mapped=True)
-    return "inspect_file", lambda: inspect_file(scratch)
+    return "inspect", lambda: inspect(scratch)
 
 
 def _look_at(value: Any) -> None:

@@ -16,20 +16,21 @@ from treering._store import descriptors
 
 __all__ = ["Fault", "Injector", "Kind"]
 
-# Everything that a save asks of the system, through the modules that it asks.
+# Everything that a save or a load asks of the system, through the modules that it asks.
 _CALLS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         os,
         (
-            "access", "close", "fchmod", "fchown", "fstat", "fstatvfs", "fsync", "ftruncate", "listdir", "lstat",
-            "mkdir", "open", "pwrite", "readlink", "replace", "stat", "unlink", "write",
+            "access", "close", "fchmod", "fchown", "fstat", "fstatvfs", "fsync", "ftruncate", "link", "listdir",
+            "lstat", "mkdir", "open", "pread", "preadv", "pwrite", "readlink", "replace", "rmdir", "stat", "unlink",
+            "write",
         ),
     ),
     (fcntl, ("fcntl", "flock")),
-    (descriptors, ("reserve",)),
+    (descriptors, ("reserve", "start_writeback")),
 )  # fmt: skip
-_WRITES = frozenset({"pwrite", "write"})
-_TAKES_ROOM = frozenset({"fsync", "ftruncate", "mkdir", "open", "pwrite", "replace", "reserve", "write"})
+_MOVES = frozenset({"pread", "preadv", "pwrite", "write"})
+_TAKES_ROOM = frozenset({"fsync", "ftruncate", "link", "mkdir", "open", "pwrite", "replace", "reserve", "write"})
 _OPENS = frozenset({"listdir", "open"})
 
 
@@ -42,7 +43,7 @@ class Kind(enum.Enum):
     EIO_AFTER = "done, but EIO"
     ENOSPC = "ENOSPC"
     EMFILE = "EMFILE"
-    SHORT = "half of it written"
+    SHORT = "half of it moved"
 
     def applies_to(self, call: str) -> bool:
         """Whether the system could do that at this call.
@@ -55,13 +56,13 @@ class Kind(enum.Enum):
             case Kind.EIO:
                 return call != "close"
             case Kind.EIO_AFTER:
-                return call not in {"open", "pwrite", "write"}
+                return call not in {"open"} | _MOVES
             case Kind.ENOSPC:
                 return call in _TAKES_ROOM
             case Kind.EMFILE:
                 return call in _OPENS
             case Kind.SHORT:
-                return call in _WRITES
+                return call in _MOVES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +85,21 @@ class Fault:
                 real(*args, **keywords)
                 os.kill(os.getpid(), signal.SIGKILL)
             case Kind.SHORT:
-                descriptor, data, *place = args
-                return real(descriptor, memoryview(data)[: max(1, len(data) // 2)], *place)
+                return real(*_halved(call, *args))
             case Kind.EIO_AFTER:
                 real(*args, **keywords)
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         reason = {Kind.EIO: errno.EIO, Kind.ENOSPC: errno.ENOSPC, Kind.EMFILE: errno.EMFILE}[self.kind]
         raise OSError(reason, os.strerror(reason))
+
+
+def _halved(call: str, descriptor: int, what: Any, *place: int) -> tuple[Any, ...]:
+    """Return the arguments of a read or write of half as many bytes, but one at least."""
+    if call == "pread":
+        return descriptor, max(1, what // 2), *place
+    if call == "preadv":
+        return descriptor, [memoryview(what[0])[: max(1, len(what[0]) // 2)]], *place
+    return descriptor, memoryview(what)[: max(1, len(what) // 2)], *place
 
 
 class Injector:

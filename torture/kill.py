@@ -1,7 +1,8 @@
-"""Kills and errors: at every call, at every system call, and at random times while one save follows the other."""
+"""Kills: at every call, at every system call, and at random times while one save follows the other."""
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -10,10 +11,11 @@ import time
 import warnings
 from pathlib import Path
 
-from torture.points import SCENES, Report, Scene, content, prepared, sweep, tree
-from torture.traced import missing_reason, sweep_traced
-from treering._store import direct, writing
-from treering.serialization import save_to_file
+from torture.faults import Kind
+from torture.judging import fresh
+from torture.points import Report, chosen, sweep, tell
+from torture.scenes import OLD, Scene
+from torture.traced import kill_everywhere, missing_reason
 
 __all__ = ["kill"]
 
@@ -28,30 +30,30 @@ def kill(rounds: int, seed: int, names: list[str] | None) -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     calls, traced, times = Report(), Report(), Report()
     reason = missing_reason()
-    scenes = [scene for scene in SCENES if names is None or scene.name in names]
+    scenes = chosen(names)
     with tempfile.TemporaryDirectory(prefix="treering-kill-") as folder:
         base = Path(folder, "scene")
         for scene in scenes:
-            sweep(scene, base, calls)
+            sweep(scene, base, calls, (Kind.KILL_BEFORE, Kind.KILL_AFTER))
             if reason is None:
-                sweep_traced(scene, base, traced)
+                kill_everywhere(scene, base, traced)
             print(f"{scene.name}: done", flush=True)
         for scene in scenes:
             if scene.old and not scene.link and not scene.leftover:
                 _random_kills(scene, base, rounds, random.Random(f"{seed}:{scene.name}"), times)
-    _tell("every call into os", calls)
+    tell("every call into os", calls)
     if reason is None:
-        _tell("every system call (strace)", traced)
+        tell("every system call (strace)", traced)
     else:
         print(f"every system call: not done, {reason}; the calls into os stand for them")
-    _tell(f"random times (seed {seed})", times)
+    tell(f"random times (seed {seed})", times)
     return 1 if calls.violations or traced.violations or times.violations else 0
 
 
 def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, report: Report) -> None:
     """Save version after version in a child, kill it, look; each child goes on from what the last one left."""
-    path = prepared(scene, base)
-    version = 1
+    path = scene.prepared(base)
+    version = OLD
     for _ in range(rounds):
         reader, writer = os.pipe()
         child = os.fork()
@@ -63,32 +65,31 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         acknowledged = version + _received(reader)
-        found = path.read_bytes()
+        found = fresh(functools.partial(scene.found, path))
         report.points["kill"] = report.points.get("kill", 0) + 1
-        if found == content(scene, acknowledged):
+        if found == scene.ledger(acknowledged):
             outcome = "the last acknowledged"
             version = acknowledged
-        elif found == content(scene, acknowledged + 1):
+        elif found == scene.ledger(acknowledged + 1):
             outcome = "the one in flight"
             version = acknowledged + 1
         else:
-            report.violations.append(f"{scene.name}: {acknowledged} acknowledged, found {len(found)} other bytes")
+            report.violations.append(f"{scene.name}: {acknowledged} acknowledged, found {found}")
             return
         report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
-        left = len(list(path.parent.glob(".*.treering-tmp")))
-        if left > 1:
-            report.violations.append(f"{scene.name}: {left} leftovers at once")
+        attempts = {name.replace("-", ".").split(".")[-3 if "-of-" in name else -2] for name in scene.litter(path)}
+        if len(attempts) > 1:
+            report.violations.append(f"{scene.name}: leftovers of {len(attempts)} attempts at once")
+        report.violations += (f"{scene.name}: {what}" for what in scene.harmed(path))
 
 
 def _save_on_and_on(scene: Scene, path: Path, version: int, pipe: int) -> None:
-    writing.DIRECT_FROM = 0 if scene.straight else 1 << 62
-    writing.FREE_SHARE = 0
-    direct.BLOCK_BYTES = 128 << 10
+    scene.settle()
     try:
         os.write(pipe, b"!")
         while True:
             version += 1
-            save_to_file(tree(scene, version), path)
+            scene.save(path, version, old=True)
             os.write(pipe, b".")
     finally:
         os._exit(1)
@@ -97,13 +98,3 @@ def _save_on_and_on(scene: Scene, path: Path, version: int, pipe: int) -> None:
 def _received(reader: int) -> int:
     with os.fdopen(reader, "rb") as file:
         return len(file.read())
-
-
-def _tell(what: str, report: Report) -> None:
-    points = ", ".join(f"{count} {kind}" for kind, count in sorted(report.points.items()))
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
-    print(f"{what}: {points}")
-    print(f"  {outcomes}")
-    print(f"  {len(report.violations)} violations")
-    for line in report.violations:
-        print(f"    {line}")

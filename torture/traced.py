@@ -9,21 +9,26 @@ import shutil
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from torture.children import Child
-from torture.points import Report, Scene, judge, prepared, save_new
+from torture.judging import judge
+from torture.points import Report, save_new
+from torture.scenes import Scene
 
-__all__ = ["missing_reason", "sweep_traced"]
+__all__ = ["fail_everywhere", "kill_everywhere", "missing_reason"]
 
 # What a save asks of the file system; memory and thread calls are the interpreter's own.
 _TRACED = "%file,%desc"
 _LINE = re.compile(r"^(?:\[pid\s+(\d+)\] |(\d+) +)?(\w+)\(")
 # What the kernel may answer at each call besides what it does.
+_NAMES = {"mkdir", "rename", "renameat", "linkat", "unlink", "unlinkat"}
+_MOVES = {"write", "pwrite64", "fallocate", "sync_file_range"}
 _ERRORS = {
-    "EIO": {"write", "pwrite64", "fsync", "fallocate", "rename", "openat", "ftruncate", "mkdir", "lstat", "newfstatat"},
-    "ENOSPC": {"write", "pwrite64", "fsync", "fallocate", "rename", "openat", "mkdir"},
-    "EDQUOT": {"write", "pwrite64", "fallocate"},
+    "EIO": {"fsync", "openat", "ftruncate", "lstat", "newfstatat", "getdents64", "pread64", "fchmod"} | _NAMES | _MOVES,
+    "ENOSPC": {"fsync", "openat"} | _NAMES | _MOVES - {"unlink", "unlinkat"},
+    "EDQUOT": {"linkat", "mkdir"} | _MOVES,
     "EMFILE": {"openat"},
     "EINTR": {"openat", "flock", "write", "pwrite64", "fsync"},
 }
@@ -40,21 +45,29 @@ def missing_reason() -> str | None:
     return None
 
 
-def sweep_traced(scene: Scene, base: Path, report: Report) -> None:
-    """Kill, and let fail, every system call of one scene."""
+def kill_everywhere(scene: Scene, base: Path, report: Report) -> None:
+    """Kill every system call of one scene."""
+    _sweep(scene, base, report, lambda _: ["signal=KILL"])
+
+
+def fail_everywhere(scene: Scene, base: Path, report: Report) -> None:
+    """Let every system call of one scene fail, in every way that it can."""
+    _sweep(scene, base, report, lambda call: [f"error={name}" for name, calls in _ERRORS.items() if call in calls])
+
+
+def _sweep(scene: Scene, base: Path, report: Report, faults_at: Callable[[str], list[str]]) -> None:
     log = base.parent / "strace.log"
     _saved(scene, base, ["-e", f"trace={_TRACED}", "-o", str(log)], None)
     counts = _counted(log.read_text())
     for call, most in sorted(counts.items()):
         for number in range(1, most + 1):
-            faults = ["signal=KILL", *(f"error={name}" for name, calls in _ERRORS.items() if call in calls)]
-            for fault in faults:
+            for fault in faults_at(call):
                 inject = ["-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}", "-o", str(log)]
                 _saved(scene, base, inject, (report, f"{fault} at {call} number {number}"))
 
 
 def _saved(scene: Scene, base: Path, options: list[str], into: tuple[Report, str] | None) -> None:
-    path = prepared(scene, base)
+    path = scene.prepared(base)
     child = Child(functools.partial(save_new, scene, path, None), path, [], wait=True)
     command = ["strace", "-f", "-qq", "-p", str(child.pid), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as strace:
@@ -71,7 +84,7 @@ def _saved(scene: Scene, base: Path, options: list[str], into: tuple[Report, str
     report.count(where.split()[0], answer)
     # The last calls are the child's own answer: an error there silences it.
     silent = not answer.acknowledged and answer.error is None
-    for wrong in judge(scene, path, answer, killed=killed or silent):
+    for wrong in judge(scene, path, answer, killed=killed or silent, call=where.split()[2]):
         report.violations.append(f"{scene.name}: {where}: {wrong}")
 
 

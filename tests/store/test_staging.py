@@ -161,3 +161,17 @@ def test_the_staged_name_is_never_too_long(tmp_path: Path, monkeypatch: pytest.M
         staged = seen.pop()
         assert len(os.fsencode(staged)) <= 255
         assert name.startswith(staged[1 : -len(".0123456789abcdef.treering-tmp")])
+
+
+def test_a_rename_whose_answer_is_lost_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.bin").write_bytes(b"old")
+    real = os.replace
+
+    def replace(old: str, new: str) -> None:
+        real(old, new)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", replace)
+    replace_file(tmp_path / "a.bin", [b"new"], 3)
+    assert (tmp_path / "a.bin").read_bytes() == b"new"
+    assert names(tmp_path) == ["a.bin"]

@@ -84,9 +84,7 @@ class StagedFile:
         descriptors.sync(self.descriptor)
         if descriptors.fcntl is None:  # Windows renames only what is closed
             self._close()
-        if self._path is not None:
-            os.replace(self._path, self._target)
-            self._path = None
+        self._rename()
         try:
             if self._folder_descriptor is not None:
                 descriptors.sync_folder(self._folder_descriptor)
@@ -94,6 +92,17 @@ class StagedFile:
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+
+    def _rename(self) -> None:
+        if self._path is None:
+            return
+        try:
+            os.replace(self._path, self._target)
+        except OSError:
+            # On a network file system a rename may be done and only its answer lost.
+            if self.descriptor < 0 or not descriptors.is_at(self.descriptor, self._target):
+                raise
+        self._path = None
 
     def _old(self) -> os.stat_result | None:
         try:

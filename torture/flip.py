@@ -1,0 +1,223 @@
+"""Bit rot: one bit of a checkpoint is flipped, and load and verify must both see it, or nothing may have changed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+import treering
+from torture.scenes import fingerprint
+from treering.errors import TreeringError
+
+__all__ = ["Tally", "every_bit", "flip", "flipped", "look", "random_bits"]
+
+_METADATA = {"run": "torture", "loss": 0.25}
+_LARGE_BYTES = 3_000_000
+
+
+class Bit(NamedTuple):
+    """One bit of a checkpoint."""
+
+    file: str
+    """Name of the file."""
+    byte: int
+    """Position in it."""
+    bit: int
+    """0 to 7."""
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """What became of the flips."""
+
+    outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """How many, by file and outcome."""
+    violations: list[str] = dataclasses.field(default_factory=list)
+    """What must not be."""
+
+    def add(self, other: Tally) -> None:
+        """Take over what another process found."""
+        self.outcomes += other.outcomes
+        self.violations += other.violations
+
+
+class Pair(NamedTuple):
+    """A container that files only know by name."""
+
+    left: Any
+    """Anything."""
+    right: Any
+    """Anything."""
+
+
+def small() -> dict[Any, Any]:
+    """Return a state of some hundred bytes with a leaf of every kind."""
+    arrays = {name: np.arange(5).astype(getattr(ml_dtypes, name, name)) for name in ("float32", "bfloat16", "int4")}
+    odd = {
+        "bool": np.array([True, False]),
+        "complex": np.array([1j], np.complex64),
+        "empty": np.zeros((0, 3)),
+        "0-d": np.array(7),
+    }
+    python: list[Any] = [None, True, -3, 1 << 70, 0.1, float("nan"), 2j, "größe", b"\0\xff", "\ud800"]
+    return {"params": arrays, "odd": odd, "python": python, 3: (np.float64(0.5), Pair([], {})), "a/b~c": [1]}
+
+
+def large() -> dict[Any, Any]:
+    """Return a state of some megabytes; one array lies in parts on all devices."""
+    import jax
+
+    noise = np.random.default_rng(0)
+    whole = noise.integers(0, 256, _LARGE_BYTES, np.uint8)
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    parts = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    sharded = jax.device_put(noise.normal(size=(64, 999)).astype(np.float32), parts)
+    layers = [noise.normal(size=(7, 11)).astype(np.float32) for _ in range(300)]
+    return {"whole": whole, "sharded": sharded, "layers": layers}
+
+
+_STATES = {"small": small, "large": large}
+
+
+def flip(processes: int, stride: int, count: int, seed: int) -> int:
+    """Flip every ``stride``-th bit of a small checkpoint, ``count`` random bits of a larger one, and tell.
+
+    Returns:
+        The exit code: 1 when something was wrong.
+    """
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="treering-flip-") as folder:
+        for name in ("small", "large"):
+            path = Path(folder, name)
+            treering.save(path, _STATES[name](), metadata=_METADATA)
+            bits = every_bit(path, stride) if name == "small" else random_bits(path, count, seed)
+            if bits:
+                wrong += _shared_out(name, path, bits, processes)
+    return 1 if wrong else 0
+
+
+def _shared_out(name: str, path: Path, bits: Sequence[Bit], processes: int) -> int:
+    """Let fresh processes flip, each in a copy of its own; print and return the number of violations."""
+    start = time.monotonic()
+    copies = [path.with_name(f"{name}-{number}") for number in range(processes)]
+    for copy in copies:
+        shutil.copytree(path, copy)
+    tally = Tally()
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        jobs = [(name, copy, bits[number::processes]) for number, copy in enumerate(copies)]
+        for other in pool.starmap(flipped, jobs, chunksize=1):
+            tally.add(other)
+    nbytes = sum(file.stat().st_size for file in path.iterdir())
+    seconds = time.monotonic() - start
+    print(f"{name} checkpoint of {nbytes:,} bytes: {len(bits):,} bits flipped, one at a time, in {seconds:.0f} s")
+    for outcome, number in sorted(tally.outcomes.items()):
+        print(f"  {number:,} in the {outcome}")
+    print(f"  {len(tally.violations)} violations")
+    for line in tally.violations[:50]:
+        print(f"    {line}")
+    return len(tally.violations)
+
+
+def every_bit(path: Path, stride: int) -> list[Bit]:
+    """Return every bit of a checkpoint, or every ``stride``-th."""
+    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
+    return [Bit(name, at // 8, at % 8) for name, size in sizes.items() for at in range(0, 8 * size, stride)]
+
+
+def random_bits(path: Path, count: int, seed: int) -> list[Bit]:
+    """Return random bits of a checkpoint, as many from its index as from its data files."""
+    source = random.Random(seed)
+    files = sorted(path.iterdir())
+    chosen: list[Bit] = []
+    for _ in range(count):
+        file = source.choice(files)
+        chosen.append(Bit(file.name, source.randrange(file.stat().st_size), source.randrange(8)))
+    return chosen
+
+
+def flipped(name: str, path: Path, bits: Iterable[Bit]) -> Tally:
+    """Flip each bit of the checkpoint at ``path`` in turn and look."""
+    truth = fingerprint(_STATES[name]())
+    places = _places(path)
+    tally = Tally()
+    for bit in bits:
+        with (path / bit.file).open("r+b", buffering=0) as file:
+            before = os.pread(file.fileno(), 1, bit.byte)
+            os.pwrite(file.fileno(), bytes([before[0] ^ 1 << bit.bit]), bit.byte)
+            outcome, wrong = look(path, truth, places.named(bit))
+            os.pwrite(file.fileno(), before, bit.byte)
+        kind = "index" if bit.file == "treering.json" else "data files"
+        tally.outcomes[f"{kind}: {outcome}"] += 1
+        tally.violations += (f"{bit}: {what}" for what in wrong)
+    if look(path, truth, "") != ("unharmed", []):
+        tally.violations.append("the checkpoint does not load after its bits were put back")
+    return tally
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Places:
+    """Which leaf lies where."""
+
+    spans: dict[str, list[tuple[int, int, str]]]
+    """File -> first byte, byte behind the last one, key of the leaf."""
+
+    def named(self, bit: Bit) -> str:
+        """Return what a report of that bit must name: the leaf that it is in, else the file."""
+        for start, stop, key in self.spans.get(bit.file, []):
+            if start <= bit.byte < stop:
+                return key
+        return bit.file
+
+
+def _places(path: Path) -> _Places:
+    index = json.loads((path / "treering.json").read_bytes())
+    chunks = index["chunks"]
+    spans: dict[str, list[tuple[int, int, str]]] = {}
+    for leaf, file, offset, nbytes in zip(
+        *(chunks[name] for name in ("leaf", "file", "offset", "nbytes")), strict=True
+    ):
+        key = index["leaves"]["key"][leaf]
+        spans.setdefault(index["files"][file]["name"], []).append((offset, offset + nbytes, key))
+    return _Places(spans)
+
+
+def look(path: Path, truth: str, named: str) -> tuple[str, list[str]]:
+    """Load and verify; return what became of it, and what must not be."""
+    wrong: list[str] = []
+    refusal, doubt = "", ""
+    try:
+        tree = treering.load(path)
+        with treering.open(path) as opened:
+            metadata = dict(opened.metadata)
+        if fingerprint(tree) != truth or metadata != _METADATA:
+            wrong.append("SILENTLY WRONG")
+    except TreeringError as error:
+        refusal = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not ours
+        wrong.append(f"load raised {type(error).__name__}: {error}")
+        refusal = named
+    try:
+        verified = treering.verify(path)
+        doubt = "" if verified else str(verified)
+    except TreeringError as error:
+        doubt = str(error)
+    except Exception as error:  # noqa: BLE001 - as above
+        wrong.append(f"verify raised {type(error).__name__}: {error}")
+        doubt = named
+    if bool(refusal) != bool(doubt):
+        wrong.append(f"load says {refusal or 'good'!r}, verify says {doubt or 'good'!r}")
+    wrong += (f"{named} is not named: {text}" for text in (refusal, doubt) if text and named not in text)
+    return ("silently wrong" if wrong and not refusal else "detected" if refusal else "unharmed"), wrong
