@@ -60,7 +60,7 @@ def test_arrays_of_every_dtype(tmp_path: Path, dtype: str, shape: tuple[int, ...
 
 def test_arrays_of_many_blocks_and_several_kinds(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((70_001,))
-    tree = {
+    tree: dict[str, Any] = {
         "numpy": values,
         "jax": jnp.asarray(values, jnp.bfloat16),
         "scalar": np.float32(1.5),
