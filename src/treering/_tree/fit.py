@@ -48,6 +48,8 @@ def fitted(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool,
     """
     if is_typed_key(like):
         return _key(kind, like, raw_keys=raw_keys)
+    if like_kind == "abstract" and kind.kind == _weak_number(like):
+        return Fit(kind.kind)
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
         return _array(kind, value, like, like_kind, cast=cast)
     if kind.kind in ARRAY_KINDS:
@@ -83,6 +85,16 @@ def _key_dtype(impl: str) -> Any:
         return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
     except ValueError:
         return None
+
+
+def _weak_number(like: Any) -> str | None:
+    """Name the Python number that ``jax.eval_shape`` made an abstract leaf of; None for any other leaf.
+
+    Such leaves are weakly typed, but for bool, which has no weak type.
+    """
+    if like.shape or not (getattr(like, "weak_type", False) or like.dtype == np.bool_):
+        return None
+    return _category(np.dtype(like.dtype).name)
 
 
 def _array(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
