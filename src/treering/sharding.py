@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-import jax
-from jax.sharding import PartitionSpec
-
+from treering._tree.rules import fitted_spec, rule_for, rule_pairs, spec_of
 from treering._tree.walk import mapped_with_path
-from treering.errors import Mismatch, TreeringError, Unsupported
+from treering.errors import Mismatch
 
 __all__ = ["match_partition_rules"]
 
 _SMALL: Final = 16_384
 _SHOWN: Final = 10
-
-
-class BadPattern(TreeringError, re.error):
-    """A rule is no regular expression; eformer raises re.error."""
 
 
 def match_partition_rules(
@@ -53,70 +46,27 @@ def match_partition_rules(
         >>> specs == {"dense": [P("fsdp", "tp")], "scale": P()}
         True
     """
-    pairs = _pairs(rules)
+    pairs = rule_pairs(rules)
     smallest = _SMALL if min_size is None else min_size
     unmatched: list[str] = []
 
-    def spec_of(path: tuple[str, ...], leaf: Any) -> Any:
+    def specified(path: tuple[str, ...], leaf: Any) -> Any:
         if leaf is None:
             return None
         name = "/".join(path)
         shape = tuple(getattr(leaf, "shape", ()))
         if strict and not shape:
-            return _spec()
-        for pattern, spec in pairs:
-            if _found(pattern, name):
-                return _fitted(name, pattern, spec, shape, smallest) if strict else spec
+            return spec_of()
+        rule = rule_for(pairs, name)
+        if rule is not None:
+            return fitted_spec(name, rule, shape, smallest) if strict else rule[1]
         unmatched.append(name)
         return None
 
-    specs = mapped_with_path(spec_of, tree, None)
+    specs = mapped_with_path(specified, tree, None)
     if unmatched:
         raise _no_rule(unmatched)
     return specs
-
-
-def _pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
-    pairs = []
-    for rule in rules:
-        try:
-            pattern, spec = rule
-        except (TypeError, ValueError) as error:
-            raise Unsupported(f"{rule!r:.100} is no partition rule", hint="a pair: (pattern, PartitionSpec)") from error
-        if not isinstance(pattern, str | re.Pattern):
-            raise Unsupported(
-                f"the pattern of a partition rule is a {type(pattern).__name__}", hint="str or re.Pattern"
-            )
-        pairs.append((pattern, spec))
-    return pairs
-
-
-def _found(pattern: str | re.Pattern[str], name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except re.error as cause:
-        error = BadPattern(f"the partition rule {pattern!r} is no regular expression: {cause}")
-        error.msg, error.pattern, error.pos = cause.msg, cause.pattern, cause.pos
-        error.lineno, error.colno = cause.lineno, cause.colno
-        raise error from cause
-
-
-def _fitted(name: str, pattern: str | re.Pattern[str], spec: Any, shape: tuple[int, ...], smallest: int) -> Any:
-    """Return a spec with no more parts than the array has axes; that of a small array says: replicated."""
-    if not isinstance(spec, PartitionSpec | tuple):
-        shown = pattern if isinstance(pattern, str) else pattern.pattern
-        raise Unsupported(
-            f"the partition rule {shown!r} has no PartitionSpec but a {type(spec).__name__} for param: {name}",
-            hint="PartitionSpec() is replicated",
-        )
-    if math.prod(shape) < smallest:
-        return _spec()
-    return spec if len(spec) <= len(shape) else _spec(*tuple(spec)[: len(shape)])
-
-
-def _spec(*parts: Any) -> jax.sharding.PartitionSpec:
-    spec: PartitionSpec = PartitionSpec(*parts)  # type: ignore[no-untyped-call]
-    return spec
 
 
 def _no_rule(names: list[str]) -> Mismatch:

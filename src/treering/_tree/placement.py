@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from treering._tree.rules import fitted_spec, rule_for, rule_pairs, spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
@@ -70,12 +71,13 @@ def aval_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequence[str]) -> Choice:
     if shardings is None:
-        fallback = _spec() if mesh is not None else None
+        fallback = spec_of() if mesh is not None else None
         return lambda _key, _aval: fallback
     if _is_placement(shardings):
         return lambda _key, _aval: shardings
     if _is_rules(shardings):
-        return lambda key, aval: _by_rules(shardings, key, aval)
+        pairs = rule_pairs(shardings)
+        return lambda key, aval: _by_rules(pairs, key, aval)
     if callable(shardings):
         chosen: Choice = shardings
         return chosen
@@ -96,18 +98,13 @@ def _is_rules(x: Any) -> bool:
 
 
 def _by_rules(rules: Sequence[tuple[Any, Any]], key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
-    """Return the spec of the first rule that is found in the key; numbers are replicated, a long spec is cut."""
+    """Return the spec of the first rule found in the key; what has no axes is replicated, a long spec is cut."""
     if not aval.shape:
-        return _spec()
-    for pattern, spec in rules:
-        if re.search(pattern, key):
-            parts = tuple(spec) if spec is not None else ()
-            return _spec(*parts[: len(aval.shape)])
-    raise _NoFit("no partition rule matches")
-
-
-def _spec(*parts: Any) -> PartitionSpec:
-    spec: PartitionSpec = PartitionSpec(*parts)  # type: ignore[no-untyped-call]
+        return spec_of()
+    rule = rule_for(rules, key)
+    if rule is None:
+        raise _NoFit("no partition rule matches")
+    spec: PartitionSpec = fitted_spec(key, rule, aval.shape)
     return spec
 
 
