@@ -168,8 +168,8 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
     """Require that the key texts are those that the structure gives.
 
     Raises:
-        Corrupt: they are not, or the structure is not one tree, or two leaves have one key.
-        Format: the structure is more than 1,024 levels deep, or not one tree.
+        Corrupt: they are not, or the structure is not one tree or more than 1,024 levels deep, or two leaves have one
+            key.
 
     Example:
         >>> check_keys([Container(node="dict", keys=("a", "b")), 2], ["a", "b"])
@@ -180,6 +180,15 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
     """
     if _agree(structure, keys):
         return
+    try:
+        _compare(structure, keys)
+    except Format as error:
+        raise Corrupt(error.message) from None
+    if len(set(keys)) != len(keys):
+        raise Corrupt("two leaves have the same key")
+
+
+def _compare(structure: Sequence[Token], keys: Sequence[str]) -> None:
     # One text at a time: a document of a megabyte may claim a tree whose key texts together take a terabyte.
     leaf = 0
     for said in iter_keys(structure):
@@ -190,8 +199,6 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
         leaf += 1
     if leaf != len(keys):
         raise Corrupt(f"the structure has {leaf} leaves, there are {len(keys)} keys")
-    if len(set(keys)) != leaf:
-        raise Corrupt("two leaves have the same key")
 
 
 class _Level:
