@@ -1,7 +1,8 @@
 """Who reads which bytes of a stored leaf: what each process needs, or a share of all that any process needs.
 
-Where processes want columns of what lies in rows, each would read nearly everything to get its part. Then it is
-better that each reads a stretch of its own, all together once, checks it, and the devices exchange the items.
+Where processes want columns of what lies in rows, each would read nearly everything to get its part, and where parts
+are smaller than a block, each would read what its neighbours read. Then it is better that each reads a stretch of its
+own, all together once, checks it, and the devices exchange the items.
 ``docs/design/planning.md`` has the figures.
 """
 
@@ -21,8 +22,8 @@ from treering._values.checksums import SMALLEST_BLOCK
 
 __all__ = ["LoadPlan", "Read", "StoredChunk", "Strategy", "covering_ranges", "plan_load"]
 
-# Reading more than this times the bytes that are wanted is worth an exchange; as parts of a hundred.
-_WORTH_AN_EXCHANGE: Final = 105
+# Reading more than 1.05 times the bytes is worth an exchange.
+_PERCENT: Final = 105
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +94,10 @@ def plan_load(
 ) -> LoadPlan:
     """Divide the reading of one leaf among processes.
 
-    Each process reads what it wants, and no more than the blocks around it. Where that means to read one box in many
-    runs, and all together would read more than 1.05 times what there is, they read disjoint stretches of whole
-    blocks instead, of equal length but for a block. What is no larger than one small block is always read directly.
-    Every process comes to the same plan by itself.
+    Each process reads what it wants, and no more than the blocks around it. Where all together would so read more
+    than 1.05 times what there is, and either more than 1.05 times what they want or one box in many runs, they read
+    disjoint stretches of whole blocks instead, of equal length but for a block. What is no larger than one small block
+    is always read directly. Every process comes to the same plan by itself.
 
     Args:
         shape: global shape.
@@ -124,16 +125,15 @@ def plan_load(
 
 
 def _costs_too_much(table: _Chunks, itemsize: int, wanted: Sequence[Sequence[Box]], unique: int) -> bool:
-    """Tell whether boxes are wanted that lie in many runs, and reading them directly costs more than it should.
-
-    Counts no longer than until the answer is known.
-    """
+    """Tell whether reading directly costs more than it should; counts no longer than until that is known."""
+    most = unique * _PERCENT // 100
+    most_in_long_runs = max(most, sum(size_of(box) for boxes in wanted for box in boxes) * itemsize * _PERCENT // 100)
     cost, strided = 0, False
     for boxes, count in Counter(tuple(boxes) for boxes in wanted).items():
         for read in table.direct_reads(boxes, itemsize):
             cost += read.nbytes * count
             strided = strided or table.is_strided(read)
-            if strided and 100 * cost > _WORTH_AN_EXCHANGE * unique:
+            if cost > (most if strided else most_in_long_runs):
                 return True
     return False
 
