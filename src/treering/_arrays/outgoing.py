@@ -128,7 +128,8 @@ class _Describer:
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         number = self._typed(kind, leaf.dtype, leaf.shape, leaf.sharding, impl)
-        if leaf.is_fully_replicated:
+        # An array of no items may be spread out all the same, in boxes of nothing.
+        if leaf.is_fully_replicated or not leaf.size:
             return number, (Source(whole(leaf.shape), leaf),)
         distinct: dict[Box, Any] = {}
         for shard in leaf.addressable_shards:
