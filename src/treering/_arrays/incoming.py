@@ -7,6 +7,7 @@ small staging buffer, slab by slab.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import threading
 from collections import deque
@@ -85,9 +86,6 @@ class StoredArrays:
         self._maps: dict[int, NDArray[np.uint8]] = {}
         self._unchecked = set(range(len(files)))
         chunks = index.chunks
-        self._chunks_of: dict[int, list[int]] = {}
-        for chunk, leaf in enumerate(chunks.leaf):
-            self._chunks_of.setdefault(leaf, []).append(chunk)
         self._first_checksum = first_blocks(chunks) if index.verified else []
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
@@ -114,11 +112,13 @@ class StoredArrays:
 
     def _plan(self, wish: Wish, jobs: deque[_Job], small: list[tuple[int, Wish]]) -> int:
         """Allocate the arrays of one wish, or leave that to the small ones; return how many bytes it reads."""
-        chunks = self._chunks_of[wish.leaf]
         columns = self.index.chunks
-        first = chunks[0]
-        for chunk in chunks:
-            self._check_header(columns.file[chunk])
+        # The chunks of a leaf follow each other, in the order of the leaves.
+        first = bisect.bisect_left(columns.leaf, wish.leaf)
+        chunks = range(first, bisect.bisect_right(columns.leaf, wish.leaf, first))
+        if self._unchecked:
+            for chunk in chunks:
+                self._check_header(columns.file[chunk])
         one_piece = len(chunks) == len(wish.boxes) == 1 and wish.boxes[0] == self.index.box_of(first)
         if one_piece and columns.nbytes[first] <= _SMALL_BYTES:
             small.append((first, wish))
@@ -309,11 +309,11 @@ def _bound(work: Callable[..., int], *arguments: Any) -> _Job:
 def _run_all(jobs: deque[_Job], total: int, progress: Progress | None) -> None:
     """Run the jobs, large totals with a second thread; ``progress`` is only ever called from this one."""
     failure = FirstError()
-    done = 0
+    done = reported = 0
     lock = threading.Lock()
 
     def work(report: Progress | None) -> None:
-        nonlocal done
+        nonlocal done, reported
         while failure.error is None:
             with failure:
                 try:
@@ -325,6 +325,7 @@ def _run_all(jobs: deque[_Job], total: int, progress: Progress | None) -> None:
                     done += count
                     so_far = done
                 if report is not None:
+                    reported = so_far
                     report(so_far, total)
 
     crew = Crew(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0)
@@ -333,3 +334,6 @@ def _run_all(jobs: deque[_Job], total: int, progress: Progress | None) -> None:
     finally:
         crew.join()
     failure.reraise()
+    if progress is not None and reported < done:
+        # The other thread came in last.
+        progress(done, total)
