@@ -51,6 +51,8 @@ def select(
     if only is None:
         return whole
     globs = [Glob.parse(text) for text in ([only] if isinstance(only, str) else only)]
+    if not globs:
+        raise Mismatch("only= holds no glob, so nothing is wanted", hint="leave it out to load everything")
     return _thinned(whole, globs)
 
 
