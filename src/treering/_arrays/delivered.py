@@ -88,6 +88,8 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
                 result[at] = _sharded(arrays, delivery)
         else:
             result[at] = on_host(arrays[0], fit.kind, own=not mapped)
+            if mapped and isinstance(result[at], np.ndarray):
+                result[at].flags.writeable = False  # those that were read too: nobody can tell which were
     _put(waiting, result)
     for at, delivery in enumerate(deliveries):
         if delivery.fit.kind == "key":
