@@ -33,14 +33,23 @@ class Source:
         structured: whether its containers are those that were saved.
         raw_keys: whether it knows no typed PRNG keys.
         mapped: whether arrays may be maps of the files.
+        held: whether arrays are the source's own memory, the same at every read.
     """
 
     def __init__(
-        self, index: Index, arrays: Arrays, *, structured: bool = True, raw_keys: bool = False, mapped: bool = False
+        self,
+        index: Index,
+        arrays: Arrays,
+        *,
+        structured: bool = True,
+        raw_keys: bool = False,
+        mapped: bool = False,
+        held: bool = False,
     ) -> None:
         self.index = index
         self.structured = structured
         self.raw_keys = raw_keys
         self.mapped = mapped
+        self.held = held
         self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
         self.dtype_of = arrays.dtype_of

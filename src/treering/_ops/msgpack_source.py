@@ -49,7 +49,7 @@ def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
     structure, keys, leaves = _flattened(state)
     kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
     index, arrays = held_index(structure, keys, kinds, leaves)
-    return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped)
+    return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True)
 
 
 def _unzipped(file: LocalFile) -> Any:

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Checkpoint", "LeafView", "NoSuchLeaf", "open_path"]
+__all__ = ["Checkpoint", "ClosedCheckpoint", "LeafView", "NoSuchLeaf", "open_path"]
 
 _SHOWN: Final = 20
 
 
 class NoSuchLeaf(TreeringError, KeyError):
     """No leaf has that key; mappings raise ``KeyError``."""
+
+
+class ClosedCheckpoint(TreeringError, ValueError):
+    """The checkpoint was closed; files say ``ValueError`` then."""
 
 
 class LeafView:
@@ -102,6 +106,7 @@ class Checkpoint(Mapping[str, Any]):
         self._path = path
         self._source = source
         self._closing = closing
+        self._closed = False
         self._numbers: dict[str, int] | None = None
         self.index: Index = source.index
 
@@ -115,6 +120,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def close(self) -> None:
         """Close the files."""
+        self._closed = True
         self._closing.close()
 
     @property
@@ -144,9 +150,14 @@ class Checkpoint(Mapping[str, Any]):
 
     def box(self, number: int, box: tuple[tuple[int, int], ...]) -> NDArray[Any]:
         """Return one box of a stored leaf, read and checked."""
+        if self._closed:
+            raise ClosedCheckpoint(
+                f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it",
+                hint="read what is needed before it is closed, inside the `with` block",
+            )
         wish = Wish(number, (box,))
         self._source.read([wish], None)
-        return wish.arrays[0]
+        return wish.arrays[0].copy() if self._source.held else wish.arrays[0]
 
     def _leaf(self, number: int) -> Any:
         leaf_type = self.index.type_of(number)
