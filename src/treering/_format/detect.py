@@ -44,7 +44,8 @@ _OTHER_FOLDERS: Final = {
     "model.safetensors": "a folder with a safetensors file",
 }
 _READ_HERE: Final = "treering reads its checkpoints, safetensors, and msgpack, also in gzip form"
-_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+# A pathlib.Path has made one slash of the two.
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 class Form(enum.Enum):

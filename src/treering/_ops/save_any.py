@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from treering._arrays.incoming import Progress
 from treering._ops.save import save_checkpoint
@@ -13,6 +14,8 @@ from treering._ops.save_safetensors import save_safetensors
 from treering._ops.state_file import local_path
 
 __all__ = ["save"]
+
+_FILES: Final = {".msgpack": save_msgpack, ".safetensors": save_safetensors}
 
 
 def save(
@@ -24,6 +27,13 @@ def save(
     progress: Progress | None,
 ) -> None:
     """Write ``tree`` to ``path``; ``treering.save`` says more."""
-    place = local_path(path)
-    write = {".msgpack": save_msgpack, ".safetensors": save_safetensors}.get(place.suffix, save_checkpoint)
+    place = _place(path)
+    write = _FILES.get(place.suffix, save_checkpoint)
     write(place, tree, metadata=metadata or {}, overwrite=overwrite, progress=progress)
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """Return the path; a folder's may end in a separator, as a shell completes it."""
+    if isinstance(path, str) and path.endswith(("/", os.sep)) and Path(path).suffix not in _FILES:
+        path = f"{path}."
+    return local_path(path)

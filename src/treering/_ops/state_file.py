@@ -23,7 +23,8 @@ __all__ = ["load", "local_path", "save"]
 
 PathOrFile = str | os.PathLike[str] | BinaryIO
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+# A pathlib.Path has made one slash of the two.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
