@@ -54,7 +54,8 @@ def load(
         known = select(index.structure, index.keys, at=at, only=None).keys
         asked = _Asked(shardings=shardings, mesh=mesh, known=known)
         if like is None:
-            matches = [Matched(leaf, _as_saved(index, leaf)) for leaf in part.leaves]
+            fits = [Fit(leaf_type.kind, impl=leaf_type.impl) for leaf_type in index.types]
+            matches = [Matched(leaf, fits[index.leaf_types[leaf]]) for leaf in part.leaves]
             placements = _placements(index, part.keys, matches, None, asked)
             return build(part.structure, _leaves(source, matches, placements, progress))
         target = flatten_like(like)
@@ -74,11 +75,6 @@ def _require_sense(like: Any, *, rename: Mapping[str, str] | None, missing: str,
         raise Unsupported(f'missing={missing!r} is neither "error" nor "keep"')
     if like is None and (rename or cast or missing == "keep"):
         raise Unsupported("rename=, cast= and missing= say how stored leaves fit `like`, and there is none")
-
-
-def _as_saved(index: Index, leaf: int) -> Fit:
-    leaf_type = index.type_of(leaf)
-    return Fit(leaf_type.kind, impl=leaf_type.impl)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +150,12 @@ def _leaves(
             deliveries.append(Delivery(number, wish_for(match.leaf, shape, sharding), shape, match.fit, sharding))
         else:
             result[number] = turned(index.values[match.leaf], match.fit, sharding)
-    report = _Report(progress, sum(_nbytes(index, delivery) for delivery in deliveries))
-    for batch in _batches(index, deliveries):
+    by_type = list(map(leaf_bytes, index.types))
+    sizes = [by_type[index.leaf_types[delivery.wish.leaf]] for delivery in deliveries]
+    report = _Report(progress, sum(sizes))
+    for batch, nbytes in _batches(deliveries, sizes):
         source.read([delivery.wish for delivery in batch], report.step)
-        report.add(sum(_nbytes(index, delivery) for delivery in batch))
+        report.add(nbytes)
         for delivery, leaf in zip(batch, delivered(batch, mapped=source.mapped), strict=True):
             result[delivery.number] = leaf
     return result
@@ -181,21 +179,18 @@ class _Report:
         self._before += nbytes
 
 
-def _nbytes(index: Index, delivery: Delivery) -> int:
-    return leaf_bytes(index.type_of(delivery.wish.leaf))
-
-
-def _batches(index: Index, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+def _batches(deliveries: Sequence[Delivery], sizes: Sequence[int]) -> Iterator[tuple[list[Delivery], int]]:
+    """Yield runs of deliveries, and the bytes of each run."""
     batch: list[Delivery] = []
     held = 0
-    for delivery in deliveries:
+    for delivery, nbytes in zip(deliveries, sizes, strict=True):
         batch.append(delivery)
-        held += _nbytes(index, delivery)
+        held += nbytes
         if held >= _BATCH_BYTES:
-            yield batch
+            yield batch, held
             batch, held = [], 0
     if batch:
-        yield batch
+        yield batch, held
 
 
 def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched]) -> None:
