@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
-from treering._plan.load import LoadPlan, StoredChunk, Strategy, plan_load
+from treering._plan.load import LoadPlan, StoredChunk, StoredLeaf, Strategy, plan_load, plan_loads
 from treering._values.boxes import Box, covered_once, intersection, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 
@@ -240,3 +241,30 @@ def test_a_thousand_processes_and_chunks_cost_one_look_each(monkeypatch: pytest.
     assert plan.strategy is Strategy.EXCHANGE
     assert counted <= 8 * 1024
     assert sum(read.nbytes for read in plan.reads_of(1023)) == 8192 * 8192 * 4 // 1024
+
+
+def test_leaves_that_are_stored_and_wanted_alike_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 leaves x 1,024 processes: the work grows with the kinds of leaves."""
+    from treering._plan import load as room
+
+    planned = 0
+
+    def counting(*arguments: Any) -> LoadPlan:
+        nonlocal planned
+        planned += 1
+        return plan_load(*arguments)
+
+    monkeypatch.setattr(room, "plan_load", counting)
+    kinds = [((4096, length), itemsize) for length in (4096, 11008, 1) for itemsize in (2, 4)]
+    chunks = [stored(shape, itemsize, (8, 1)) for shape, itemsize in kinds]
+    wanted = [wanted_by(shape, (1024,), (0, None)) for shape, _ in kinds]
+    leaves = [
+        StoredLeaf(shape=shape, itemsize=itemsize, chunks=tuple(chunks[number % 6]), wanted=wanted[number % 6])
+        for number in range(10_000)
+        for shape, itemsize in [kinds[number % 6]]
+    ]
+    plans = plan_loads(leaves)
+    assert planned == 6
+    assert len(plans) == 10_000
+    for leaf, plan in zip(leaves[:6], plans[:6], strict=True):
+        assert plan.reads == plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted).reads

@@ -13,14 +13,23 @@ import dataclasses
 import enum
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from treering._plan.blocks import ByteRange, covering_ranges
 from treering._values.boxes import Box, intersection, relative, runs, shape_of, size_of
 from treering._values.checksums import SMALLEST_BLOCK
 
-__all__ = ["LoadPlan", "Read", "StoredChunk", "Strategy", "covering_ranges", "plan_load"]
+__all__ = [
+    "LoadPlan",
+    "Read",
+    "StoredChunk",
+    "StoredLeaf",
+    "Strategy",
+    "covering_ranges",
+    "plan_load",
+    "plan_loads",
+]
 
 # Reading more than 1.05 times the bytes is worth an exchange.
 _PERCENT: Final = 105
@@ -34,6 +43,20 @@ class StoredChunk:
     """Which box of the leaf."""
     block: int
     """Bytes of a checksummed block."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLeaf:
+    """A leaf as it is stored, and as it is wanted."""
+
+    shape: tuple[int, ...]
+    """Global shape."""
+    itemsize: int
+    """Bytes of an item."""
+    chunks: tuple[StoredChunk, ...]
+    """Stored boxes, which tile the leaf."""
+    wanted: Sequence[Sequence[Box]]
+    """Process -> the boxes that it wants, no two of which overlap. Leaves that are wanted alike share one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +145,32 @@ def plan_load(
         _wanted=wanted,
         _line=line,
     )
+
+
+def plan_loads(leaves: Iterable[StoredLeaf]) -> list[LoadPlan]:
+    """Divide the reading of many leaves; those that are stored alike and share ``wanted`` get one plan.
+
+    Example:
+        >>> rows = StoredLeaf(
+        ...     shape=(8,),
+        ...     itemsize=4,
+        ...     chunks=(StoredChunk(box=((0, 8),), block=65536),),
+        ...     wanted=[[((0, 4),)], [((4, 8),)]],
+        ... )
+        >>> first, second = plan_loads([rows, rows])
+        >>> first is second, first.reads_of(1)
+        (True, (Read(chunk=0, ranges=((0, 32),), boxes=((0, ((4, 8),)),)),))
+    """
+    known: dict[tuple[object, ...], LoadPlan] = {}
+    plans = []
+    for leaf in leaves:
+        # By identity: to compare boxes for 1,024 processes costs more than to plan for them. The plan keeps them alive.
+        kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted))
+        plan = known.get(kind)
+        if plan is None:
+            plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted)
+        plans.append(plan)
+    return plans
 
 
 def _costs_too_much(table: _Chunks, itemsize: int, wanted: Sequence[Sequence[Box]], unique: int) -> bool:
