@@ -1,6 +1,6 @@
-"""The demo: a small real training run that is saved, loaded in a fresh process and proved equal to the bit."""
+"""The demo: a small real training run that is saved, killed, resumed on another mesh and proved equal to the bit."""
 
 __all__ = ["FILES"]
 
-FILES = ("state.msgpack", "state.msgpack.gz")
+FILES = ("checkpoint",)
 """What the demo leaves in its folder."""

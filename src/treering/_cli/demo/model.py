@@ -13,7 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["AdamState", "Config", "TrainState", "count_parameters", "start", "train_step"]
+__all__ = [
+    "AdamState",
+    "Config",
+    "Params",
+    "TrainState",
+    "adam_step",
+    "count_parameters",
+    "loss_and_gradients",
+    "loss_of",
+    "start",
+]
 
 Params = dict[str, Any]
 
@@ -62,7 +72,7 @@ class TrainState(NamedTuple):
     adam: AdamState
     """The optimizer's memory."""
     key: jax.Array
-    """PRNG key, uint32 of shape (2,)."""
+    """Typed PRNG key of shape ()."""
     step: int
     """Steps taken."""
     position: int
@@ -72,7 +82,7 @@ class TrainState(NamedTuple):
 
 
 def start(config: Config) -> TrainState:
-    """Draw the first weights and put everything at its beginning.
+    """Draw the first weights, in numpy, and put everything at its beginning.
 
     Example:
         >>> state = start(Config(alphabet_size=100, width=16, blocks=1))
@@ -81,23 +91,32 @@ def start(config: Config) -> TrainState:
     """
     params = _draw_weights(config)
     adam = AdamState(
-        count=jnp.zeros((), jnp.int32), mu=jax.tree.map(np.zeros_like, params), nu=jax.tree.map(np.zeros_like, params)
+        count=np.zeros((), np.int32),  # type: ignore[arg-type]
+        mu=jax.tree.map(np.zeros_like, params),
+        nu=jax.tree.map(np.zeros_like, params),
     )
-    params, adam = jax.device_put((params, adam))
-    key = jax.random.PRNGKey(config.seed)
+    key = jax.random.key(config.seed)
     return TrainState(params=params, adam=adam, key=key, step=0, position=0, config=config._asdict())
 
 
-def train_step(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
-    """Take one step of Adam on ``batch``, int32 of shape (batch, context + 1); returns the new state and the loss.
+def loss_and_gradients(params: Params, batch: jax.Array, config: Config, drop: jax.Array) -> tuple[jax.Array, Params]:
+    """Return the mean surprise per character in nats, float32 of shape (), and its gradients.
 
-    The loss is the mean surprise per character in nats, float32 of shape (). The old state stays valid.
+    ``batch`` is int32 of shape (batch, context + 1), ``drop`` a PRNG key.
     """
+    return jax.value_and_grad(_loss)(params, batch, config, drop)
+
+
+def loss_of(state: TrainState, batch: np.ndarray) -> float:
+    """Return the loss of the next step from ``state``, computed on one device whatever mesh the state lies on.
+
+    The order of the sums depends on the mesh; on one device it is the same everywhere.
+    """
+    device = jax.devices()[0]
     config = Config(**state.config)  # type: ignore[arg-type]
-    params, adam, key, loss = _jitted_step(state.params, state.adam, state.key, batch, config)
-    return state._replace(
-        params=params, adam=adam, key=key, step=state.step + 1, position=state.position + config.batch
-    ), loss
+    _, drop = jax.random.split(jax.device_put(state.key, device))
+    params = jax.device_put(state.params, device)
+    return float(_jitted_loss(params, jax.device_put(batch, device), config, drop))
 
 
 def count_parameters(params: Params) -> int:
@@ -108,16 +127,6 @@ def count_parameters(params: Params) -> int:
         12
     """
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _jitted_step(
-    params: Params, adam: AdamState, key: jax.Array, batch: jax.Array, config: Config
-) -> tuple[Params, AdamState, jax.Array, jax.Array]:
-    key, drop = jax.random.split(key)
-    loss, gradients = jax.value_and_grad(_loss)(params, batch, config, drop)
-    params, adam = _adam(params, gradients, adam, config)
-    return params, adam, key, loss
 
 
 def _draw_weights(config: Config) -> Params:
@@ -156,6 +165,9 @@ def _loss(params: Params, batch: jax.Array, config: Config, drop: jax.Array) -> 
     return -jnp.mean(right)
 
 
+_jitted_loss = functools.partial(jax.jit, static_argnames="config")(_loss)
+
+
 def _predict(params: Params, tokens: jax.Array, config: Config, drop: jax.Array) -> jax.Array:
     """Give a score to every next character, float32 of shape (batch, context, alphabet)."""
     before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
@@ -186,7 +198,7 @@ def _normal(x: jax.Array, gain: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * gain
 
 
-def _adam(params: Params, gradients: Params, adam: AdamState, config: Config) -> tuple[Params, AdamState]:
+def adam_step(params: Params, gradients: Params, adam: AdamState, config: Config) -> tuple[Params, AdamState]:
     """Take one step of Adam with bias correction and warm-up (algorithm 1 of arXiv:1412.6980)."""
     count = adam.count + 1
     mu = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, adam.mu, gradients)

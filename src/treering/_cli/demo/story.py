@@ -1,17 +1,18 @@
-"""The demo as it is told: train, save, load in a fresh process, damage, and the table of what was proved."""
+"""The demo as it is told: train, save, kill, resume on another mesh, damage, and the table of what was proved.
+
+The arrays live in processes of their own; this one only tells, looks into files, and imports no jax.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-import jax
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
@@ -19,12 +20,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from treering import serialization
-from treering._cli.demo import FILES, model, prove, text
+from treering._cli.demo import FILES
+from treering._cli.demo.children import Child, Failed
 from treering._cli.demo.display import TrainingDisplay, curve
-from treering._cli.demo.prove import Evidence, Proof
+from treering._cli.demo.evidence import Evidence, Proof, compared
 from treering._cli.terminal import can_show, look_of
-from treering._ops.inspect import listing_of
+from treering._format.records import LeafRecord
+from treering._ops.inspect import inspect, listing_of
+from treering._ops.open_leaves import open_leaves
+from treering._ops.verify import verify
 from treering._values.human import bytes_text, count_text, duration_text, rate_text
 from treering._values.keys import Glob
 from treering._view.rows import lay_out
@@ -34,20 +38,16 @@ from treering.errors import Corrupt
 __all__ = ["tell"]
 
 _SHOWN = ("params", "adam", "key", "step")
-"""Branches of the file that the story shows."""
+"""Branches of the checkpoint that the story shows."""
 _THREE_LINES = (
-    "from treering import serialization",
-    'serialization.save_to_file(state, "state.msgpack")',
-    'state = serialization.load_from_file(state, "state.msgpack", strict=True)',
+    "import treering as tr",
+    'tr.save("checkpoint", state)',
+    'state = tr.load("checkpoint", like=state)',
 )
 """What a newcomer writes."""
 
-Made = TypeVar("Made")
-
 _LAST_STEPS = 5
 """Steps at the end whose mean loss counts: single steps are noisy."""
-_FEWEST_STEPS = 10
-"""Steps taken even where the time is up before: enough for the loss to fall."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,11 @@ class _Stage:
     kept: bool
     symbols: bool
     """Whether the output can show box drawing and check marks."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the state is saved."""
+        return self.folder / FILES[0]
 
     def chapter(self, number: int, title: str) -> None:
         self.console.print()
@@ -81,128 +86,204 @@ def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[
     Its files are left in ``folder``; ``kept`` says whether the caller leaves that folder.
     """
     stage = _Stage(console=console, folder=folder, kept=kept, symbols=can_show("✓━├…µ", sys.stdout))
-    stage.console.print(Text("treering demo", style="bold cyan").append("  a training run, saved and proved", style=""))
-    corpus, state, losses = _train(stage, seconds)
-    file, here = _save(stage, state, corpus)
-    proofs = [_loss_fell(losses)]
-    proofs += _load_elsewhere(stage, file, here)
-    proofs += _damage(stage, file, state, here)
-    _close(stage, proofs, file)
+    stage.console.print(Text("treering demo", style="bold cyan").append("  a training run, saved, killed, resumed"))
+    proofs: list[Proof] = []
+    try:
+        trained = _train_and_kill(stage, seconds)
+        proofs += [_loss_fell(trained.losses), _kill_did_no_harm(stage, trained)]
+        proofs += _resume(stage, trained.seen)
+        proofs += _damage(stage)
+    except Failed as failure:
+        stage.quote(str(failure), "red")
+        proofs.append(Proof(claim="Every process does its part", held=False, detail=str(failure)))
+    _close(stage, proofs)
     return proofs
 
 
-def _train(stage: _Stage, seconds: float) -> tuple[text.Corpus, model.TrainState, list[float]]:
-    stage.chapter(1, "Train a character-level transformer on Python's own help texts")
-    config = model.Config(alphabet_size=0)
-    corpus = text.load_corpus(context=config.context, seed=config.seed)
-    state = model.start(config._replace(alphabet_size=len(corpus.alphabet)))
-    device = jax.devices()[0]
-    stage.say(
-        f"{count_text(model.count_parameters(state.params))} parameters, Adam, "
-        f"{count_text(len(corpus.tokens))} characters, on {device.device_kind} ({device.platform})"
-    )
-    losses: list[float] = []
-    with TrainingDisplay(stage.console, seconds, blocks=stage.symbols) as display:
-        ends = float("inf")
-        while len(losses) < _FEWEST_STEPS or time.perf_counter() < ends:
-            state, loss = model.train_step(state, text.batch_at(corpus, state.position, config.batch))
-            losses.append(float(loss))
-            if len(losses) == 1:
-                ends = time.perf_counter() + seconds
-                display.compiled()
-            display.show(losses[-1])
-    drawn = f"   {curve(losses)}" if stage.symbols else ""
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Trained:
+    """What is known of a training run that was killed."""
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    """Of every step up to the last save."""
+    saves: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The saves that were acknowledged."""
+    seen: Evidence | None = None
+    """The state of the last acknowledged save."""
+    process: int = 0
+    """The process that trained."""
+    code: int = 0
+    """How it ended."""
+    halfway: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """How far the last save was when it was killed."""
+
+
+def _train_and_kill(stage: _Stage, seconds: float) -> _Trained:
+    stage.chapter(1, "Train a character-level transformer on eight devices")
+    trained = _Trained()
+    with (
+        Child("treering._cli.demo.train", os.fspath(stage.checkpoint), str(seconds)) as child,
+        TrainingDisplay(stage.console, seconds, blocks=stage.symbols) as display,
+    ):
+        trained.process = child.number
+        for event in child.events():
+            _take_in(stage, trained, display, event)
+            if event["event"] == "halfway":
+                trained.halfway = event
+                trained.code = child.kill()
+                break
+    if not trained.halfway or trained.seen is None:
+        raise Failed("the training process ended before its last save")
+    losses, drawn = trained.losses, f"   {curve(trained.losses)}" if stage.symbols else ""
     stage.say(f"{len(losses)} steps: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}")
-    return corpus, state, losses
+    _show_saves(stage, trained)
+    return trained
 
 
-def _save(stage: _Stage, state: model.TrainState, corpus: text.Corpus) -> tuple[Path, Evidence]:
-    stage.chapter(2, "Save the whole state: weights, Adam, PRNG key, position, settings")
-    file = stage.folder / FILES[0]
-    _, seconds = _timed(lambda: serialization.save_to_file(state, file))
-    size = file.stat().st_size
-    stage.say(f'serialization.save_to_file(state, "{file.name}")')
-    stage.say(f"{bytes_text(size)} in {duration_text(seconds)}, {rate_text(size, seconds)}, safe on the disk")
-    key, largest = prove.largest_leaf(state)
-    stage.say(f"{len(jax.tree.leaves(state))} leaves, the largest is {key} with {bytes_text(largest)}")
-    listing = listing_of(file)
+def _take_in(stage: _Stage, trained: _Trained, display: TrainingDisplay, event: dict[str, Any]) -> None:
+    """Take in what the training process tells."""
+    match event["event"]:
+        case "ready":
+            stage.say(
+                f"{count_text(event['parameters'])} parameters and Adam, cut over a mesh of 4 x 2 host devices; "
+                f"{count_text(event['characters'])} characters of Python's own help"
+            )
+        case "step":
+            if not trained.losses:
+                display.compiled()
+            trained.losses.append(event["loss"])
+            display.show(event["loss"])
+        case "saved":
+            trained.saves.append(event)
+            if "evidence" in event:
+                trained.seen = Evidence(**event["evidence"])
+
+
+def _show_saves(stage: _Stage, trained: _Trained) -> None:
+    stage.chapter(2, "Save the whole state, and be killed in the middle of a save")
+    listing = listing_of(stage.checkpoint)
+    size, last = listing.file_bytes, trained.saves[-1]
+    stage.say('tr.save("checkpoint", state, overwrite=True)')
+    stage.say(
+        f"{len(trained.saves)} saves of {bytes_text(size)}; the last one, of step {last['step']}, took "
+        f"{duration_text(last['seconds'])}, {rate_text(size, last['seconds'])}, and is safe on the disk"
+    )
     look = dataclasses.replace(look_of(sys.stdout), width=stage.console.width - 3)
     layout = lay_out(listing.root, globs=[Glob.parse(glob) for glob in _SHOWN], depth=2)
     stage.console.print()
-    stage.say(f"$ treering inspect {file.name} {' '.join(_SHOWN)} --depth 2")
-    for line in tree_lines(layout, title=file.name, file_bytes=listing.file_bytes, look=look):
+    stage.say(f"$ treering inspect {FILES[0]} {' '.join(_SHOWN)} --depth 2")
+    for line in tree_lines(layout, title=FILES[0], file_bytes=size, look=look):
         stage.console.print(Text.from_ansi(f"   {line}"), soft_wrap=True)
-    return file, prove.evidence_of(state, corpus)
-
-
-def _load_elsewhere(stage: _Stage, file: Path, here: Evidence) -> list[Proof]:
-    stage.chapter(3, "Load it in a fresh process and take the next step there")
-    with _patience(stage, "a new Python starts, compiles and loads ..."):
-        there = prove.from_fresh_process(file)
-    if isinstance(there, str):
-        stage.quote(there, "red")
-        return [
-            Proof(claim="A fresh process loads every bit", held=False, detail=there),
-            Proof(claim="Training goes on unchanged", held=False, detail="no process to compare"),
-        ]
-    size = file.stat().st_size
-    stage.say("serialization.load_from_file(template, file, strict=True, to_jax=True)")
+    stage.console.print()
+    done, total = bytes_text(trained.halfway["done"]), bytes_text(trained.halfway["total"])
     stage.say(
-        f"process {there.process} loaded {bytes_text(size)} in {duration_text(there.load_seconds)}, "
-        f"{rate_text(size, there.load_seconds)}"
+        f"Process {trained.process} was saving step {trained.halfway['step']} and had written {done} of {total} "
+        f"when SIGKILL ended it. In the folder now:"
+    )
+    named = {file.name for file in listing.files}
+    for path in sorted(stage.checkpoint.iterdir()):
+        what = f"of step {last['step']}" if path.name in named else "of the save that was killed"
+        stage.say(f"  {bytes_text(path.stat().st_size):>8}  {_short(path.name)}  {what}")
+
+
+def _kill_did_no_harm(stage: _Stage, trained: _Trained) -> Proof:
+    found = verify(stage.checkpoint)
+    step, saved = inspect(stage.checkpoint).leaves["step"].value, trained.saves[-1]["step"]
+    stage.say(f"$ treering verify {FILES[0]}")
+    stage.quote(str(found).replace(os.fspath(stage.checkpoint), FILES[0]), "green" if found else "red")
+    return Proof(
+        claim="A kill in the middle of a save harms nothing",
+        held=found.ok and step == saved,
+        detail=f"step {saved}, the last that was acknowledged, is whole" if found else str(found),
+    )
+
+
+def _resume(stage: _Stage, here: Evidence | None) -> list[Proof]:
+    stage.chapter(3, "Resume in a fresh process, on two devices")
+    there: Evidence | None = None
+    seconds = 0.0
+    losses: list[float] = []
+    saved: dict[str, Any] = {}
+    with (
+        _patience(stage, "a new Python starts, loads and compiles ..."),
+        Child("treering._cli.demo.resume", os.fspath(stage.checkpoint)) as child,
+    ):
+        for event in child.events():
+            match event["event"]:
+                case "loaded":
+                    there, seconds = Evidence(**event["evidence"]), event["seconds"]
+                case "step":
+                    losses.append(event["loss"])
+                case "saved":
+                    saved = event
+    if here is None or there is None or not saved:
+        raise Failed("the process that resumed did not get to its end")
+    size = listing_of(stage.checkpoint).file_bytes
+    stage.say('tr.load("checkpoint", like, shardings=rules, mesh=mesh)')
+    stage.say(
+        f"process {there.process} loaded {bytes_text(size)} in {duration_text(seconds)}, {rate_text(size, seconds)}, "
+        f"checked, from the mesh {here.mesh} onto {there.mesh}"
     )
     stage.say(f"its next loss  {there.next_loss}")
     stage.say(f"ours           {here.next_loss}")
-    unequal = [key for key in {**here.leaves, **there.leaves} if here.leaves.get(key) != there.leaves.get(key)]
-    equal = f"{len(here.leaves)} of {len(here.leaves)} leaves, compared by SHA-256"
-    same_loss = there.next_loss == here.next_loss
+    steps = " ".join(f"{loss:.3f}" for loss in losses)
+    stage.say(f"{len(losses)} more steps there, loss {steps}; then it saved step {saved['step']} over the old one")
+    return [*compared(here, there), _nothing_left(stage)]
+
+
+def _nothing_left(stage: _Stage) -> Proof:
+    """Prove that the save after the kill swept away what the killed one had left."""
+    named = {file.name for file in listing_of(stage.checkpoint).files}
+    left = sorted({path.name for path in stage.checkpoint.iterdir()} - named)
+    return Proof(
+        claim="The next save sweeps up",
+        held=not left,
+        detail=f"{left[0]} is still there" if left else f"{len(named)} files in the folder, each of them needed",
+    )
+
+
+def _damage(stage: _Stage) -> list[Proof]:
+    stage.chapter(4, "Flip one bit, and be told which leaf it hit")
+    leaves = inspect(stage.checkpoint).leaves
+    key, leaf = max(leaves.items(), key=lambda item: item[1].nbytes)
+    file, place = stage.checkpoint / str(leaf.file), (leaf.offset or 0) + leaf.nbytes // (2 * leaf.chunks)
+    _flip_bit(file, place)
+    found = verify(stage.checkpoint)
+    stage.say(f"one bit of byte {place:,} of {_short(file.name)} flipped")
+    stage.say(f"$ treering verify {FILES[0]}")
+    for finding in found.findings:
+        stage.quote(str(finding).replace(file.name, _short(file.name)), "yellow")
+    complaint = _complaint(stage.checkpoint, leaf)
+    stage.say("and a load of that leaf:")
+    stage.quote(complaint.replace(file.name, _short(file.name)) or "no complaint", "yellow")
+    _flip_bit(file, place)
+    mended = verify(stage.checkpoint).ok
+    stage.say("the bit flipped back: " + ("whole again" if mended else "still damaged"))
+    named = [finding.key for finding in found.findings] == [key]
     return [
         Proof(
-            claim="A fresh process loads every bit",
-            held=not unequal,
-            detail=f"{len(unequal)} leaves differ, the first is {unequal[0]}" if unequal else equal,
-        ),
-        Proof(
-            claim="Training goes on unchanged",
-            held=same_loss,
-            detail=f"loss {float.fromhex(here.next_loss):.6f}, "
-            + ("equal to the last bit" if same_loss else f"there {float.fromhex(there.next_loss):.6f}"),
-        ),
+            claim="A flipped bit is found and named",
+            held=named and bool(complaint) and mended,
+            detail=f"one of {8 * leaf.nbytes:,} bits of {key}" if named else f"{key} was hit, verify says {found}",
+        )
     ]
 
 
-def _damage(stage: _Stage, file: Path, state: model.TrainState, here: Evidence) -> list[Proof]:
-    stage.chapter(4, "Damage it, and be told")
-    squeezed = stage.folder / FILES[1]
-    with _patience(stage, "gzip at work ..."):
-        data, seconds = _timed(lambda: serialization.to_compressed_bytes(state))
-        squeezed.write_bytes(data)
-        back = serialization.from_compressed_bytes(state, data, strict=True)
-    equal = prove.fingerprints(back) == here.leaves
-    stage.say(f"the gzip form: {bytes_text(len(data))} after {duration_text(seconds)}")
-    flipped = bytearray(data)
-    flipped[len(data) // 2] ^= 1
-    stage.say("one bit of it flipped, then loaded:")
-    about_bit = _complaint(lambda: serialization.from_compressed_bytes(state, bytes(flipped)))
-    stage.quote(about_bit or "no complaint", "yellow")
-    short = stage.folder / "cut-short.msgpack"
-    short.write_bytes(file.read_bytes()[:-1000])
-    stage.say("the plain form without its last 1000 bytes, then loaded:")
-    about_end = _complaint(lambda: serialization.load_from_file(state, short))
-    stage.quote(about_end or "no complaint", "yellow")
-    short.unlink()
-    return [
-        Proof(
-            claim="The gzip form holds the same bits",
-            held=equal,
-            detail=f"{bytes_text(len(data))}, {len(here.leaves)} leaves",
-        ),
-        _noticed("A flipped bit is noticed", about_bit, "Corrupt, by gzip's own checks"),
-        _noticed("A file cut short is noticed", about_end, "Corrupt, with the leaf's name"),
-    ]
+def _flip_bit(file: Path, place: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        byte = opened.read(1)[0]
+        opened.seek(place)
+        opened.write(bytes([byte ^ 1]))
 
 
-def _close(stage: _Stage, proofs: list[Proof], file: Path) -> None:
+def _short(name: str) -> str:
+    """Shorten the name of a data file: sixteen digits say nothing to a reader."""
+    parts = name.split("-")
+    return f"{parts[0]}-{parts[1][:4]}...{parts[-1][5:]}" if name.startswith("data-") else name
+
+
+def _close(stage: _Stage, proofs: list[Proof]) -> None:
     table = Table.grid(padding=(0, 2))
     yes, no = ("✓", "✗") if stage.symbols else ("ok", "NO")
     for proof in proofs:
@@ -211,10 +292,10 @@ def _close(stage: _Stage, proofs: list[Proof], file: Path) -> None:
     stage.console.print()
     frame = box.ROUNDED if stage.symbols else box.ASCII
     stage.console.print(Panel(table, title="proved", title_align="left", expand=False, box=frame))
-    shown = shlex.quote(str(file)) if stage.kept else "YOUR.msgpack"
+    shown = shlex.quote(str(stage.checkpoint)) if stage.kept else "YOUR_CHECKPOINT"
     stage.console.print()
-    stage.console.print(Text("Next, on a file of yours", style="bold"))
-    for line in (f"$ treering inspect {shown}", "", *_THREE_LINES):
+    stage.console.print(Text("Next, with a state of yours", style="bold"))
+    for line in (*_THREE_LINES, "", f"$ treering inspect {shown}", f"$ treering verify {shown}"):
         stage.console.print(Text(f"   {line}", style="cyan"), soft_wrap=True)
     goes = "" if stage.kept else " and will be removed now; --keep DIR keeps them"
     stage.console.print()
@@ -226,19 +307,16 @@ def _loss_fell(losses: list[float]) -> Proof:
     return Proof(claim="The model learns", held=after < before, detail=f"loss {before:.2f} to {after:.2f}")
 
 
-def _noticed(claim: str, complaint: str, detail: str) -> Proof:
-    return Proof(claim=claim, held=bool(complaint), detail=detail if complaint else "the load raised nothing")
-
-
 def _final(losses: list[float]) -> float:
     last = losses[-_LAST_STEPS:]
     return sum(last) / len(last)
 
 
-def _complaint(load: Callable[[], object]) -> str:
-    """Return the message of the error that a load of damaged bytes raises, empty when it raises none."""
+def _complaint(path: Path, leaf: LeafRecord) -> str:
+    """Return the message of the error that reading a damaged leaf raises, empty when it raises none."""
     try:
-        load()
+        with open_leaves(path) as leaves:
+            leaves.array(leaf)[...]
     except Corrupt as error:
         return f"Corrupt: {error}"
     return ""
@@ -249,9 +327,3 @@ def _patience(stage: _Stage, line: str) -> AbstractContextManager[object]:
     if stage.console.is_terminal and stage.symbols:
         return stage.console.status(Text(line, style="dim"))
     return nullcontext()
-
-
-def _timed(work: Callable[[], Made]) -> tuple[Made, float]:
-    began = time.perf_counter()
-    made = work()
-    return made, time.perf_counter() - began
