@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
+from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Wish
 from treering._arrays.on_host import on_host
 from treering._tree.fit import Fit
@@ -17,7 +18,7 @@ from treering._values.boxes import Box, whole
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Delivery", "delivered", "jax_holds", "turned", "wish_for"]
+__all__ = ["Delivery", "delivered", "turned", "wish_for"]
 
 _TOGETHER: Final = 256
 
@@ -50,14 +51,6 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     return tuple(
         (part.start or 0, length if part.stop is None else part.stop) for part, length in zip(index, shape, strict=True)
     )
-
-
-def jax_holds(dtype: np.dtype[Any]) -> bool:
-    """Tell whether jax, as it is configured now, keeps this dtype."""
-    try:
-        return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
-    except TypeError:
-        return False
 
 
 def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:

@@ -15,7 +15,7 @@ from treering.errors import Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["adopt", "piece_buffers", "to_host"]
+__all__ = ["adopt", "jax_holds", "piece_buffers", "to_host"]
 
 _RUN_BYTES: Final = 256 * 1024
 
@@ -38,6 +38,19 @@ def adopt(value: object) -> ArrayLike | None:
             hint="gather it first, for example with jax.experimental.multihost_utils.process_allgather",
         )
     return value
+
+
+def jax_holds(dtype: np.dtype[Any]) -> bool:
+    """Tell whether jax, as it is configured now, keeps this dtype.
+
+    Example:
+        >>> jax_holds(np.dtype("float32")), jax_holds(np.dtype("datetime64[s]"))
+        (True, False)
+    """
+    try:
+        return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
+    except TypeError:
+        return False
 
 
 def to_host(array: ArrayLike) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from treering._arrays.host import jax_holds
 from treering._tree.state_dict import to_state_dict
 from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch, Unsupported
@@ -96,7 +97,7 @@ def _put_all(slots: list[_Slot]) -> None:
     for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True):
         if isinstance(sharding, dict):
             raise Mismatch("shardings is not a prefix of the tree: it goes on below this array", path=unwound(trail))
-        if not _jax_holds(array.dtype):
+        if not jax_holds(array.dtype):
             raise Unsupported(
                 f"jax cannot hold {array.dtype.name} as it is configured, and nothing is cast",
                 path=unwound(trail),
@@ -124,11 +125,3 @@ def _put(array: np.ndarray[Any, Any], slot: _Slot) -> Any:
         raise Mismatch(
             f"an array of shape {array.shape} cannot be placed on {sharding}: {error}", path=unwound(trail)
         ) from error
-
-
-def _jax_holds(dtype: np.dtype[Any]) -> bool:
-    """Tell whether jax, as it is configured now, keeps this dtype."""
-    try:
-        return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
-    except TypeError:
-        return False

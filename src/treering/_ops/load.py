@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from treering._arrays.delivered import Delivery, delivered, jax_holds, turned, wish_for
+from treering._arrays.delivered import Delivery, delivered, turned, wish_for
+from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Progress
 from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
