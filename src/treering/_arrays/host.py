@@ -48,7 +48,7 @@ def jax_holds(dtype: np.dtype[Any]) -> bool:
         (True, False)
     """
     try:
-        return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
+        return dtype.kind not in "mM" and bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
     except TypeError:
         return False
 
