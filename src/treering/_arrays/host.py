@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["adopt", "jax_holds", "piece_buffers", "to_host"]
 
 _RUN_BYTES: Final = 256 * 1024
+_LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
 
 
 def adopt(value: object) -> ArrayLike | None:
@@ -47,10 +48,10 @@ def jax_holds(dtype: np.dtype[Any]) -> bool:
         >>> jax_holds(np.dtype("float32")), jax_holds(np.dtype("datetime64[s]"))
         (True, False)
     """
-    try:
-        return dtype.kind not in "mM" and bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
-    except TypeError:
+    numbers = jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_
+    if not numbers or dtype.type in _LONG_DOUBLES:
         return False
+    return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
 
 
 def to_host(array: ArrayLike) -> NDArray[Any]:
