@@ -31,6 +31,7 @@ class CheckpointFiles:
     """
 
     def __init__(self, name: str, factor: float, folder: Path) -> None:
+        folder = folder.resolve()  # Orbax takes no relative paths
         self.work = workloads.build("A" if name == "D" else name, factor)
         self.mesh = workloads.mesh() if name == "D" else None
         self.flat: dict[str, Any] = dict(workloads.flat(self.work.tree))

@@ -65,6 +65,20 @@ def test_the_command_reports_counts_and_goals(tmp_path: Path, capsys: pytest.Cap
     assert "C with jax leaves" in text
 
 
+def test_a_mesh_is_turned_and_every_byte_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--only", "D", "--groups", "load over", "--size", "0.01", "--no-memory", "--rounds", "1"]
+    assert main(["checkpoint", "--json", "--dir", str(tmp_path), *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (job,) = document["jobs"]
+    assert job["unit"] == "bytes read / needed"
+    (verdict,) = document["verdicts"]
+    (share,) = job["outcomes"][0]["counts"]
+    assert verdict["value"]["median"] == share
+    assert verdict["met"] == (share <= 1.05)
+    if bytes_read():
+        assert 1 <= share < 1.1
+
+
 def test_without_checksums_none_are_made_and_unchecked_none_are_compared(tmp_path: Path) -> None:
     tree = {"a": np.arange(1000.0, dtype=np.float32), "b": np.arange(1 << 20, dtype=np.float32)}
     with without_checksums():
