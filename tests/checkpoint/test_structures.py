@@ -248,6 +248,7 @@ def test_without_like_classes_are_stand_ins_that_jax_maps_over(path: Path) -> No
     assert_same(model.layers[0].weight, mlp(0).layers[0].weight, restored=False)
     counted = jax.tree.map(lambda leaf: getattr(leaf, "size", 0), model)
     assert counted.layers[0].weight == 8
+    assert_same(treering.load(path, model).layers, model.layers, restored=False)
     treering.save(path, model, overwrite=True)
     assert_same(treering.load(path, mlp(1)), mlp(0), restored=False)
 

@@ -328,6 +328,25 @@ def test_shardings_meshes_and_devices_are_opaque() -> None:
     assert flatten([mesh, sharding, jax.devices()[0]]).kinds == ["opaque"] * 3
 
 
+class Settings:
+    """Its repr tells of it, and of a function in it."""
+
+    def __init__(self, f: Any) -> None:
+        self.f = f
+
+    def __repr__(self) -> str:
+        return f"Settings({self.f!r})"
+
+
+def test_the_address_of_what_lies_inside_is_left_out() -> None:
+    assert flatten(Settings(add)).opaque[0].text == "Settings(<function add>)"
+
+
+def test_the_text_of_a_set_is_the_same_in_every_process() -> None:
+    names = frozenset(f"name {n}" for n in range(9))
+    assert static(Point(1, 2, names))["label"].text == f"frozenset({', '.join(sorted(map(repr, names)))})"  # type: ignore[arg-type]
+
+
 def test_a_long_text_is_cut() -> None:
     partial = functools.partial(add, "x" * 1000)
     assert len(flatten(partial).opaque[0].text) == 400

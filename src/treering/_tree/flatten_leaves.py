@@ -17,7 +17,7 @@ import numpy as np
 from treering._format.index import OpaqueLeaf
 from treering._format.structure import class_name
 from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
-from treering._tree.static_text import has_address
+from treering._tree.static_text import shows_its_address
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
@@ -155,7 +155,7 @@ def _check_opaque(x: Any) -> None:
     # What object.__new__ made holds nothing but its attributes.
     made, shown = (getattr(type(x), name) is getattr(object, name) for name in ("__new__", "__repr__"))
     stateless = made and shown and not _attributes(x)
-    if not (stateless or callable(x)) and has_address(repr(x)):
+    if not (stateless or callable(x)) and shows_its_address(x):
         raise Unsupported(f"a {kind} is not known to jax, and its repr tells nothing of its state", hint=_REGISTER)
 
 

@@ -11,7 +11,7 @@ from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.structure import class_name
 from treering._tree.registry import is_code
 
-__all__ = ["has_address", "key_value", "opaque_of", "static_value", "text_of"]
+__all__ = ["key_value", "opaque_of", "shows_its_address", "static_value", "text_of"]
 
 _LONGEST: Final = 400
 _ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
@@ -68,14 +68,22 @@ def _is_plain(x: object, levels: int = _TUPLE_LEVELS) -> bool:
     return kind in (str, bool, type(None), float, bytes, ForeignKey)
 
 
-def has_address(text: str) -> bool:
-    """Tell whether a repr says where in memory something lies, which tells nothing about it."""
-    return _ADDRESS.search(text) is not None
+def shows_its_address(x: object) -> bool:
+    """Tell whether the repr of ``x`` says where in memory it lies, which tells nothing about it."""
+    return f"0x{id(x):x}" in repr(x).lower()
 
 
 def text_of(x: object) -> str:
     """Return the name of a function or class, or the repr of anything else without addresses, cut to a length."""
-    text = _name_of(x) if is_code(x) else x.__name__ if isinstance(x, types.ModuleType) else _ADDRESS.sub("", repr(x))
+    if is_code(x):
+        text = _name_of(x)
+    elif isinstance(x, types.ModuleType):
+        text = x.__name__
+    elif isinstance(x, set | frozenset):
+        # Their own order is another one in each process.
+        text = f"{type(x).__name__}({', '.join(sorted(map(text_of, x)))})"
+    else:
+        text = _ADDRESS.sub("", repr(x))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
