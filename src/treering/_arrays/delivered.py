@@ -71,7 +71,7 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         arrays, delivery.wish.arrays = delivery.wish.arrays, []
         fit = delivery.fit
         if fit.dtype is not None:
-            arrays = [array.astype(fit.dtype) for array in arrays]
+            arrays = [_cast(array, fit.dtype) for array in arrays]
         if fit.kind in ("jax", "key") and jax_holds(arrays[0].dtype):
             if delivery.sharding is None:
                 waiting.append((at, arrays[0]))
@@ -90,6 +90,14 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         elif delivery.fit.python is not None:
             result[at] = delivery.fit.python(result[at])
     return result
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        return array.astype(dtype)
+    except TypeError:
+        # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
+        return array.astype(np.float32).astype(dtype)
 
 
 def _put(waiting: list[tuple[int, NDArray[Any]]], result: list[Any]) -> None:

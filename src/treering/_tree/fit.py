@@ -18,6 +18,13 @@ __all__ = ["Fit", "fitted", "found_text", "stored_dtype", "wanted_text"]
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _NUMBERS: Final = ("bool", "int", "float", "complex")
 _KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
+_RANKS: Final = (
+    np.bool_,
+    np.unsignedinteger,
+    np.integer,
+    np.floating,
+    np.complexfloating,
+)
 _CATEGORY: Final = {"b": "bool", "u": "int", "i": "int", "f": "float", "c": "complex"}
 
 
@@ -120,9 +127,19 @@ def _array_for_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | No
 
 
 def _castable(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Within a category, or to a wider one; numpy's rule, which knows no bfloat16 -> float16."""
-    both_float = all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (saved, wanted))
-    return both_float or np.can_cast(saved, wanted, "same_kind")
+    """Within a category, or to a wider one; numpy's own rule takes bfloat16 for anything, and integers for times."""
+    before, after = _rank(saved), _rank(wanted)
+    if before is None or after is None:
+        return saved.kind == wanted.kind and np.can_cast(saved, wanted, "same_kind")
+    return before <= after
+
+
+def _rank(dtype: np.dtype[Any]) -> int | None:
+    """Return the place of a dtype's category among those of numbers; None for times, which numpy calls integers."""
+    if dtype.kind in "mM":
+        return None
+    found = (rank for rank, category in enumerate(_RANKS) if jax.numpy.issubdtype(dtype, category))
+    return next(found, None)
 
 
 def _category(dtype: str | None) -> str:
