@@ -134,8 +134,9 @@ def _jax_node(x: Any, node: Node) -> Opened:
         return node.rebuild(dict(zip(texts, children, strict=True)))
 
     fields: Mapping[Any, Any] = node.children
-    if dataclasses.is_dataclass(x) and node.children.keys() <= _field_values(x).keys():
-        static = {name: value for name, value in _field_values(x).items() if name not in node.children}
+    known = _field_values(x) if dataclasses.is_dataclass(x) else None
+    if known is not None and node.children.keys() <= known.keys():
+        static = {name: value for name, value in known.items() if name not in node.children}
     elif isinstance(x, Mapping):
         own = list(x)
         if list(map(str, own)) == texts:
