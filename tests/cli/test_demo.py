@@ -89,7 +89,13 @@ def test_fingerprints_see_every_bit() -> None:
 
 
 def seen(**changes: Any) -> Evidence:
-    members = {"process": 1, "mesh": "4x2", "step": 3, "leaves": {"a": "int 1", "b": "int 2"}, "next_loss": (1.0).hex()}
+    members: dict[str, Any] = {
+        "process": 1,
+        "mesh": "4x2",
+        "step": 3,
+        "leaves": {"a": "int 1", "b": "int 2"},
+        "next_loss": (1.0).hex(),
+    }
     return Evidence(**members | changes)
 
 

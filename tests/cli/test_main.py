@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,23 +13,63 @@ from click.testing import CliRunner
 
 import treering as package
 from tests.cli.command import treering
+from tests.cli.trees import saved
 from treering._cli import main as program
 from treering._cli.terminal import can_show, plain_line, wants_color
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError, Unsupported
 
 
+VERBS = ("cat", "demo", "diff", "du", "inspect", "ls", "verify")
+
+
 def test_help_has_every_verb_and_an_example() -> None:
     text = CliRunner().invoke(program.cli, ["--help"]).output
-    for verb in ("demo", "inspect"):
-        assert f"treering {verb}" in text
+    for verb in VERBS:
+        assert re.search(rf"^  {verb} +[A-Z]", text, re.MULTILINE)
+    assert "treering inspect" in text
 
 
-@pytest.mark.parametrize("verb", ["demo", "inspect"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_shows_examples(verb: str) -> None:
     result = CliRunner().invoke(program.cli, [verb, "--help"])
     assert result.exit_code == 0
     assert "Examples:" in result.output
     assert f"treering {verb}" in result.output
+    assert all(len(line) <= 100 for line in result.output.splitlines())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("main") / "ckpt")
+
+
+@pytest.mark.parametrize("verb", ["ls", "du", "inspect"])
+def test_what_shows_headers_starts_without_numpy(verb: str, checkpoint: Path) -> None:
+    assert not imported_by(verb, str(checkpoint)) & {"jax", "jaxlib", "numpy", "ml_dtypes", "rich", "treering._arrays"}
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["cat", "params/w"], ["diff", "--values"]])
+def test_what_reads_arrays_starts_without_jax(arguments: list[str], checkpoint: Path) -> None:
+    verb, *more = arguments
+    paths = [str(checkpoint)] * (2 if verb == "diff" else 1)
+    assert not imported_by(verb, *paths, *more) & {"jax", "jaxlib", "rich"}
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Run a verb in a process of its own and answer what it imported."""
+    command = """
+import sys
+from treering._cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print()
+    print(end.code or 0, *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True)
+    code, *modules = done.stdout.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    return set(modules)
 
 
 def test_the_version() -> None:

@@ -59,7 +59,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
             _show_value(leaves, path, name, leaf, as_json=as_json)
             return GOOD
         view = leaves.array(record)
-        parts = ranges_of(slices or "...", view.shape)
+        parts = ranges_of("..." if slices is None else slices, view.shape)
         if npy:
             _write_npy(view, parts)
         elif as_json:

@@ -14,7 +14,7 @@ Part: TypeAlias = int | slice
 Selected: TypeAlias = int | range
 """What is selected of one axis: one place, which drops the axis, or a range of them."""
 
-_INT = re.compile(r"[+-]?\d{1,18}")
+_INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
 _EXAMPLES = "write KEY[2:10, -1] or KEY[..., ::2]: integers, start:stop:step, '...'"
 
 

@@ -83,7 +83,7 @@ def _tree(index: Index, leaves: Iterator[Any]) -> Any:
             # Leaves fill the innermost container; a full one is a child of the next.
             into = stack[-1].children if stack else done
             room = len(stack[-1].head.keys) - len(into) if stack else 1 - len(into)
-            taken = min(count, room)
+            taken = max(min(count, room), 0)
             into.extend(islice(leaves, taken))
             count -= taken
             if not stack or len(into) < len(stack[-1].head.keys):

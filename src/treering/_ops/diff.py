@@ -172,7 +172,7 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
     where: tuple[int, ...] = ()
     sides: list[str] = []
     for box in blocks_of(a.shape, a.dtype.itemsize):
-        left, right = np.ascontiguousarray(a[box]), np.ascontiguousarray(b[box])
+        left, right = np.asarray(a[box], order="C"), np.asarray(b[box], order="C")
         items += left.size
         unequal = _unequal_items(left, right)
         if unequal is not None:

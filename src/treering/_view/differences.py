@@ -160,7 +160,7 @@ def _place(key: str, a: Any, b: Any, *, exact: bool, nodes: bool) -> Iterator[Di
 
 
 def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
-    if _text(a) != _text(b):
+    if _text(a).removeprefix("empty ") != _text(b).removeprefix("empty "):
         yield Difference(key=key, what="node", a=_text(a), b=_text(b))
     left, right = (dict(node.static) if isinstance(node, Named) else {} for node in (a, b))
     for name in {**left, **right}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treering._format.records import Listing
+from treering._format.records import Listing, Named
 from treering._values.human import bytes_text
 from treering._view.listing_json import json_text
 
@@ -25,6 +25,9 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
         notes.append(("written", _written(listing)))
     if listing.meshes:
         notes.append(("meshes" if len(listing.meshes) > 1 else "mesh", "; ".join(listing.meshes)))
+    if isinstance(listing.root, Named):
+        # The tree has no line for its root.
+        notes.append(("root", listing.root.class_name))
     if listing.files:
         notes.append(("files", _files(listing)))
     if listing.metadata:

@@ -1,0 +1,224 @@
+"""treering cat: values, slices, .npy, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.command import treering
+from tests.cli.trees import arrays, in_every_form, saved
+from treering import serialization
+from treering._cli.slice_text import ranges_of, split_request
+from treering.errors import Format
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("cat") / "ckpt")
+
+
+def printed(path: Path, key: str, *arguments: str) -> str:
+    return treering("cat", str(path), key, *arguments, code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("params/w[:2,3]", "[3. 9.]"),
+        ("params/w[1, -1]", "11.0"),
+        ("params/w[::-3, :2]", "[[18. 19.]\n [ 0.  1.]]"),
+        ("params/w[..., 5]", "[ 5. 11. 17. 23.]"),
+        ("params/w[3:1]", "[]  (shape [0, 6])"),
+        ("params/b", "[0 1 2]"),
+        ("key", "[0 0]"),
+        ("5/a~1b", "7"),
+        ("names/0", "'a'"),
+        ("names/1", "None"),
+        ("names/2/1", "2.5"),
+        ("adam/count", "3"),
+        ("raw", r"b'\x00\xff'"),
+        ("nan", "nan"),
+        ("wide", "1180591620717411303424"),
+        ("c", "(1-2j)"),
+        ("note", repr("long " * 2000)),
+    ],
+)
+def test_what_is_printed(checkpoint: Path, key: str, wanted: str) -> None:
+    assert printed(checkpoint, key) == wanted + "\n"
+
+
+def test_floats_have_as_many_digits_as_they_need(tmp_path: Path) -> None:
+    values = np.array([0.1, 1 / 3, 1e-300, np.nan, -0.0])
+    path = saved(tmp_path / "ckpt", {"x": values})
+    shown = np.array([float(text) for text in printed(path, "x").strip("[]\n").split()])
+    assert shown.tobytes() == values.tobytes()
+
+
+def test_a_large_array_is_shown_by_its_edges(tmp_path: Path) -> None:
+    array = np.arange(90_000.0).reshape(300, 300)
+    path = saved(tmp_path / "ckpt", {"x": array})
+    done = treering("cat", str(path), "x", code=0)
+    with np.printoptions(threshold=10, edgeitems=3, floatmode="unique", linewidth=100):
+        assert done.stdout == f"{array}\n"
+    assert "90,000 items, shown by their edges" in done.stderr
+    everything = treering("cat", str(path), "x[:, ::2]", "--all", code=0)
+    assert everything.stderr == ""
+    assert "..." not in everything.stdout
+    assert len(everything.stdout.split()) >= 45_000
+
+
+def test_json_has_every_value(checkpoint: Path, tmp_path: Path) -> None:
+    found = json.loads(printed(checkpoint, "params/w[1:3, 0]", "--json"))
+    assert found["schema"] == "treering.cat/1"
+    assert (found["key"], found["slices"], found["dtype"]) == ("params/w", "1:3, 0", "float32")
+    assert (found["shape"], found["value"]) == ([2], [6.0, 12.0])
+    tree = {"c": np.array([1 + 2j, np.nan]), "t": np.array(["2026-01-01"], "datetime64[D]"), "big": 3**40, "x": np.inf}
+    path = saved(tmp_path / "ckpt", tree)
+    values = {key: json.loads(printed(path, key, "--json"))["value"] for key in tree}
+    assert values == {"c": [[1.0, 2.0], ["nan", 0.0]], "t": ["2026-01-01"], "big": 3**40, "x": "inf"}
+
+
+def npy_of(path: Path, key: str) -> tuple[np.ndarray, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "treering", "cat", str(path), key, "--npy"], capture_output=True, check=True
+    )
+    return np.load(io.BytesIO(done.stdout)), done.stderr.decode()
+
+
+def test_npy(checkpoint: Path) -> None:
+    array, said = npy_of(checkpoint, "params/w[1:, ::2]")
+    assert said == ""
+    assert np.array_equal(array, np.arange(24, dtype=np.float32).reshape(4, 6)[1:, ::2])
+    scalar, _ = npy_of(checkpoint, "params/w[1, 1]")
+    assert scalar.shape == ()
+    assert scalar == 7
+    array, said = npy_of(checkpoint, "params/b")
+    assert np.array_equal(array.view(ml_dtypes.bfloat16), arrays()["b"])
+    assert ".npy has no bfloat16" in said
+
+
+def test_every_form_gives_the_same(tmp_path: Path) -> None:
+    shown = [
+        [printed(path, key) for key in ("w[1:3, ::2]", "w")]
+        for name, path in in_every_form(tmp_path).items()
+        if name != "foreign"
+    ]
+    assert all(each == shown[0] for each in shown)
+    foreign = in_every_form(tmp_path / "again")["foreign"]
+    assert printed(foreign, "a.b") == "2.5\n"
+    assert printed(foreign, "w[1:3, ::2]") == shown[0][0]
+
+
+def test_a_chunked_msgpack_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 1000)
+    array = np.arange(3000, dtype=np.int16).reshape(100, 30)
+    path = tmp_path / "x.msgpack"
+    serialization.save_to_file({"x": array}, path)
+    assert b"chunks" in path.read_bytes()
+    back, _ = npy_of(path, "x")
+    assert np.array_equal(back, array)
+    back, _ = npy_of(path, "x[17:90:7, 3]")
+    assert np.array_equal(back, array[17:90:7, 3])
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "wanted", "hint"),
+    [
+        ("paramz/w", [], "has no leaf 'paramz/w'", "did you mean 'params/w'"),
+        ("params", [], "is no leaf of", "'params/w' is its first leaf"),
+        ("", [], "but a branch of 16", "params/w"),
+        ("zzz", [], "has no leaf 'zzz'", "treering ls"),
+        ("params/w[4]", [], "index 4 is out of range: axis 0 has 4 items", "-4 to 3"),
+        ("params/w[1,2,3]", [], "has 3 indices", "KEY["),
+        ("params/w[x]", [], "'x' cannot be read", "KEY["),
+        ("params/w[]", [], "cannot be read", "KEY["),
+        ("params/w[::0]", [], "a step cannot be 0", "KEY["),
+        ("params/w[..., ...]", [], "'...' twice", "KEY["),
+        ("note[1]", [], "is no array but of type str", None),
+        ("nan", ["--npy"], "is no array but of type float", None),
+    ],
+)
+def test_what_is_refused(checkpoint: Path, key: str, arguments: list[str], wanted: str, hint: str | None) -> None:
+    done = treering("cat", str(checkpoint), key, *arguments, code=2)
+    lines = done.stderr.splitlines()
+    assert wanted in lines[0]
+    assert len(lines) == (2 if hint else 1)
+    assert hint is None or hint in lines[1]
+    assert done.stdout == ""
+
+
+def test_damage_is_named_only_where_it_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt", {"a": np.arange(64.0), "b": np.arange(32.0)})
+    data = next(path.glob("data-*"))
+    content = bytearray(data.read_bytes())
+    content[4096 + 8] ^= 1
+    data.write_bytes(content)
+    done = treering("cat", str(path), "a", code=1)
+    assert "leaf 'a'" in done.stderr
+    assert data.name in done.stderr
+    assert printed(path, "b[3]") == "3.0\n"
+
+
+def test_a_terminal_gets_no_npy(checkpoint: Path) -> None:
+    pty = pytest.importorskip("pty", reason="Windows has no pseudo terminals")
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "treering", "cat", str(checkpoint), "params/w", "--npy"],
+        stdout=child,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(child)
+        assert process.stderr
+        assert "no text for a terminal" in process.stderr.read()
+    os.close(parent)
+    assert process.returncode == 2
+
+
+def test_a_key_with_brackets_wins(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt", {"a[0]": 1, "a": np.arange(3.0)})
+    assert printed(path, "a[0]") == "1\n"
+    assert printed(path, "a[-1]") == "2.0\n"
+    assert split_request("a", {"a"}) == ("a", None)
+
+
+bounds = st.none() | st.integers(-9, 9)
+parts = st.integers(-2, 1) | st.builds(slice, bounds, bounds, bounds.filter(lambda step: step != 0))
+
+
+def written(part: int | slice) -> str:
+    if isinstance(part, int):
+        return str(part)
+    sides = ["" if side is None else str(side) for side in (part.start, part.stop, part.step)]
+    return ":".join(sides if part.step is not None else sides[:2])
+
+
+@given(st.lists(parts, max_size=3), st.integers(0, 3), st.booleans())
+def test_slices_mean_what_numpy_means(chosen: list[int | slice], at: int, dots: bool) -> None:
+    array = np.arange(2 * 5 * 4).reshape(2, 5, 4)
+    at = min(at, len(chosen))
+    wanted = (*chosen[:at], ..., *chosen[at:]) if dots else tuple(chosen)
+    text = ", ".join("..." if part is Ellipsis else written(part) for part in wanted) or "..."
+    selected = ranges_of(text, array.shape)
+    taken = array[np.ix_(*[[part] if isinstance(part, int) else list(part) for part in selected])]
+    kept = tuple(0 if isinstance(part, int) else slice(None) for part in selected)
+    assert np.array_equal(taken[kept], array[wanted])
+
+
+@given(st.text(alphabet="0123456789-+:., xe_", max_size=8))
+def test_any_text_is_slices_or_refused(text: str) -> None:
+    try:
+        ranges_of(text, (3, 4))
+    except Format:
+        return
+    assert isinstance(eval(f"np.zeros((3, 4))[{text}]"), np.ndarray | np.generic)

@@ -1,0 +1,93 @@
+"""What stands at a path, told by its content."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.trees import in_every_form
+from treering._format.detect import Form, detect
+from treering.errors import Format, NotFound, StoreFailed, Unsupported
+
+FORMS = {
+    "checkpoint": Form.CHECKPOINT,
+    "safetensors": Form.SAFETENSORS,
+    "foreign": Form.SAFETENSORS,
+    "msgpack": Form.MSGPACK,
+    "gzip": Form.GZIP,
+}
+
+
+def test_the_content_decides_whatever_the_name(tmp_path: Path) -> None:
+    for name, path in in_every_form(tmp_path).items():
+        other = path.rename(tmp_path / f"{name}.bin")
+        assert detect(other) is FORMS[name]
+        assert detect(str(other)) is FORMS[name]
+
+
+def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(in_every_form(tmp_path)["checkpoint"], target_is_directory=True)
+    assert detect(tmp_path / "link") is Form.CHECKPOINT
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01", b"\xff" * 7, b"\xff" * 100, bytes(20)])
+def test_a_damaged_file_goes_to_the_reader_of_its_suffix(tmp_path: Path, content: bytes) -> None:
+    for suffix, form in ((".safetensors", Form.SAFETENSORS), (".msgpack", Form.MSGPACK)):
+        path = tmp_path / f"file{suffix}"
+        path.write_bytes(content)
+        assert detect(path) is form
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (pickle.dumps([1]), "a pickle"),
+        (b"GGUF\x03", "a GGUF file"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (json.dumps({"a": 1}).encode(), "a JSON text"),
+    ],
+)
+def test_other_forms_are_named(tmp_path: Path, content: bytes, wanted: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(Format, match=wanted):
+        detect(path)
+    # Inside gzip nothing is told apart.
+    path.write_bytes(gzip.compress(content))
+    assert detect(path) is Form.GZIP
+
+
+def test_the_index_alone_leads_to_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(Format, match="give the folder"):
+        detect(in_every_form(tmp_path)["checkpoint"] / "treering.json")
+
+
+@pytest.mark.parametrize("name", ["tensorstore_index.json", "manifest.ocdbt", "_METADATA", ".zarray"])
+def test_folders_of_others_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(NotFound, match="there is no checkpoint"):
+        detect(tmp_path)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        detect(tmp_path / "nope")
+    with pytest.raises(StoreFailed):
+        detect(tmp_path / "a\0b")
+    with pytest.raises(Unsupported, match="URL"):
+        detect("gs://bucket/checkpoint")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_bytes_of_a_header_are_enough(tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    path.write_bytes((1000).to_bytes(8, "little") + b"{")
+    assert detect(path) is Form.SAFETENSORS
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(Format, match=r"a \.npy file"):
+        detect(tmp_path / "a.npy")

@@ -1,0 +1,196 @@
+"""treering diff and treering.diff: what two checkpoints do not have in common."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treering as package
+from tests.cli.command import treering
+from tests.cli.trees import Adam, in_every_form, saved, state
+from treering._ops.diff import Diff, blocks_of
+from treering.errors import Corrupt, NotFound
+
+
+def between(folder: Path, a: Any, b: Any, **options: Any) -> Diff:
+    one, two = folder / "a", folder / "b"
+    for path, tree in ((one, a), (two, b)):
+        package.save(path, tree, overwrite=True)
+    return package.diff(one, two, **options)
+
+
+def lines(found: Diff) -> list[str]:
+    return [str(difference) for difference in found]
+
+
+def test_a_state_equals_itself(tmp_path: Path) -> None:
+    found = between(tmp_path, state(), state(), values=True)
+    assert not found
+    assert (len(found), found.differences, found.leaves) == (0, (), 16)
+    assert str(found) == "16 leaves, equal bit for bit"
+    assert "values=True" in str(between(tmp_path, state(), state()))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        ({"x": 1}, {"x": 2}, ["x: value: 1 in A, 2 in B"]),
+        ({"x": 1}, {"x": True}, ["x: kind: int 1 in A, bool True in B"]),
+        ({"x": 0.0}, {"x": -0.0}, ["x: value: 0.0 in A, -0.0 in B"]),
+        ({"x": 1}, {"y": 1}, ["x: only in A: int 1", "y: only in B: int 1"]),
+        ({"x": {}}, {}, ["x: only in A: empty dict"]),
+        ({"x": []}, {"x": ()}, ["x: node: empty list in A, empty tuple in B"]),
+        ({"x": [1]}, {"x": (1,)}, ["x: node: list in A, tuple in B"]),
+        ({"x": [1]}, {"x": 1}, ["x: node: list in A, int 1 in B"]),
+        (
+            {"x": Adam(1, {})},
+            {"x": {"count": 1, "mu": {}}},
+            ["x: node: namedtuple tests.cli.trees.Adam in A, dict in B"],
+        ),
+        ({"x": "a"}, {"x": b"a"}, ["x: kind: str 'a' in A, bytes b'a' in B"]),
+        ({"x": 1j}, {"x": 2j}, ["x: value: 1j in A, 2j in B"]),
+        ({"x": "a" * 5000}, {"x": "a" * 5001}, ["x: size: 5000 bytes in A, 5001 bytes in B"]),
+        ({"x": math.sqrt}, {"x": math.sin}, ["x: value: math.sqrt in A, math.sin in B"]),
+        (7, 8, ["(the root): value: 7 in A, 8 in B"]),
+        (
+            {"x": jnp.ones((2, 3))},
+            {"x": jnp.ones((3, 2), jnp.bfloat16)},
+            ["x: dtype: float32 in A, bfloat16 in B", "x: shape: [2, 3] in A, [3, 2] in B"],
+        ),
+        (
+            {"x": jnp.ones(2)},
+            {"x": np.ones(2, np.float32)},
+            ["x: kind: jax float32[2] in A, numpy float32[2] in B"],
+        ),
+    ],
+)
+def test_what_is_told(tmp_path: Path, a: Any, b: Any, wanted: list[str]) -> None:
+    found = between(tmp_path, a, b, values=True)
+    assert lines(found) == wanted
+    assert bool(found)
+
+
+def test_what_is_no_difference(tmp_path: Path) -> None:
+    assert not between(tmp_path, {"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert not between(tmp_path, {"x": math.nan}, {"x": math.nan})
+    assert not between(tmp_path, {"x": np.array([np.nan, 1.0])}, {"x": np.array([np.nan, 1.0])}, values=True)
+
+
+def test_values_are_compared_bit_for_bit(tmp_path: Path) -> None:
+    a = np.arange(12.0).reshape(3, 4)
+    b = a.copy()
+    b[1, 2], b[2, 3] = 0.5, np.nan
+    assert not between(tmp_path, {"x": a}, {"x": b})
+    assert lines(between(tmp_path, {"x": a}, {"x": b}, values=True)) == [
+        "x: values: 2 of 12 items differ, the first at [1, 2]: 6.0 in A, 0.5 in B"
+    ]
+    zeros = lines(between(tmp_path, {"x": np.array(0.0)}, {"x": np.array(-0.0)}, values=True))
+    assert zeros == ["x: values: 1 of 1 item differ, the first at []: 0.0 in A, -0.0 in B"]
+    other = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000001))[0]
+    (nans,) = lines(between(tmp_path, {"x": np.array([np.nan])}, {"x": np.array([other])}, values=True))
+    assert "nan (0x7ff8000000000000) in A, nan (0x7ff8000000000001) in B" in nans
+
+
+def test_long_texts_are_read(tmp_path: Path) -> None:
+    a, b = "x" * 6000, "x" * 5000 + "y" + "x" * 999
+    assert not between(tmp_path, {"t": a}, {"t": b})
+    (line,) = lines(between(tmp_path, {"t": a}, {"t": b}, values=True))
+    assert line.startswith("t: values: from place 5000 on: 'xxxx")
+
+
+def test_metadata(tmp_path: Path) -> None:
+    package.save(tmp_path / "a", {"x": 1}, metadata={"loss": 1, "run": {"a": 1, "b": 2}, "old": None})
+    package.save(tmp_path / "b", {"x": 1}, metadata={"loss": 1.0, "run": {"b": 2, "a": 1}, "new": 3})
+    assert lines(package.diff(tmp_path / "a", tmp_path / "b")) == [
+        "metadata loss: 1 in A, 1.0 in B",
+        "metadata old: only in A: null",
+        "metadata new: only in B: 3",
+    ]
+
+
+def test_every_pair_of_forms(tmp_path: Path) -> None:
+    found = in_every_form(tmp_path)
+    del found["foreign"]
+    for one in found.values():
+        for other in found.values():
+            assert not package.diff(one, other, values=True), (one, other)
+    assert package.diff(found["gzip"], in_every_form(tmp_path / "more")["foreign"])
+
+
+def test_another_mesh_is_no_difference(tmp_path: Path) -> None:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    spec = PartitionSpec("x")  # type: ignore[no-untyped-call, unused-ignore]
+    array = np.arange(len(jax.devices()) * 6.0).reshape(-1, 6)
+    cut = jax.device_put(array, NamedSharding(mesh, spec))
+    assert not between(tmp_path, {"x": cut}, {"x": jnp.asarray(array)}, values=True)
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    tree = {"x": np.arange(3_000_000), "y": np.zeros((0, 3)), "z": np.arange(10)}
+    between(tmp_path, tree, tree, values=True, progress=lambda done, total: seen.append((done, total)))
+    total = 8 * 3_000_010
+    assert {each[1] for each in seen} == {total}
+    done = [each[0] for each in seen]
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert len(done) > 3
+
+
+def test_errors_are_the_usual_ones(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a")
+    with pytest.raises(NotFound):
+        package.diff(path, tmp_path / "nope")
+    data = next(path.glob("data-*"))
+    content = bytearray(data.read_bytes())
+    content[4100] ^= 1
+    data.write_bytes(content)
+    other = saved(tmp_path / "b")
+    assert not package.diff(path, other)
+    with pytest.raises(Corrupt):
+        package.diff(path, other, values=True)
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    a, b = saved(tmp_path / "a", {"x": np.arange(3.0), "n": 1}), saved(tmp_path / "b", {"x": np.ones(3), "n": 1})
+    assert "equal as far as headers tell" in treering("diff", str(a), str(b), code=0).stdout
+    assert "equal bit for bit" in treering("diff", str(a), str(a), "--values", code=0).stdout
+    assert treering("diff", str(a), str(b), "--values", code=1).stdout == (
+        "x: values: 2 of 3 items differ, the first at [0]: 0.0 in A, 1.0 in B\n"
+    )
+    found = json.loads(treering("diff", str(a), str(b), "--values", "--json", code=1).stdout)
+    assert (found["schema"], found["same"], found["values"], found["leaves"]) == ("treering.diff/1", False, True, 2)
+    assert found["differences"] == [
+        {"key": "x", "what": "values", "a": "0.0", "b": "1.0", "detail": "2 of 3 items differ, the first at [0]"}
+    ]
+    assert json.loads(treering("diff", str(a), str(a), "--json", code=0).stdout)["differences"] == []
+    assert treering("diff", str(a), str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
+    (b / "treering.json").write_bytes(b"{}")
+    assert "damaged" in treering("diff", str(a), str(b), code=2).stderr
+
+
+def test_many_differences_are_counted(tmp_path: Path) -> None:
+    found = between(tmp_path, {str(n): n for n in range(500)}, {str(n): n + 1 for n in range(500)})
+    assert str(found).splitlines()[0].startswith("500 differences")
+    assert str(found).splitlines()[-1] == "  ... and 400 more"
+
+
+@given(st.lists(st.integers(0, 7), max_size=4), st.sampled_from([1, 2, 8]), st.sampled_from([8, 20, 100]))
+def test_blocks_cover_every_item_once(shape: list[int], itemsize: int, limit: int) -> None:
+    seen = np.zeros(shape, int)
+    for box in blocks_of(tuple(shape), itemsize, limit):
+        assert seen[box].size * itemsize <= max(limit, itemsize)
+        seen[box] += 1
+    assert (seen == 1).all()

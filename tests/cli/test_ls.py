@@ -1,0 +1,102 @@
+"""treering ls and treering du over every form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import treering
+from tests.cli.trees import in_every_form, saved
+
+
+def listed(path: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(treering("ls", str(path), *arguments, "--json", code=code).stdout)
+    return found
+
+
+def test_one_leaf_a_line(tmp_path: Path) -> None:
+    lines = treering("ls", str(saved(tmp_path / "ckpt")), code=0).stdout.splitlines()
+    cells = {line.split()[0]: line.split()[1:] for line in lines}
+    assert cells["params/w"] == ["float32", "[4,", "6]", "96", "B"]
+    assert cells["params/b"] == ["bfloat16", "[3]", "numpy", "6", "B"]
+    assert cells["key"] == ["uint32", "[2]", "key", "8", "B"]
+    assert cells["names/1"] == ["None", "0", "B"]
+    assert cells["5/a~1b"][:1] == ["int8"]
+    assert cells["note"] == ["str", "long", "9.77", "KiB"]
+    assert "empty" not in cells
+    assert len(lines) == 16
+
+
+def test_json_names_kinds_and_files(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt", run="a")
+    found = listed(path)
+    assert (found["schema"], found["form"], found["verified"]) == ("treering.ls/1", "checkpoint", True)
+    assert found["metadata"] == {"run": "a"}
+    assert {file["name"] for file in found["files"]} == {each.name for each in path.iterdir()}
+    leaves = {leaf["key"]: leaf for leaf in found["leaves"]}
+    assert (leaves["params/w"]["kind"], leaves["params/b"]["kind"]) == ("jax", "numpy")
+    assert leaves["key"]["impl"] == "fry" or leaves["key"]["impl"].startswith("threefry")
+    assert leaves["act"]["kind"] == "opaque"
+    assert leaves["wide"]["value"] == 2**70
+    assert leaves["nan"]["value"] == "nan"
+    where = leaves["params/w"]
+    data = (path / where["file"]).read_bytes()[where["offset"] :][:8]
+    assert data == b"\0\0\0\0\0\0\x80?"
+
+
+def test_every_form(tmp_path: Path) -> None:
+    for name, path in in_every_form(tmp_path).items():
+        keys = {leaf["key"]: leaf["shape"] for leaf in listed(path)["leaves"]}
+        wanted = {"w": [4, 6], "n": [5], "a.b": []} if name == "foreign" else None
+        assert keys == (wanted or {"w": [4, 6], "b": [3], "deep/n": [5], "deep/none": [0, 3]}), name
+
+
+def test_globs(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt")
+    assert [leaf["key"] for leaf in listed(path, "params", "**/mu/*")["leaves"]] == [
+        "params/w",
+        "params/b",
+        "adam/mu/w",
+    ]
+    assert listed(path, "nope", code=1)["leaves"] == []
+    assert "matches 'nope'" in treering("ls", str(path), "nope", code=1).stderr
+
+
+def test_a_bare_array_and_an_empty_tree(tmp_path: Path) -> None:
+    assert treering("ls", str(saved(tmp_path / "one", 7)), code=0).stdout.startswith("(the root)  int")
+    assert treering("ls", str(saved(tmp_path / "none", {})), code=0).stdout == ""
+
+
+def test_damage_is_one(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt")
+    index = path / "treering.json"
+    index.write_bytes(index.read_bytes().replace(b"float32", b"float64"))
+    done = treering("ls", str(path), code=1)
+    assert done.stdout == ""
+    assert "treering.json is damaged" in done.stderr
+    assert treering("ls", str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(("depth", "wanted"), [("0", ["(the root)"]), ("1", ["note", "params/"])])
+def test_du_divides_the_whole(tmp_path: Path, depth: str, wanted: list[str]) -> None:
+    path = saved(tmp_path / "ckpt")
+    lines = treering("du", str(path), "--depth", depth, code=0).stdout.splitlines()
+    assert lines[0].split() == ["bytes", "part", "leaves", "key"]
+    assert [line.split("  ")[-1] for line in lines[1 : 1 + len(wanted)]] == wanted
+    assert lines[-1].endswith("total")
+    found = json.loads(treering("du", str(path), "--depth", depth, "--json", code=0).stdout)
+    assert found["schema"] == "treering.du/1"
+    assert sum(share["nbytes"] for share in found["shares"]) == found["total"]["nbytes"]
+    sizes = [share["nbytes"] for share in found["shares"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_du_of_a_part(tmp_path: Path) -> None:
+    path = in_every_form(tmp_path)["msgpack"]
+    found = json.loads(treering("du", str(path), "deep/**", "--json", code=0).stdout)
+    assert [share["key"] for share in found["shares"]] == ["deep/n", "deep/none"]
+    assert found["selected"]["nbytes"] == 40
+    assert treering("du", str(path), "nope", code=1).stderr.startswith("error: nothing")
