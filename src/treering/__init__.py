@@ -38,7 +38,7 @@ __all__ = [
 
 _DOORS = frozenset({"checkpoint", "errors", "serialization", "sharding", "tree"})
 _HOMES = {
-    "StandIn": "treering._format.structure",
+    "StandIn": "treering._tree.stand_in",
     "diff": "treering._ops.diff",
     "inspect": "treering._ops.inspect",
     "load": "treering.checkpoint",

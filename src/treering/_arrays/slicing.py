@@ -27,6 +27,8 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]
     Example:
         >>> box_and_rest((slice(None), -1), (4, 5))
         (((0, 4), (4, 5)), (slice(None, None, None), 0))
+        >>> box_and_rest(..., ())
+        ((), (Ellipsis,))
         >>> box_and_rest(slice(6, 1, -2), (8,))
         (((2, 7),), (slice(None, None, -2),))
     """
@@ -48,6 +50,8 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]
         side, inner = _side(part, shape[len(box)], len(box))
         box.append(side)
         rest.append(inner)
+    if dots:  # numpy then returns an array, also one without axes
+        rest.append(Ellipsis)
     return tuple(box), tuple(rest)
 
 

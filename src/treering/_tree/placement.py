@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from treering._tree.registry import opened_node
 from treering._tree.rules import fitted_spec, rule_for, rule_pairs, spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.keys import split_key
@@ -50,12 +51,17 @@ def resolved(
     for key, aval in avals.items():
         try:
             result[key] = _sharding(choice(key, aval), mesh, aval)
+        except Unsupported as error:
+            error.path = error.path or split_key(key)
+            raise
         except _NoFit as misfit:
             wrong.append(f"{key or '.'}: {misfit}")
     if wrong:
-        error = Mismatch(f"shardings do not fit {len(wrong)} of {len(avals)} arrays:\n  " + "\n  ".join(wrong[:_SHOWN]))
-        error.differences = tuple(wrong)
-        raise error
+        mismatch = Mismatch(
+            f"shardings do not fit {len(wrong)} of {len(avals)} arrays:\n  " + "\n  ".join(wrong[:_SHOWN])
+        )
+        mismatch.differences = tuple(wrong)
+        raise mismatch
     return result
 
 
@@ -78,7 +84,8 @@ def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequenc
     if _is_rules(shardings):
         pairs = rule_pairs(shardings)
         return lambda key, aval: _by_rules(pairs, key, aval)
-    if callable(shardings):
+    # A tree may be callable too, as equinox modules are.
+    if callable(shardings) and (opened_node(shardings) is None or isinstance(shardings, jax.tree_util.Partial)):
         chosen: Choice = shardings
         return chosen
     return _by_prefix(shardings, known)
@@ -112,11 +119,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
     found: dict[tuple[str, ...], Any] = {}
 
     def note(path: tuple[str, ...], leaf: Any) -> Any:
-        if leaf is not None and not _is_placement(leaf):
-            raise Unsupported(
-                f"shardings holds a {type(leaf).__name__}", path=path, hint="a Sharding, Device, PartitionSpec or None"
-            )
-        found[path] = leaf
+        found[path] = leaf  # a model mapped to shardings still holds its functions: they matter where an array is
         return leaf
 
     mapped_with_path(note, tree, _is_placement)
