@@ -18,7 +18,6 @@ from treering._cli import main as program
 from treering._cli.terminal import can_show, plain_line, wants_color
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError, Unsupported
 
-
 VERBS = ("cat", "demo", "diff", "du", "inspect", "ls", "verify")
 
 

@@ -8,19 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treering._codec.gzip import decompressed
-from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.detect import Form, detect
-from treering._format.document import parse_index
-from treering._format.index_listing import list_index
-from treering._format.msgpack_listing import list_msgpack
 from treering._format.records import FileRecord, LeafRecord, Listing
-from treering._format.safetensors import parse_safetensors
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
-from treering._store.open_folder import OpenFolder
 from treering._view.flat import leaves_of
-from treering._view.html import html_text
 from treering._view.nodes import record_of
 from treering._view.origin import form_text, notes_of
 from treering._view.rows import USUAL_DEPTH, Layout, lay_out
@@ -68,6 +60,8 @@ class Inspection:
         return f"<Inspection of {self.path!r}: {form_text(self.listing)}; {totals_text(totals)}>"
 
     def _repr_html_(self) -> str:
+        from treering._view.html import html_text
+
         layout = _fitting(self.root)
         return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing))
 
@@ -118,7 +112,14 @@ def listing_of(path: str | os.PathLike[str]) -> Listing:
             return _msgpack(path)
 
 
+# Each form's reader is imported when such a file is there: together they take longer than a small file.
+
+
 def _checkpoint(path: str | os.PathLike[str]) -> Listing:
+    from treering._format.document import parse_index
+    from treering._format.index_listing import list_index
+    from treering._store.open_folder import OpenFolder
+
     with OpenFolder(Path(path)) as folder:
         data = folder.read_index()
     index = parse_index(data)
@@ -128,6 +129,9 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
 
 
 def _safetensors(path: str | os.PathLike[str]) -> Listing:
+    from treering._format.index_listing import list_index
+    from treering._format.safetensors import parse_safetensors
+
     with LocalFile(Path(path)) as file:
         index = parse_safetensors(file.size, file.read)
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
@@ -135,6 +139,10 @@ def _safetensors(path: str | os.PathLike[str]) -> Listing:
 
 def _msgpack(path: str | os.PathLike[str]) -> Listing:
     """List a msgpack file; one in gzip form is unpacked in memory first."""
+    from treering._codec.gzip import decompressed
+    from treering._codec.msgpack.window import WINDOW_BYTES
+    from treering._format.msgpack_listing import list_msgpack
+
     with LocalFile(Path(path)) as file:
         first = file.read(0, min(file.size, WINDOW_BYTES))
         if first[:2] != b"\x1f\x8b":
