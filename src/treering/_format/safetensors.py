@@ -90,7 +90,11 @@ def _reason(kind: LeafType) -> str | None:
         return f"a typed PRNG key ({kind.impl})"
     if kind.kind in ("jax", "numpy", "numpy scalar"):
         return None if native_name(kind.dtype or "") else f"an array of {kind.dtype}"
-    return f"a {kind.kind} leaf" if kind.kind == "opaque" else f"a {kind.kind}"
+    return (
+        "a function or another object"
+        if kind.kind == "opaque"
+        else f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}"
+    )
 
 
 def single_file(index: Index) -> tuple[Index, bytes]:

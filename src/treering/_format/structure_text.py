@@ -215,7 +215,7 @@ class _Level:
 
 def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
     """Tell quickly whether the structure gives these keys; where in doubt, False."""
-    if len(set(keys)) != len(keys) or "" in keys:
+    if not structure or len(set(keys)) != len(keys) or "" in keys:
         return False
     parts_of: dict[int, list[str]] = {}
     levels: list[_Level] = []

@@ -1,0 +1,116 @@
+"""An index as a document and back: equal, one form, every byte under the digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.format.indexes import ATTEMPT, index_of, indexes
+from tests.properties.strategies import quick
+from treering._format.blocks import damage, file_digest, first_blocks
+from treering._format.document import data_name, encode_index, parse_index
+from treering._format.index import Index, LeafType
+from treering._store.checkpoint_names import is_data
+from treering._values.checksums import digest
+from treering.errors import Corrupt, TreeringError, Unsupported
+
+F32 = LeafType(kind="numpy", dtype="float32", shape=(20_000,))
+
+
+@quick(150)
+@given(indexes())
+def test_an_index_comes_back(index: Index) -> None:
+    data = encode_index(index)
+    back = parse_index(data)
+    assert back == index
+    assert encode_index(back) == data
+    assert data.isascii()
+
+
+@quick(150)
+@given(indexes(), st.data())
+def test_every_byte_is_under_the_digest(index: Index, data: st.DataObject) -> None:
+    good = encode_index(index)
+    place = data.draw(st.integers(0, len(good) - 1))
+    bad = good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
+    with pytest.raises(Corrupt):
+        parse_index(bad)
+    with pytest.raises(Corrupt):
+        parse_index(good[:place])
+    with pytest.raises(Corrupt):
+        parse_index(good + b"\n")
+
+
+def test_the_first_line_is_as_specified() -> None:
+    data = encode_index(index_of(["a"], [F32], [0], [[(0, None)]]))
+    assert data.startswith(b'{"treering": 1, "digest": "xxh3-128:')
+    assert data[68:70] == b'",'
+    assert data[27:68].decode() == digest((data[:27], data[68:]))
+    # A member a line.
+    lines = data.decode().splitlines()
+    assert [next(iter(json.loads("{" + line.removeprefix("{").rstrip(",") + "}"))) for line in lines[:-1]] == [
+        name for name in json.loads(data) if name not in ("digest", "metadata")
+    ]
+
+
+def test_a_member_that_is_unknown_is_ignored() -> None:
+    index = index_of(["a"], [F32], [0], [[(0, None)]])
+    document = json.loads(encode_index(index))
+    del document["treering"], document["digest"]
+    for node in (document, document["types"][0], document["chunks"], document["files"][0], document["checksums"]):
+        node["later"] = [1, {"x": None}]
+    body = json.dumps(document)[1:]
+    head, rest = '{"treering": 1, "digest": "', '",\n' + body
+    assert parse_index(f"{head}{digest((head.encode(), rest.encode()))}{rest}".encode()) == index
+
+
+def test_names_of_files_are_those_that_the_store_knows() -> None:
+    for name in (data_name(ATTEMPT, 0, 1), data_name(ATTEMPT, 99_999, 100_000), data_name(ATTEMPT, 123_456, 200_000)):
+        assert is_data(name)
+        index = index_of(["a"], [F32], [0], [[(0, None)]])
+        files = [dataclasses.replace(index.files[0], name=name)]
+        assert parse_index(encode_index(dataclasses.replace(index, files=files))).files[0].name == name
+
+
+def test_what_metadata_cannot_be_is_refused_before_anything_is_written() -> None:
+    index = index_of(["a"], [F32], [0], [[(0, None)]])
+    with pytest.raises(Unsupported, match=r"metadata\['a'\] is a tuple"):
+        encode_index(dataclasses.replace(index, metadata={"a": (1,)}))
+
+
+def test_an_embedded_index_names_no_file_and_others_do() -> None:
+    inside = index_of(["a"], [F32], [0], [[(0, None)]], single=True)
+    assert parse_index(encode_index(inside), embedded=True) == inside
+    outside = index_of(["a"], [F32], [0], [[(0, None)]])
+    for index, embedded in ((inside, False), (outside, True)):
+        with pytest.raises(TreeringError):
+            parse_index(encode_index(index), embedded=embedded)
+
+
+def test_a_digest_binds_header_and_checksums() -> None:
+    index = index_of(["a", "b"], [F32], [0, 0], [[(0, None), (1, None)]])
+    first = file_digest(index, 0, b"header")
+    assert first == file_digest(index, 0, b"header", first_blocks(index.chunks))
+    assert first != file_digest(index, 0, b"headed")
+    changed = array("Q", index.checksums)
+    changed[1] ^= 1
+    assert first != file_digest(dataclasses.replace(index, checksums=changed), 0, b"header")
+    # As they lie in the file, not as they stand in the table.
+    chunks = dataclasses.replace(index.chunks, offset=list(index.chunks.offset)[::-1])
+    assert first != file_digest(dataclasses.replace(index, chunks=chunks), 0, b"header")
+
+
+def test_damage_names_everything() -> None:
+    index = index_of(["a", "b"], [F32], [0, 0], [[(0, None)], [(1, ((0, 15_000),)), (1, ((15_000, 20_000),))]])
+    error = damage(index, 0, 1, 0x1234)
+    name = data_name(ATTEMPT, 0, 2)
+    assert str(error) == (
+        f"leaf 'a' is damaged: bytes {4096 + 65536} to {4096 + 80000} of {name} have the checksum 0000000000001234 "
+        f"instead of {index.checksums[1]:016x}; use another copy; `treering verify` lists all damage"
+    )
+    assert "leaf 'b'[0:15000] is damaged" in str(damage(index, 1, 0, 0))
