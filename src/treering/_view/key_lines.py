@@ -28,8 +28,8 @@ def key_lines(leaves: Leaves, look: Look = UNICODE) -> Iterator[str]:
     Example:
         >>> for line in key_lines([("step", 7), ("on", True)]):
         ...     print(line)
-        step  int   7      8 B
-        on    bool  True   1 B
+        step  int   7     8 B
+        on    bool  True  1 B
     """
     cells = [_cells(key, leaf, look) for key, leaf in leaves]
     keys = min(max((cell_width(each[0]) for each in cells), default=0), _WIDEST_KEY)

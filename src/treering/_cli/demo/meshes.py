@@ -42,8 +42,8 @@ def mesh_of(*lengths: int) -> Mesh:
     """Make a mesh of the devices of this process, with these lengths along its two axes.
 
     Example:
-        >>> mesh_of(1, 1).shape
-        OrderedDict({'data': 1, 'model': 1})
+        >>> dict(mesh_of(1, 1).shape)
+        {'data': 1, 'model': 1}
     """
     count = int(np.prod(lengths))
     return Mesh(np.array(jax.devices()[:count]).reshape(lengths), AXES)
