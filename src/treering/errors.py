@@ -28,6 +28,7 @@ __all__ = [
     "Corrupt",
     "Exists",
     "Format",
+    "KeptOnHost",
     "Mismatch",
     "NotFound",
     "StaticFieldsDiffer",
@@ -186,3 +187,7 @@ class NotDirectory(StoreFailed, NotADirectoryError):
 
 class StaticFieldsDiffer(UserWarning):
     """Static fields or functions of ``like`` are not those that were saved; the ones of ``like`` were taken."""
+
+
+class KeptOnHost(UserWarning):
+    """Arrays that were to go on devices came back as numpy: jax, as it is configured, cannot hold their dtype."""

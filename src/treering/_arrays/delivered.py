@@ -12,8 +12,11 @@ import numpy as np
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Wish
 from treering._arrays.on_host import on_host
+from treering._plan.shard_boxes import box_of_slices
 from treering._tree.fit import Fit
-from treering._values.boxes import Box, whole
+from treering._values.boxes import whole
+from treering._values.keys import split_key
+from treering.errors import Mismatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +32,8 @@ class Delivery:
 
     number: int
     """Its place in the result."""
+    key: str
+    """Key text of what is stored."""
     wish: Wish
     """Its boxes."""
     shape: tuple[int, ...]
@@ -44,13 +49,7 @@ def wish_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding 
     if sharding is None or sharding.is_fully_replicated:
         return Wish(leaf, (whole(shape),))
     places = sharding.addressable_devices_indices_map(shape).values()
-    return Wish(leaf, tuple(dict.fromkeys(_box(index, shape) for index in places if index is not None)))
-
-
-def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    return tuple(
-        (part.start or 0, length if part.stop is None else part.stop) for part, length in zip(index, shape, strict=True)
-    )
+    return Wish(leaf, tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None)))
 
 
 def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:
@@ -71,7 +70,7 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         arrays, delivery.wish.arrays = delivery.wish.arrays, []
         fit = delivery.fit
         if fit.dtype is not None:
-            arrays = [_cast(array, fit.dtype) for array in arrays]
+            arrays = [_cast(array, fit.dtype, delivery.key) for array in arrays]
         if fit.kind in ("jax", "key") and jax_holds(arrays[0].dtype):
             if delivery.sharding is None:
                 waiting.append((at, arrays[0]))
@@ -92,12 +91,23 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     return result
 
 
-def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    try:
-        return array.astype(dtype)
-    except TypeError:
-        # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
-        return array.astype(np.float32).astype(dtype)
+def _cast(array: NDArray[Any], dtype: np.dtype[Any], key: str) -> NDArray[Any]:
+    """Return the array in another dtype: a float is rounded, or infinite where it is too large; an int stays itself."""
+    with np.errstate(over="ignore"):
+        try:
+            cast = array.astype(dtype)
+        except TypeError:
+            # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
+            return array.astype(np.float32).astype(dtype)
+    integers = jax.numpy.issubdtype(array.dtype, np.integer) and jax.numpy.issubdtype(dtype, np.integer)
+    if integers and not np.array_equal(_wide(cast), _wide(array)):
+        raise Mismatch(f"some numbers do not fit {dtype.name}, and cast=True changes no int", path=split_key(key))
+    return cast
+
+
+def _wide(array: NDArray[Any]) -> NDArray[Any]:
+    """Return integers that numpy compares by value, whatever their types."""
+    return array if array.dtype.itemsize == np.dtype(np.int64).itemsize else array.astype(np.int64)
 
 
 def _put(waiting: list[tuple[int, NDArray[Any]]], result: list[Any]) -> None:
@@ -113,4 +123,4 @@ def _sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:
     shape = delivery.shape
     by_box = dict(zip(delivery.wish.boxes, arrays, strict=True))
     sharding: Any = delivery.sharding
-    return jax.make_array_from_callback(shape, sharding, lambda index: by_box[_box(index or (), shape)])
+    return jax.make_array_from_callback(shape, sharding, lambda index: by_box[box_of_slices(index or (), shape)])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from treering._arrays.aligned import aligned_bytes
 from treering._arrays.incoming import Progress, Wish
 from treering._format.index import Chunks, Index, LeafType, Token
 from treering._values.boxes import slices, whole
@@ -30,6 +31,7 @@ class HeldArrays:
 
     def __init__(self, arrays: Mapping[int, NDArray[Any]]) -> None:
         self._arrays = arrays
+        self._given: set[int] = set()
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of a leaf."""
@@ -42,10 +44,20 @@ class HeldArrays:
         for wish in wishes:
             held = self._arrays[wish.leaf]
             every = whole(held.shape)
-            wish.arrays = [held if box == every else np.ascontiguousarray(held[slices(box)]) for box in wish.boxes]
+            # Two leaves of a result share no memory, also where both are made of this one.
+            first = wish.leaf not in self._given
+            self._given.add(wish.leaf)
+            wish.arrays = [held if first and box == every else _copied(held[slices(box)]) for box in wish.boxes]
             done += held.nbytes
             if progress is not None:
                 progress(done, total)
+
+
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy in memory that jax takes as it is."""
+    copy = np.ndarray(array.shape, array.dtype, aligned_bytes(array.nbytes))
+    copy[...] = array
+    return copy
 
 
 def held_index(

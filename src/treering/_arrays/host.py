@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
-from treering._codec.array_bytes import wire_blocks
+from treering._arrays.parted import host_blocks
 from treering._codec.msgpack.write import ArrayLike, Piece
 from treering.errors import Unsupported
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["adopt", "jax_holds", "piece_buffers", "to_host"]
+__all__ = ["adopt", "jax_holds", "piece_buffers"]
 
 _RUN_BYTES: Final = 256 * 1024
 _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
@@ -54,11 +51,6 @@ def jax_holds(dtype: np.dtype[Any]) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
 
 
-def to_host(array: ArrayLike) -> NDArray[Any]:
-    """Return the array as numpy; on CPU a view, nothing is copied."""
-    return np.asarray(array)
-
-
 def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the pieces in order; small ones together, a device array fetched when its turn comes."""
     run: list[bytes] = []
@@ -73,6 +65,6 @@ def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
             yield b"".join(run)
             run, waiting = [], 0
         if not isinstance(piece, bytes) and piece.nbytes:
-            yield from wire_blocks(to_host(piece.array), piece.start, piece.stop)
+            yield from host_blocks(piece.array, piece.start, piece.stop)
     if run:
         yield b"".join(run)

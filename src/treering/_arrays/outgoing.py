@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import adopt, to_host
+from treering._arrays.host import adopt
+from treering._arrays.parted import Parted, parts_of, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType
 from treering._tree.flatten import Flattened
@@ -20,9 +21,6 @@ from treering._values.checksums import block_checksums
 from treering._values.dtypes import check_writable
 from treering._values.keys import split_key
 from treering.errors import TreeringError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["Outgoing", "Source", "checked_bytes", "outgoing"]
 
@@ -131,14 +129,7 @@ class _Describer:
         # An array of no items may be spread out all the same, in boxes of nothing.
         if leaf.is_fully_replicated or not leaf.size:
             return number, (Source(whole(leaf.shape), leaf),)
-        distinct: dict[Box, Any] = {}
-        for shard in leaf.addressable_shards:
-            box = tuple(
-                (part.start or 0, length if part.stop is None else part.stop)
-                for part, length in zip(shard.index, leaf.shape, strict=True)
-            )
-            distinct.setdefault(box, shard.data)
-        return number, tuple(Source(box, distinct[box]) for box in sorted(distinct))
+        return number, tuple(Source(box, data) for box, data in parts_of(leaf))
 
     def _typed(self, kind: str, dtype: Any, shape: tuple[int, ...], sharding: Any, impl: str | None) -> int:
         fast = (kind, dtype, shape, sharding, impl)
@@ -171,6 +162,9 @@ def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> I
         checksums: where the checksums go.
         first: the place of the first one.
     """
+    if isinstance(data, Parted):
+        yield from _streamed(data.blocks(0, data.size), block, checksums, first)
+        return
     host = to_host(data)
     plain = holds_wire_bytes(host.dtype)
     if plain and host.nbytes <= _SMALL_BYTES:
@@ -178,8 +172,7 @@ def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> I
         if small:
             checksums[first] = xxhash.xxh3_64_intdigest(small)
             yield small
-        return
-    if plain and host.flags.c_contiguous:
+    elif plain and host.flags.c_contiguous:
         flat = host.reshape(-1).view(np.uint8).data
         step = max(_PIECE_BYTES, block)
         for start in range(0, len(flat), step):
@@ -188,14 +181,14 @@ def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> I
             checksums[first : first + len(found)] = found
             first += len(found)
             yield piece
-        return
-    yield from _converted_bytes(host, block, checksums, first)
+    else:
+        yield from _streamed(wire_blocks(host, 0, host.size), block, checksums, first)
 
 
-def _converted_bytes(host: NDArray[Any], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
-    """Yield the bytes of an array that has to be turned first; its pieces and the blocks do not end together."""
+def _streamed(pieces: Iterator[memoryview], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
+    """Pass pieces on whose ends are not those of the blocks."""
     state, held = xxhash.xxh3_64(), 0
-    for piece in wire_blocks(host, 0, host.size):
+    for piece in pieces:
         at = 0
         while at < len(piece):
             part = piece[at : at + block - held]

@@ -24,7 +24,7 @@ from treering._tree.flatten import Flattened, flatten_like, opaque_of
 from treering._tree.likeness import KEPT, Matched, matched
 from treering._tree.placement import Shardings, aval_of, resolved
 from treering._tree.unflatten import rebuilt, static_differences
-from treering.errors import StaticFieldsDiffer, Unsupported
+from treering.errors import KeptOnHost, StaticFieldsDiffer, Unsupported
 
 __all__ = ["load"]
 
@@ -97,10 +97,15 @@ def _placements(
     placed: list[Any] = [None] * len(matches)
     explicit = asked.shardings is not None or asked.mesh is not None
     avals: dict[str, Any] = {}
+    too_wide: list[str] = []
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
         dtype = _array_dtype(index, match) if explicit or like is not None else None
-        if dtype is None or not jax_holds(dtype) or isinstance(like, np.ndarray | np.generic):
+        if dtype is None or isinstance(like, np.ndarray | np.generic):
+            continue
+        if not jax_holds(dtype):
+            if explicit and match.fit.kind == "jax":
+                too_wide.append(f"{keys[number]} ({dtype.name})")
             continue
         if explicit:
             avals[keys[number]] = aval_of(_aval_shape(index, match), dtype)
@@ -113,6 +118,8 @@ def _placements(
             match = matches[number]
             if placed[number] is not None and match.fit.kind == "numpy":
                 matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
+    if too_wide:
+        _warn("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
     return placed
 
 
@@ -148,7 +155,8 @@ def _leaves(
         leaf_type = index.type_of(match.leaf)
         if leaf_type.stored:
             shape = leaf_type.shape or ()
-            deliveries.append(Delivery(number, wish_for(match.leaf, shape, sharding), shape, match.fit, sharding))
+            wish = wish_for(match.leaf, shape, sharding)
+            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, match.fit, sharding))
         else:
             result[number] = turned(index.values[match.leaf], match.fit, sharding)
     by_type = list(map(leaf_bytes, index.types))
@@ -203,11 +211,11 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Se
             if saved != here:
                 lines.append(f"{key}: saved as {saved.text}, like has {here.text}")
     if lines:
-        more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        warnings.warn(
-            "what lies in no file comes from `like`, and differs from what was saved:\n  "
-            + "\n  ".join(lines[:_SHOWN])
-            + more,
-            StaticFieldsDiffer,
-            stacklevel=4,
-        )
+        _warn("what lies in no file comes from `like`, and differs from what was saved", lines, StaticFieldsDiffer)
+
+
+def _warn(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
+    more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    shown = "\n  ".join(lines[:_SHOWN])
+    # Past our own frames, to the line that called treering.load.
+    warnings.warn(f"{what}:\n  {shown}{more}", category, stacklevel=5)

@@ -12,6 +12,7 @@ from treering._ops.save import save_checkpoint
 from treering._ops.save_file import save_msgpack
 from treering._ops.save_safetensors import save_safetensors
 from treering._ops.state_file import local_path
+from treering.errors import Unsupported
 
 __all__ = ["save"]
 
@@ -29,7 +30,9 @@ def save(
     """Write ``tree`` to ``path``; ``treering.save`` says more."""
     place = _place(path)
     write = _FILES.get(place.suffix, save_checkpoint)
-    write(place, tree, metadata=metadata or {}, overwrite=overwrite, progress=progress)
+    if not isinstance(metadata, Mapping | None):
+        raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
+    write(place, tree, metadata=dict(metadata or {}), overwrite=overwrite, progress=progress)
 
 
 def _place(path: str | os.PathLike[str]) -> Path:

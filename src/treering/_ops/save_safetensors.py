@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import Outgoing, Source, outgoing
+from treering._arrays.parted import Parted
 from treering._arrays.written import Layout, Written, content
 from treering._codec.documents import check_json
 from treering._format.index import DataFile
@@ -20,10 +19,8 @@ from treering._ops.save import index_of
 from treering._ops.save_file import require_free
 from treering._store.local import replace_file
 from treering._tree.flatten import flatten
-from treering._values.boxes import slices, whole
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from treering._values.boxes import whole
+from treering.errors import Unsupported
 
 __all__ = ["save_safetensors"]
 
@@ -53,26 +50,17 @@ def save_safetensors(
     file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
     index = index_of(flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
     _, header = single_file(index)
-    replace_file(path, content(header, Written(layout, progress).data_of(0)), len(header) + layout.data_bytes)
+    replace_file(path, _unchanged(header, layout, first, progress), len(header) + layout.data_bytes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Whole:
-    """A leaf in parts, put together when its turn comes."""
-
-    shape: tuple[int, ...]
-    parts: tuple[Source, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.data.nbytes for part in self.parts)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        del dtype, copy
-        result = np.empty(self.shape, self.parts[0].data.dtype)
-        for part in self.parts:
-            result[slices(part.box)] = np.asarray(part.data)
-        return result
+def _unchanged(
+    header: bytes, layout: Layout, first: Written, progress: Progress | None
+) -> Iterator[bytes | memoryview]:
+    """Yield the file; at its end, require that the second reading of the arrays found what the first one did."""
+    second = Written(layout, progress)
+    yield from content(header, second.data_of(0))
+    if second.checksums != first.checksums:
+        raise Unsupported("an array was changed while it was being saved", hint="save again; nothing was replaced")
 
 
 def _gathered(leaves: Outgoing) -> Outgoing:
@@ -81,5 +69,5 @@ def _gathered(leaves: Outgoing) -> Outgoing:
     for number, parts in leaves.sources.items():
         if len(parts) > 1:
             shape = leaves.types[leaves.leaf_types[number]].shape or ()
-            sources[number] = (Source(whole(shape), _Whole(shape, parts)),)
+            sources[number] = (Source(whole(shape), Parted(shape, [(part.box, part.data) for part in parts])),)
     return dataclasses.replace(leaves, sources=sources)

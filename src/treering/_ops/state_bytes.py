@@ -6,8 +6,9 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-from treering._arrays.host import adopt, to_host
+from treering._arrays.host import adopt
 from treering._arrays.joined import joined
+from treering._arrays.parted import to_host
 from treering._codec.msgpack.scan import Leaves, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES

@@ -1,0 +1,109 @@
+"""An array that lies on several devices, seen as one run of bytes; it is never put together as a whole."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import numpy as np
+
+from treering._codec.array_bytes import wire_blocks
+from treering._plan.shard_boxes import box_of_slices
+from treering._values.boxes import Box, boxes_of_range, intersection, relative, shape_of, slices
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Parted", "host_blocks", "parts_of", "to_host"]
+
+_SLAB_BYTES: Final = 4 << 20
+_SMALL_BYTES: Final = 64 << 10
+
+# jax holds these in fewer bits than a byte, or unpacks them: numpy gets a copy also on CPU.
+_NARROW: Final = frozenset(
+    {"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
+)
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """Return an array as numpy; on CPU a view. Where it is a copy, that copy is the caller's alone.
+
+    jax keeps a copy that it once made for numpy as long as the array lives. Large arrays are therefore fetched
+    through a second handle that nobody keeps.
+    """
+    if isinstance(array, jax.Array) and array.nbytes > _SMALL_BYTES and not _is_view(array):
+        gc.collect(0)  # jax lets go of the copy before this one only when the collector runs
+        held = array.addressable_shards[0].data
+        array = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
+    host: NDArray[Any] = np.asarray(array)
+    return host
+
+
+def _is_view(array: jax.Array) -> bool:
+    device: Any = next(iter(array.sharding.device_set))
+    return device.platform == "cpu" and array.dtype.name not in _NARROW
+
+
+def parts_of(array: jax.Array) -> list[tuple[Box, jax.Array]]:
+    """Return the distinct boxes of an array that its devices hold, in C order, each with an array of just it."""
+    distinct: dict[Box, jax.Array] = {}
+    for shard in array.addressable_shards:
+        distinct.setdefault(box_of_slices(shard.index, array.shape), shard.data)
+    return [(box, distinct[box]) for box in sorted(distinct)]
+
+
+def host_blocks(array: Any, start: int, stop: int) -> Iterator[memoryview]:
+    """Yield the bytes of items ``start`` to ``stop`` of an array on any devices, in C order, little endian."""
+    if isinstance(array, jax.Array) and not array.is_fully_replicated:
+        array = Parted(array.shape, parts_of(array))
+    if isinstance(array, Parted):
+        yield from array.blocks(start, stop)
+    else:
+        yield from wire_blocks(to_host(array), start, stop)
+
+
+class Parted:
+    """Boxes that make up one array.
+
+    Args:
+        shape: shape of the whole.
+        parts: its boxes, each with the array that holds it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], parts: Sequence[tuple[Box, Any]]) -> None:
+        self.shape = shape
+        self._parts = parts
+        self.dtype = np.dtype(parts[0][1].dtype)
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yield the bytes of items ``start`` to ``stop`` in C order, little endian, a slab at a time.
+
+        Example:
+            >>> left, right = np.array([[1], [3]], "u1"), np.array([[2], [4]], "u1")
+            >>> halves = [(((0, 2), (0, 1)), left), (((0, 2), (1, 2)), right)]
+            >>> list(b"".join(Parted((2, 2), halves).blocks(1, 4)))
+            [2, 3, 4]
+        """
+        hosts = [(box, to_host(data)) for box, data in self._parts]
+        step = max(1, _SLAB_BYTES // self.dtype.itemsize)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            slab = np.empty(last - first, self.dtype)
+            at = 0
+            for box in boxes_of_range(self.shape, first, last):
+                shape = shape_of(box)
+                count = int(np.prod(shape, dtype=np.int64))
+                _fill(slab[at : at + count].reshape(shape), box, hosts)
+                at += count
+            yield from wire_blocks(slab, 0, len(slab))
+
+
+def _fill(into: NDArray[Any], box: Box, hosts: Sequence[tuple[Box, NDArray[Any]]]) -> None:
+    for held, host in hosts:
+        common = intersection(box, held)
+        if common is not None:
+            into[slices(relative(common, box))] = host[slices(relative(common, held))]
