@@ -85,12 +85,12 @@ def in_type(key: str, name: str, value: Any) -> Change:
     return change
 
 
-def both(*changes: Change) -> Change:
-    def change(document: Document) -> None:
-        for each in changes:
-            each(document)
-
-    return change
+def nested(levels: int) -> Any:
+    """Lists in each other."""
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 MEMBERS = (
@@ -237,6 +237,13 @@ CASES: dict[str, Change] = {
     "no processes": at("processes", 0),
     "a mesh that is no text": at("meshes", [1]),
     "metadata that is a list": at("metadata", []),
+    "metadata of many levels": at("metadata/deep", nested(600)),
+    "versions of many levels": at("written/deep", nested(600)),
+    "a codec of many levels": at("chunks/codec", nested(600)),
+    "a count of a thousand digits": at("structure/1", 10**1000),
+    "a length of a thousand digits": at("structure/0", {"node": "list", "length": 10**1000}),
+    "a size of a thousand digits": at("files/0/nbytes", 10**1000),
+    "a shape of a thousand digits": in_type("a", "shape", [10**1000, 1]),
 } | {f"without {name}": without(name) for name in MEMBERS}
 
 

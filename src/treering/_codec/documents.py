@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from treering.errors import Corrupt, Unsupported
 
-__all__ = ["MAX_NESTING", "check_json", "json_text", "member", "parsed", "quoted"]
+__all__ = ["MAX_NESTING", "check_json", "json_text", "member", "parsed", "quoted", "shown"]
 
 MAX_NESTING: Final = 100
 """Lists and objects inside each other, at most, in what a user adds to a document."""
@@ -35,14 +35,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise Corrupt(f"the member {_shown(twice)} stands twice in one JSON object")
+        raise Corrupt(f"the member {shown(twice)} stands twice in one JSON object")
     return found
 
 
 def _float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{_shown(text)} is too large for a number")
+        raise ValueError(f"{shown(text)} is too large for a number")
     return number
 
 
@@ -110,7 +110,7 @@ def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
         raise Corrupt(f"{what} has no member {name!r}")
     found = node[name]
     if type(found) is not kind:
-        raise Corrupt(f"{what}: the member {name!r} is {_shown(found)}, it has to be of type {kind.__name__}")
+        raise Corrupt(f"{what}: the member {name!r} is {shown(found)}, it has to be of type {kind.__name__}")
     return found
 
 
@@ -141,8 +141,8 @@ def check_json(value: Any, what: str) -> None:
         if type(item) is dict:
             for key in item:
                 if type(key) is not str:
-                    raise Unsupported(f"{what}{where} has the key {_shown(key)}; keys in JSON are str")
-            inner = ((f"[{_shown(key)}]", below) for key, below in item.items())
+                    raise Unsupported(f"{what}{where} has the key {shown(key)}; keys in JSON are str")
+            inner = ((f"[{shown(key)}]", below) for key, below in item.items())
         elif type(item) is list:
             inner = ((f"[{number}]", below) for number, below in enumerate(item))
         else:
@@ -170,7 +170,13 @@ def _check_scalar(item: Any, where: str) -> None:
     raise Unsupported(f"{where} is {article} {type(item).__name__}, which JSON cannot hold", hint=hint)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a parsed value for a message: short, however long or deep it is.
+
+    Example:
+        >>> shown("x" * 1000)[:10], shown(7), shown({"a": 1})
+        ("'xxxxxxxxx", '7', 'a dict')
+    """
     if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
         return "a huge int"
     text = repr(value) if isinstance(value, str | int | float) or value is None else f"a {type(value).__name__}"

@@ -9,7 +9,7 @@ import itertools
 from collections import defaultdict
 from typing import Any, Final
 
-from treering._codec.documents import member
+from treering._codec.documents import member, shown
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.index import Chunks, DataFile, Index, LeafType
 from treering._values.boxes import Box, covered_once, size_of, text_of
@@ -59,7 +59,7 @@ def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
     """
     what = "the table of chunks"
     if type(node) is dict and node.get("codec") is not None:
-        raise Unsupported(f"the chunks are packed with the codec {node['codec']!r:.60}", hint="use a newer treering")
+        raise Unsupported(f"the chunks are packed with the codec {shown(node['codec'])}", hint="use a newer treering")
     columns = {name: member(node, name, list, what) for name in _COLUMNS}
     boxes = member(node, "box", list, what)
     if len({len(column) for column in (*columns.values(), boxes)}) != 1:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any, Final
 
-from treering._codec.documents import check_json, json_text, member, parsed
+from treering._codec.documents import check_json, json_text, member, parsed, shown
 from treering._format.columns import check_chunks, check_ints, decoded_chunks, encoded_chunks
 from treering._format.index import DataFile, Index
 from treering._format.leaf_types import decoded_type, encoded_type
@@ -167,7 +167,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
     values: dict[int, Any] = {}
     index = Index(
         attempt=_matching(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
-        written=member(document, "written", dict, what),
+        written=_json(document, "written"),
         processes=member(document, "processes", int, what),
         meshes=_texts(member(document, "meshes", list, what), "the list of meshes"),
         structure=structure,
@@ -179,7 +179,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
         checksums=_checksums(document.get("checksums")),
         files=files,
         replaces=[_matching(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
-        metadata=member(document, "metadata", dict, what),
+        metadata=_json(document, "metadata"),
     )
     if index.processes < 1 or not {file.name for file in files}.isdisjoint(index.replaces):
         raise Corrupt("its processes and files cannot be those of a checkpoint")
@@ -204,6 +204,16 @@ def _texts(nodes: list[Any], what: str) -> list[str]:
     return nodes
 
 
+def _json(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object of people's own, no deeper than a walk over it can go."""
+    found = member(document, name, dict, INDEX_NAME)
+    try:
+        check_json(found, name)
+    except Unsupported as error:
+        raise Corrupt(error.message) from None
+    return found
+
+
 def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
         raise Corrupt(f"{what} is called {text[:100]!r}, which no writer would")
@@ -226,7 +236,7 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
         checksum = _matching(_DIGEST, member(node, "digest", str, what), "a digest")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
     if not 0 < header <= nbytes < _LIMIT or header % _ALIGNMENT:
-        raise Corrupt(f"{name or 'the file'} cannot have {nbytes} bytes of which {header} are its header")
+        raise Corrupt(f"{name or 'the file'} cannot have {shown(nbytes)} bytes of which {shown(header)} are its header")
     return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum)
 
 

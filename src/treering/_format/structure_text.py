@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from treering._codec.documents import member
+from treering._codec.documents import member, shown
 from treering._format.index import MAX_LEVELS, Container, Token
 from treering._format.leaf_values import decoded_key, encoded_key
 from treering._format.structure import iter_keys
@@ -101,7 +101,7 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
     for number, node in enumerate(nodes):
         if type(node) is int:
             if not 0 < node <= leaves:
-                raise Corrupt(f"token {number} of the structure counts {node} leaves, of {leaves} in all")
+                raise Corrupt(f"token {number} of the structure counts {shown(node)} leaves, of {leaves} in all")
             counted += node
             tokens.append(node)
             continue
@@ -134,7 +134,7 @@ def _decoded(node: Any, what: str, most: int) -> Container:
         case "list" | "tuple":
             length = member(node, "length", int, what)
             if not 0 <= length <= most:
-                raise Corrupt(f"{what} is a {kind} of {length} items; the tree has {most} for it")
+                raise Corrupt(f"{what} is a {kind} of {shown(length)} items; the tree has {most} for it")
             return Container(node=kind, keys=tuple(range(length)))
         case "namedtuple":
             fields = _decoded_keys(node, "fields", what)
