@@ -21,10 +21,15 @@ __all__ = ["AXES", "RULES", "Step", "mesh_of", "placed", "stepper", "use_host_de
 AXES = ("data", "model")
 """Names of a mesh's axes."""
 
+# jax leaves these without annotations.
+_over: Callable[..., PartitionSpec] = PartitionSpec
+_constrained: Callable[[Any, Any], Any] = jax.lax.with_sharding_constraint
+_configure: Callable[[str, Any], None] = jax.config.update
+
 RULES = (
-    (r"(query_key_value|attention_out|up|down)$", PartitionSpec("data", "model")),
-    (r"(characters|pairs|positions)$", PartitionSpec(None, ("data", "model"))),
-    (r".*", PartitionSpec()),
+    (r"(query_key_value|attention_out|up|down)$", _over("data", "model")),
+    (r"(characters|pairs|positions)$", _over(None, ("data", "model"))),
+    (r".*", _over()),
 )
 """Pattern of a key, and how such an array is cut over the axes of a mesh; the same for every mesh."""
 
@@ -34,8 +39,8 @@ Step = Callable[[model.TrainState, np.ndarray], tuple[model.TrainState, jax.Arra
 
 def use_host_devices(count: int) -> None:
     """Let this process see its processor as ``count`` devices; has to come before jax looks for devices."""
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", count)
+    _configure("jax_platforms", "cpu")
+    _configure("jax_num_cpu_devices", count)
 
 
 def mesh_of(*lengths: int) -> Mesh:
@@ -62,16 +67,16 @@ def placed(state: model.TrainState, mesh: Mesh) -> model.TrainState:
 def stepper(state: model.TrainState, mesh: Mesh) -> Step:
     """Compile nothing yet, but return what takes one step of Adam on that mesh."""
     params_on, adam_on, whole = _shardings(state, mesh)
-    batch_on = NamedSharding(mesh, PartitionSpec(AXES))
+    batch_on = NamedSharding(mesh, _over(AXES))
     config = model.Config(**state.config)  # type: ignore[arg-type]
 
     def update(
         params: model.Params, adam: model.AdamState, key: jax.Array, batch: jax.Array
     ) -> tuple[model.Params, model.AdamState, jax.Array, jax.Array]:
         key, drop = jax.random.split(key)
-        gathered = jax.lax.with_sharding_constraint(params, whole)
+        gathered = _constrained(params, whole)
         loss, gradients = model.loss_and_gradients(gathered, batch, config, drop)
-        gradients = jax.lax.with_sharding_constraint(gradients, params_on)
+        gradients = _constrained(gradients, params_on)
         params, adam = model.adam_step(params, gradients, adam, config)
         return params, adam, key, loss
 
@@ -93,5 +98,5 @@ def _shardings(state: model.TrainState, mesh: Mesh) -> tuple[Any, model.AdamStat
         return NamedSharding(mesh, next(spec for pattern, spec in RULES if re.search(pattern, name)))
 
     params = jax.tree_util.tree_map_with_path(on, state.params)
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = NamedSharding(mesh, _over())
     return params, model.AdamState(count=whole, mu=params, nu=params), whole  # type: ignore[arg-type]

@@ -49,7 +49,9 @@ def _main(folder: Path) -> None:
 
 def _wanted(leaf: Any) -> Any:
     """Ask for a jax array of that shape and dtype; Python numbers stand for themselves."""
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
