@@ -325,7 +325,11 @@ def test_a_part_of_a_model_goes_into_a_part_of_another(path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("bad", [{1, 2}, np.array([None]), collections.deque(), {1: 0, "1": 0}, jnp.ones], ids=repr)
+@pytest.mark.parametrize(
+    "bad",
+    [{1, 2}, np.array([None]), collections.deque(), {1: 0, "1": 0}, jnp.ones],
+    ids=["set", "object array", "deque", "keys alike", "function"],
+)
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(bad: Any, path: Path) -> None:
     tree = {"good": jnp.ones(2), "bad": [bad]}
     if callable(bad):  # a function is noted by name
@@ -368,7 +372,11 @@ def test_a_deleted_array_is_refused_by_name(path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- extremes
 
 
-@pytest.mark.parametrize("leaf", [7, None, "text", np.arange(3), jnp.ones(2), b"", "x" * 9999, abs], ids=repr)
+@pytest.mark.parametrize(
+    "leaf",
+    [7, None, "text", np.arange(3), jnp.ones(2), b"", "x" * 9999, abs],
+    ids=["int", "None", "str", "numpy", "jax", "bytes", "long str", "function"],
+)
 def test_a_bare_leaf(leaf: Any, path: Path) -> None:
     treering.save(path, leaf)
     assert_same(treering.load(path, leaf), leaf, restored=False)
