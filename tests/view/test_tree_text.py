@@ -133,3 +133,18 @@ def test_a_chain_of_many_levels_is_folded() -> None:
     assert len(lines) < 100
     assert any("19,968 leaves" in line for line in lines)
     assert cut("abcdef", 5) == "ab…ef"
+
+
+def test_shardings_stand_last_where_there_is_room() -> None:
+    cut_array = dataclasses.replace(array(1024, 8), sharding="P('data', None) over data=4")
+    tree = {"w": cut_array, "n": 1, "whole": dataclasses.replace(array(2), sharding="P() over data=4")}
+    lines = drawn(tree)
+    assert lines[1].endswith("  sharding")
+    assert lines[2].endswith("KiB  P('data', None)")
+    assert lines[3].endswith(" B")
+    assert lines[4].endswith("8 B  P()")
+    narrow = drawn(tree, look=dataclasses.replace(UNICODE, width=60))
+    assert all(cell_width(line) <= 60 for line in narrow)
+    assert not any("P(" in line for line in narrow)
+    evil = dataclasses.replace(cut_array, sharding="\x1b[2J" * 100)
+    assert all(line.isprintable() for line in drawn({"w": evil}))

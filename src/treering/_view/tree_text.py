@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from treering._format.records import Named
+from treering._format.records import LeafRecord, Named
 from treering._values.human import bytes_text, count_text
 from treering._values.keys import escape_part
 from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Layout, Row, Totals
 
-__all__ = ["ASCII", "UNICODE", "Look", "branch_detail", "leaf_cells", "totals_text", "tree_lines"]
+__all__ = ["ASCII", "UNICODE", "Look", "branch_detail", "leaf_cells", "sharding_text", "totals_text", "tree_lines"]
 
 _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
@@ -66,6 +66,7 @@ class _Cells(NamedTuple):
     detail: str
     parameters: str
     nbytes: str
+    sharding: str
     is_branch: bool
 
 
@@ -170,8 +171,20 @@ def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
         detail=detail,
         parameters=count_text(parameters) if has_arrays else "",
         nbytes=bytes_text(nbytes),
+        sharding=sharding_text(node, look),
         is_branch=is_branch(node),
     )
+
+
+def sharding_text(node: Any, look: Look = UNICODE) -> str:
+    """Say how an array was cut, as far as that is known; over which mesh stands in the notes.
+
+    Example:
+        >>> sharding_text(7)
+        ''
+    """
+    text = node.sharding if isinstance(node, LeafRecord) else None
+    return visible(text.partition(" over ")[0], _LONGEST_DETAIL, look.ellipsis) if text else ""
 
 
 def branch_detail(row: Row, look: Look = UNICODE) -> str:
@@ -214,29 +227,52 @@ def leaf_cells(leaf: LeafFacts, look: Look = UNICODE) -> tuple[str, str]:
 
 
 def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
-    """Align the columns; on a terminal names give way first, then the line may run over."""
+    """Align the columns; on a terminal shardings give way first, then names, then the line may run over."""
     # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
     kept = list(_guided(rows, look)) if len(rows) <= _MOST_KEPT else None
-    names, dtypes, details, parameters, sizes = 0, len("dtype"), len("shape"), len("parameters"), len("bytes")
+    widths = _Widths()
     for cells in kept or _guided(rows, look):
-        names = max(names, len(cells.guide) + cell_width(cells.name))
-        dtypes = max(dtypes, len(cells.dtype))
-        details = max(details, cell_width(cells.detail))
-        parameters = max(parameters, len(cells.parameters))
-        sizes = max(sizes, len(cells.nbytes))
-    taken = dtypes + details + parameters + sizes + 4 * len(_GAP)
-    names = min(names, _LONGEST_NAME if look.width is None else max(look.width - taken, _NARROWEST_NAME))
+        widths.measure(cells)
+    taken = widths.dtypes + widths.details + widths.parameters + widths.sizes + 4 * len(_GAP)
+    names = min(widths.names, _LONGEST_NAME)
+    has_room = look.width is None or names + taken + len(_GAP) + widths.shardings <= look.width
+    if look.width is not None:
+        names = min(widths.names, max(look.width - taken, _NARROWEST_NAME))
 
-    def line(name: str, dtype: str, detail: str, count: str, size: str) -> str:
-        numbers = f"{padded(count, parameters, right=True)}{_GAP}{padded(size, sizes, right=True)}"
-        return _GAP.join((name, dtype, padded(detail, details), numbers))
+    def line(name: str, dtype: str, detail: str, numbers: tuple[str, str], sharding: str) -> str:
+        count, size = padded(numbers[0], widths.parameters, right=True), padded(numbers[1], widths.sizes, right=True)
+        shown = (sharding,) if sharding and has_room else ()
+        return _GAP.join((name, dtype, padded(detail, widths.details), count, size, *shown))
 
-    yield look.painted(_DIM, line(" " * names, padded("dtype", dtypes), "shape", "parameters", "bytes"))
+    head = "sharding" if widths.shardings else ""
+    dtype = padded("dtype", widths.dtypes)
+    yield look.painted(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), head))
     for cells in kept or _guided(rows, look):
         name = cells.name
         if look.width is not None:
             name = fitted(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
         filled = " " * (names - len(cells.guide) - cell_width(name))
         name = look.painted(_DIM, cells.guide) + look.painted(_BOLD if cells.is_branch else "", name) + filled
-        dtype = look.painted(_CYAN, padded(cells.dtype, dtypes))
-        yield line(name, dtype, cells.detail, cells.parameters, cells.nbytes)
+        dtype = look.painted(_CYAN, padded(cells.dtype, widths.dtypes))
+        yield line(name, dtype, cells.detail, (cells.parameters, cells.nbytes), cells.sharding)
+
+
+@dataclasses.dataclass(slots=True)
+class _Widths:
+    """The widest cell of each column."""
+
+    names: int = 0
+    dtypes: int = len("dtype")
+    details: int = len("shape")
+    parameters: int = len("parameters")
+    sizes: int = len("bytes")
+    shardings: int = 0
+
+    def measure(self, cells: _Cells) -> None:
+        self.names = max(self.names, len(cells.guide) + cell_width(cells.name))
+        self.dtypes = max(self.dtypes, len(cells.dtype))
+        self.details = max(self.details, cell_width(cells.detail))
+        self.parameters = max(self.parameters, len(cells.parameters))
+        self.sizes = max(self.sizes, len(cells.nbytes))
+        if cells.sharding:
+            self.shardings = max(self.shardings, cell_width(cells.sharding), len("sharding"))
