@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -43,10 +44,10 @@ def first_blocks(chunks: Chunks) -> list[int]:
 
 def chunks_of_file(chunks: Chunks, file: int) -> list[int]:
     """Return the numbers of the chunks of one file, in the order in which they lie there."""
-    offset, nbytes = chunks.offset, chunks.nbytes
     mine = [number for number, found in enumerate(chunks.file) if found == file]
     # Empty arrays lie where the next one starts; among themselves they keep their order.
-    mine.sort(key=lambda number: (offset[number], nbytes[number]))
+    places = [2 * offset + (nbytes > 0) for offset, nbytes in zip(chunks.offset, chunks.nbytes, strict=True)]
+    mine.sort(key=places.__getitem__)
     return mine
 
 
@@ -60,9 +61,15 @@ def file_digest(index: Index, file: int, header: bytes, starts: Sequence[int] | 
         starts: what `first_blocks` gave, if it is known.
     """
     starts = first_blocks(index.chunks) if starts is None else starts
-    table = memoryview(packed(index.checksums))
-    spans = [table[8 * starts[number] : 8 * starts[number + 1]] for number in chunks_of_file(index.chunks, file)]
-    return digest((header, b"".join(spans)))
+    table = index.checksums
+    mine = chunks_of_file(index.chunks, file)
+    if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each, as small arrays have it
+        in_order = array("Q", map(table.__getitem__, mine))
+    else:
+        in_order = array("Q")
+        for chunk in mine:
+            in_order.extend(table[starts[chunk] : starts[chunk + 1]])
+    return digest((header, packed(in_order)))
 
 
 def shown_chunk(index: Index, chunk: int) -> str:

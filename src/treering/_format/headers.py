@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from treering._codec.documents import json_text, quoted
 from treering._format.blocks import chunks_of_file, leaf_bytes
@@ -38,6 +38,7 @@ ALIGNMENT: Final = 4096
 """Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
 
 _LINE: Final = 64
+_LARGEST: Final = 1 << 63
 
 DTYPES: Final[Mapping[str, str]] = {
     "bool": "BOOL",
@@ -98,7 +99,8 @@ def lay_out(nbytes: Sequence[int]) -> tuple[list[int], list[int]]:
         >>> lay_out([4, 128, 64, 12])
         ([1, 2, 3, 0], [204, 0, 128, 192])
     """
-    order = sorted(range(len(nbytes)), key=lambda number: (nbytes[number] % _LINE != 0, -nbytes[number]))
+    places = [size if size % _LINE else size + _LARGEST for size in nbytes]
+    order = sorted(range(len(nbytes)), key=places.__getitem__, reverse=True)  # equal ones stay in order
     offsets, at = [0] * len(nbytes), 0
     for number in order:
         offsets[number] = at
@@ -132,49 +134,38 @@ def laid_out(
         ([4096, 4160], [4096])
     """
     by_type = [leaf_bytes(kind) for kind in types]
-    # leaf, place in the file's list, file, offset, nbytes, box: sorted by leaf, then as they were given.
-    rows: list[tuple[int, int, int, int, int, Box | None]] = []
+    leaf: list[int] = []
+    box: list[Box | None] = []
+    file: list[int] = []
+    offset: list[int] = []
+    nbytes: list[int] = []
     headers: list[bytes] = []
     for number, given in enumerate(files):
         parts = sorted(given, key=_leaf)
         sizes = [
-            by_type[leaf_types[leaf]] if box is None else _box_bytes(types[leaf_types[leaf]], box)
-            for leaf, box in parts
+            by_type[leaf_types[n]] if part is None else _box_bytes(types[leaf_types[n]], part) for n, part in parts
         ]
         order, offsets = lay_out(sizes)
-        text = header_text(
-            keys,
-            types,
-            leaf_types,
-            [(*parts[place], offsets[place], sizes[place]) for place in order],
-            _data_note(attempt),
-        )
-        header = framed(text)
+        rows = [(*parts[place], offsets[place], sizes[place]) for place in order]
+        header = framed(header_text(keys, types, leaf_types, rows, _data_note(attempt)))
         headers.append(header)
         base = len(header)
-        rows.extend(
-            (leaf, number, place, base + offset, nbytes, box)
-            for place, ((leaf, box), offset, nbytes) in enumerate(zip(parts, offsets, sizes, strict=True))
-        )
-    rows.sort(key=_leaf_file_place)
-    sizes = [row[4] for row in rows]
-    chunks = Chunks(
-        leaf=[row[0] for row in rows],
-        box=[row[5] for row in rows],
-        file=[row[1] for row in rows],
-        offset=[row[3] for row in rows],
-        nbytes=sizes,
-        block=list(map(block_bytes, sizes)),
-    )
-    return chunks, headers
+        leaf += [n for n, _ in parts]
+        box += [part for _, part in parts]
+        file += [number] * len(parts)
+        offset += [base + start for start in offsets]
+        nbytes += sizes
+    columns: list[list[Any]] = [leaf, box, file, offset, nbytes]
+    if len(files) > 1:
+        by_leaf = sorted(range(len(leaf)), key=leaf.__getitem__)
+        columns = [[column[row] for row in by_leaf] for column in columns]
+    leaf, box, file, offset, nbytes = columns
+    block = list(map(block_bytes, nbytes))
+    return Chunks(leaf=leaf, box=box, file=file, offset=offset, nbytes=nbytes, block=block), headers
 
 
 def _leaf(row: Row) -> int:
     return row[0]
-
-
-def _leaf_file_place(row: tuple[int, int, int, int, int, Box | None]) -> tuple[int, int, int]:
-    return row[:3]
 
 
 def header_bytes(index: Index, file: int) -> bytes:
@@ -218,7 +209,8 @@ def header_text(
         note: what stands in ``__metadata__``.
     """
     plain = [_entry(kind, kind.shape or ()) if kind.stored else "" for kind in types]
-    entries = [f'"__metadata__":{json_text(dict(note))}']
+    note_entry = f'"__metadata__":{json_text(dict(note))}'
+    entries: list[str] = []
     for leaf, box, offset, nbytes in rows:
         key, number = keys[leaf], leaf_types[leaf]
         if box is None:
@@ -230,7 +222,7 @@ def header_text(
         elif not key.isascii():
             key = sound_key(key)
         entries.append(f"{quoted(key)}:{entry}[{offset},{offset + nbytes}]}}")
-    return "{" + ",".join(entries) + "}"
+    return "{" + ",".join([note_entry, *entries]) + "}"
 
 
 def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
