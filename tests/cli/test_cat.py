@@ -57,6 +57,22 @@ def test_what_is_printed(checkpoint: Path, key: str, wanted: str) -> None:
     assert printed(checkpoint, key) == wanted + "\n"
 
 
+class Hostile:
+    def __repr__(self) -> str:
+        return "\x1b[2J evil"
+
+
+def test_values_are_whole_and_safe(tmp_path: Path) -> None:
+    tree = {"n": 7**3000, "b": bytes(300), "text": "\x1b[2J" * 100, "act": Hostile()}
+    path = saved(tmp_path / "ckpt", tree)
+    for key in ("n", "b", "text"):
+        assert printed(path, key) == f"{tree[key]!r}\n"
+    assert json.loads(printed(path, "n", "--json"))["value"] == tree["n"]
+    assert json.loads(printed(path, "b", "--json"))["value"] == repr(tree["b"])
+    assert json.loads(printed(path, "text", "--json"))["value"] == tree["text"]
+    assert printed(path, "act").strip().isprintable()
+
+
 def test_floats_have_as_many_digits_as_they_need(tmp_path: Path) -> None:
     values = np.array([0.1, 1 / 3, 1e-300, np.nan, -0.0])
     path = saved(tmp_path / "ckpt", {"x": values})

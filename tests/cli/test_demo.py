@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -172,15 +171,14 @@ def test_the_display_shows_the_last_loss(terminal: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path, float]:
+def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("demo") / "files"
-    began = time.perf_counter()
     done = treering("demo", "--seconds", "2", "--keep", str(folder), timeout=240)
-    return done, folder, time.perf_counter() - began
+    return done, folder
 
 
-def test_the_short_form_proves_everything(short_demo: tuple[subprocess.CompletedProcess[str], Path, float]) -> None:
-    done, folder, seconds = short_demo
+def test_the_short_form_proves_everything(short_demo: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, folder = short_demo
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert done.stdout.count("✓") == 6
@@ -194,11 +192,10 @@ def test_the_short_form_proves_everything(short_demo: tuple[subprocess.Completed
     assert losses[0] == losses[1]
     assert max(map(len, done.stdout.splitlines()[-12:])) < 200
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
-    assert seconds < 200
 
 
 def test_the_kept_checkpoint_opens_and_is_not_overwritten(
-    short_demo: tuple[subprocess.CompletedProcess[str], Path, float],
+    short_demo: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     folder = short_demo[1]
     checkpoint = str(folder / FILES[0])

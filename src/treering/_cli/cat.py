@@ -12,11 +12,13 @@ import click
 from treering._cli.output import write_lines
 from treering._cli.slice_text import Selected, ranges_of, split_request
 from treering._cli.terminal import GOOD, note
+from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord
 from treering._ops.open_leaves import ArrayView, OpenLeaves, open_leaves
 from treering._view.flat import leaves_of
 from treering._view.listing_json import json_text
-from treering._view.nodes import facts_of, record_of
+from treering._view.nodes import WIDEST_NUMBER, record_of
+from treering._view.plain import visible
 from treering.errors import Format, NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["cat"]
 
 _SCHEMA = "treering.cat/1"
+_LONGEST_TEXT = 10_000
 _MOST_ITEMS = 1000
 _EDGE = 3
 _COLUMNS = 100
@@ -89,16 +92,23 @@ def _found(leaves: OpenLeaves, path: str, request: str) -> tuple[Any, str, str |
 
 def _show_value(leaves: OpenLeaves, path: str, name: str, leaf: Any, *, as_json: bool) -> None:
     value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
-    kind = record_of(leaf).kind
-    is_short = not isinstance(value, str | bytes | bytearray)
-    text = facts_of(value).value if is_short else repr(value)
+    text = _written(value)
     if as_json:
-        is_native = value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and is_short)
-        native = value if is_native and not (isinstance(value, int) and text and text.startswith("0x")) else text
-        head = {"schema": _SCHEMA, "file": path, "key": name, "slices": None, "kind": kind}
-        write_lines([json_text(head | {"dtype": None, "shape": None, "value": native})])
+        is_native = value is None or isinstance(value, bool | str | float)
+        is_native |= isinstance(value, int) and value.bit_length() <= WIDEST_NUMBER
+        head = {"schema": _SCHEMA, "file": path, "key": name, "slices": None, "kind": record_of(leaf).kind}
+        write_lines([json_text(head | {"dtype": None, "shape": None, "value": value if is_native else text})])
     else:
-        write_lines(["None" if text is None else text])
+        write_lines([text])
+
+
+def _written(value: Any) -> str:
+    """Write a value as Python does, whole; an int that Python refuses to write in decimal is hexadecimal."""
+    if isinstance(value, OpaqueLeaf):
+        return visible(value.text, _LONGEST_TEXT)
+    if isinstance(value, int) and value.bit_length() > WIDEST_NUMBER:
+        return hex(value)
+    return repr(value)
 
 
 def _slices(parts: list[Selected]) -> tuple[Any, ...]:

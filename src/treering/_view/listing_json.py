@@ -9,7 +9,7 @@ from typing import Any
 
 from treering._format.records import LeafRecord, Listing, Named
 from treering._view.flat import LONGEST_KEY, child_key
-from treering._view.nodes import branch_kind, facts_of, is_branch
+from treering._view.nodes import WIDEST_NUMBER, branch_kind, facts_of, is_branch
 from treering._view.rows import Layout, Row, Totals
 
 __all__ = ["SCHEMA", "json_lines", "json_text", "leaf_members", "origin_members", "totals_members"]
@@ -17,8 +17,6 @@ __all__ = ["SCHEMA", "json_lines", "json_text", "leaf_members", "origin_members"
 SCHEMA = "treering.inspect/1"
 """Names the document's form. Members may be added under this name; none changes its meaning or goes away."""
 
-_WIDEST_NUMBER = 10_000
-"""Bits from which Python refuses to write an int in decimal."""
 
 Json = dict[str, object]
 
@@ -131,7 +129,7 @@ def origin_members(listing: Listing) -> Json:
 def _native(leaf: Any, text: str | None) -> Any:
     """Give a small Python value as JSON's own where JSON has it, else as Python writes it."""
     if isinstance(leaf, int):
-        return leaf if leaf.bit_length() <= _WIDEST_NUMBER else text
+        return leaf if leaf.bit_length() <= WIDEST_NUMBER else text
     is_native = isinstance(leaf, str) or (isinstance(leaf, float) and math.isfinite(leaf))
     return leaf if is_native else text
 

@@ -14,13 +14,22 @@ from typing import Any
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord, Named
 
-__all__ = ["LeafFacts", "branch_kind", "children_of", "facts_of", "is_branch", "record_of", "weight_of"]
+__all__ = [
+    "WIDEST_NUMBER",
+    "LeafFacts",
+    "branch_kind",
+    "children_of",
+    "facts_of",
+    "is_branch",
+    "record_of",
+    "weight_of",
+]
 
 _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 _TIMESTAMP_BYTES = 12
 _NUMBER_BITS = 64
-_WIDEST_NUMBER = 10_000
+WIDEST_NUMBER = 10_000
 """Bits from which an int is shown in hexadecimal: Python refuses to write a longer one in decimal."""
 
 
@@ -145,7 +154,7 @@ def _shown(value: Any) -> str:
         return value.text
     if isinstance(value, str | bytes | bytearray) and len(value) > _LONGEST_VALUE:
         value = value[:_LONGEST_VALUE]
-    if isinstance(value, int) and value.bit_length() > _WIDEST_NUMBER:
+    if isinstance(value, int) and value.bit_length() > WIDEST_NUMBER:
         return hex(value)
     return repr(value)
 
