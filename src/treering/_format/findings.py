@@ -41,10 +41,14 @@ class Finding:
             place = f"byte {self.start}"
         if self.key is None:
             return f"{self.file} {self.problem}" + (f": {place}" if place else "")
-        return f"leaf {self.key!r} {self.problem}: {place} of {self.file}"
+        return (
+            f"leaf {self.key!r} {self.problem}: {place} of {self.file}"
+            if place
+            else f"leaf {self.key!r} {self.problem}"
+        )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification:
     """The outcome of a check; true where nothing is wrong.
 
@@ -74,6 +78,9 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def __repr__(self) -> str:
+        return f"<Verification: {str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"

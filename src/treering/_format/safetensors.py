@@ -207,7 +207,8 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
         raise Corrupt(f"the header has {8 + len(raw)} bytes, {file.header} were written", offset=0, hint=_DAMAGED)
     wanted = framed(_header_around(index, text), file.header)[8:]
     if wanted != raw:
-        place = next(place for place, (one, other) in enumerate(zip(wanted, raw, strict=True)) if one != other)
+        differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
+        place = next(differing, min(len(wanted), len(raw)))
         raise Corrupt("the header is not the one that belongs to its index", offset=8 + place, hint=_DAMAGED)
     return index
 
