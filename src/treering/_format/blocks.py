@@ -10,7 +10,7 @@ from typing import Final
 
 from treering._format.index import Chunks, Index, LeafType
 from treering._values.boxes import text_of
-from treering._values.checksums import block_count, digest, packed
+from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, packed
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
@@ -39,7 +39,10 @@ def first_blocks(chunks: Chunks) -> list[int]:
         >>> first_blocks(chunks)
         [0, 2, 3]
     """
-    return list(itertools.accumulate(map(block_count, chunks.nbytes, chunks.block), initial=0))
+    nbytes = chunks.nbytes
+    if nbytes and min(nbytes) > 0 and max(nbytes) <= SMALLEST_BLOCK:  # one block each, as small arrays have it
+        return list(range(len(nbytes) + 1))
+    return list(itertools.accumulate(map(block_count, nbytes, chunks.block), initial=0))
 
 
 def chunks_of_file(chunks: Chunks, file: int) -> list[int]:
@@ -63,7 +66,7 @@ def file_digest(index: Index, file: int, header: bytes, starts: Sequence[int] | 
     starts = first_blocks(index.chunks) if starts is None else starts
     table = index.checksums
     mine = chunks_of_file(index.chunks, file)
-    if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each, as small arrays have it
+    if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
         in_order = array("Q", map(table.__getitem__, mine))
     else:
         in_order = array("Q")

@@ -6,6 +6,7 @@ Ten thousand leaves are checked as columns, with a handful of passes that run in
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import defaultdict
 from typing import Any, Final
 
@@ -150,12 +151,15 @@ def _check_tiles(index: Index) -> None:
     starts: list[list[int]] = [[] for _ in files]
     ends: list[list[int]] = [[] for _ in files]
     empty: list[tuple[int, int]] = []
-    for number, offset, nbytes in zip(chunks.file, chunks.offset, chunks.nbytes, strict=True):
-        if nbytes:
-            starts[number].append(offset)
-            ends[number].append(offset + nbytes)
-        else:
-            empty.append((number, offset))
+    if len(files) == 1 and all(chunks.nbytes):
+        starts, ends = [list(chunks.offset)], [list(map(operator.add, chunks.offset, chunks.nbytes))]
+    else:
+        for number, offset, nbytes in zip(chunks.file, chunks.offset, chunks.nbytes, strict=True):
+            if nbytes:
+                starts[number].append(offset)
+                ends[number].append(offset + nbytes)
+            else:
+                empty.append((number, offset))
     places: list[set[int]] = []
     for file, begins, stops in zip(files, starts, ends, strict=True):
         # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
@@ -163,7 +167,7 @@ def _check_tiles(index: Index) -> None:
         if edges != closing:
             stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
             raise Corrupt(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
-        places.append({*edges})
+        places.append({*edges} if empty else set())
     for number, offset in empty:
         if offset not in places[number]:
             raise Corrupt(f"an empty array lies inside another one, at byte {offset} of file {number}")
