@@ -147,6 +147,14 @@ def test_a_chunked_msgpack_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert np.array_equal(back, array[17:90:7, 3])
 
 
+def test_text_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.msgpack"
+    path.write_bytes(b"\x81\xa1a\xda\x10\x00" + b"\xff" * 4096)
+    assert "is not UTF-8" in treering("cat", str(path), "a", code=1).stderr
+    path.write_bytes(b"\x81\xa1a\xda\x10\x00" + b"y" * 4096)
+    assert printed(path, "a") == f"{'y' * 4096!r}\n"
+
+
 @pytest.mark.parametrize(
     ("key", "arguments", "wanted", "hint"),
     [

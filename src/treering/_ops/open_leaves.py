@@ -14,6 +14,7 @@ from treering._format.index_listing import list_index
 from treering._format.msgpack_listing import list_msgpack
 from treering._format.records import LeafRecord, Listing
 from treering._store.local import LocalFile
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +101,12 @@ def _msgpack(size: int, fetch: Fetch) -> OpenLeaves:
 
     def text(record: LeafRecord) -> str | bytes:
         data = fetch(record.offset or 0, record.nbytes)
-        return data.decode("utf-8") if record.kind == "str" else data
+        if record.kind != "str":
+            return data
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
 
     return OpenLeaves(listing, lambda record: _MsgpackArray(record, fetch), text)
 
