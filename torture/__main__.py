@@ -28,6 +28,10 @@ def main() -> int:
             from torture.failing import fail
 
             return fail(options.scene)
+        case "power":
+            from torture.power import power
+
+            return power(options.cuts, options.moments, seed, options.peers, options.scene)
         case _:
             from torture.kill import kill
 
@@ -47,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     killing.add_argument("--seed", type=int, default=None, help="for the random times (random)")
     failing = attacks.add_parser("faults", help="errors at every call of a save and of a load, and too little room")
     failing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
+    cutting = attacks.add_parser("power", help="power cuts after and during saves, on a real file system")
+    cutting.add_argument("--cuts", type=int, default=20, help="cuts at the moment a save returns, each scene (20)")
+    cutting.add_argument("--moments", type=int, default=100, help="cuts at random moments, each scene (100)")
+    cutting.add_argument("--peers", type=int, default=3, help="cuts after saves of others, each of them (3)")
+    cutting.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (six of them)")
+    cutting.add_argument("--seed", type=int, default=None, help="for the random moments (random)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of a small checkpoint, random bits of a larger one")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
     flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of the small one (1)")

@@ -16,8 +16,9 @@ from torture.scenes import OLD, Scene, fingerprint, state
 from treering._ops import save as saving
 from treering.errors import NotFound
 
-__all__ = ["CHECKPOINTS", "CheckpointScene"]
+__all__ = ["BUT", "CHECKPOINTS", "CheckpointScene"]
 
+BUT = "loaded, but verify says:"
 _DEAD = "0123456789abcdef"
 _FOREIGN = {"config.json": b"{}", "data.safetensors": b"mine", f"data-{_DEAD[::-1]}-00000-of-00001.safetensors": b"?"}
 
@@ -73,7 +74,7 @@ class CheckpointScene(Scene):
                 raise
             return None
         verified = treering.verify(path)
-        return fingerprint(tree) if verified else f"loaded, but verify says: {verified}"
+        return fingerprint(tree) if verified else f"{BUT} {verified}"
 
     def litter(self, path: Path) -> list[str]:
         """Return what is neither the index, nor a data file that it knows, nor somebody else's."""

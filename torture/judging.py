@@ -13,7 +13,7 @@ from typing import Any
 from torture.children import PATIENCE_SECONDS, Answer
 from torture.scenes import OLD, Scene
 
-__all__ = ["NEW", "fresh", "judge"]
+__all__ = ["NEW", "fresh", "judge", "next_save", "told"]
 
 NEW = 2
 """The version whose save is attacked."""
@@ -25,7 +25,7 @@ def fresh(look: Callable[[], Any]) -> Any:
     child = os.fork()
     if child == 0:
         try:
-            os.write(writer, json.dumps(_told(look)).encode())
+            os.write(writer, json.dumps(told(look)).encode())
         finally:
             os._exit(0)
     os.close(writer)
@@ -44,7 +44,8 @@ def judge(scene: Scene, path: Path, answer: Answer, *, killed: bool, call: str =
     return wrong if isinstance(wrong, list) else [f"the judge failed: {wrong}"]
 
 
-def _told(look: Callable[[], Any]) -> Any:
+def told(look: Callable[[], Any]) -> Any:
+    """Return the answer of ``look``, or its error as text."""
     try:
         return look()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the onlooker found
@@ -52,7 +53,7 @@ def _told(look: Callable[[], Any]) -> Any:
 
 
 def _judged(scene: Scene, path: Path, answer: Answer, *, killed: bool, call: str) -> Iterator[str]:
-    found = _told(lambda: scene.found(path))
+    found = told(lambda: scene.found(path))
     old = scene.ledger(OLD) if scene.old else None
     new = scene.ledger(NEW)
     if found not in (old, new):
@@ -71,17 +72,18 @@ def _judged(scene: Scene, path: Path, answer: Answer, *, killed: bool, call: str
     # What cannot be removed stays, and so does an old leftover that could not be looked at.
     if not killed and not scene.leftover and not call.startswith(("unlink", "rmdir")) and (left := scene.litter(path)):
         yield f"left {left} behind"
-    yield from _next_save(scene, path, old=found is not None)
+    yield from next_save(scene, path, old=found is not None)
 
 
-def _next_save(scene: Scene, path: Path, *, old: bool) -> Iterator[str]:
+def next_save(scene: Scene, path: Path, *, old: bool) -> Iterator[str]:
+    """Save once more, and yield what is wrong with that."""
     version = NEW + 1
     scene.settle()
-    failed = _told(lambda: scene.save(path, version, old=old))
+    failed = told(lambda: scene.save(path, version, old=old))
     if failed is not None:
         yield f"the next save failed: {failed}"
         return
-    found = _told(lambda: scene.found(path))
+    found = told(lambda: scene.found(path))
     if found != scene.ledger(version):
         yield f"the next save left something else: {found}"
     yield from (f"after the next save {what}" for what in scene.harmed(path))

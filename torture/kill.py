@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import signal
 import tempfile
 import time
@@ -18,6 +19,8 @@ from torture.scenes import OLD, Scene
 from torture.traced import kill_everywhere, missing_reason
 
 __all__ = ["kill"]
+
+_ATTEMPT = re.compile(r"[0-9a-f]{16}")
 
 
 def kill(rounds: int, seed: int, names: list[str] | None) -> int:
@@ -61,7 +64,7 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
             _save_on_and_on(scene, path, version, writer)
         os.close(writer)
         os.read(reader, 1)  # it has begun
-        time.sleep(source.random() * 0.05)
+        time.sleep(source.random() * (0.05 + scene.size / 1e7))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         acknowledged = version + _received(reader)
@@ -77,7 +80,7 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
             report.violations.append(f"{scene.name}: {acknowledged} acknowledged, found {found}")
             return
         report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
-        attempts = {name.replace("-", ".").split(".")[-3 if "-of-" in name else -2] for name in scene.litter(path)}
+        attempts = {match[0] for name in scene.litter(path) if (match := _ATTEMPT.search(name))}
         if len(attempts) > 1:
             report.violations.append(f"{scene.name}: leftovers of {len(attempts)} attempts at once")
         report.violations += (f"{scene.name}: {what}" for what in scene.harmed(path))

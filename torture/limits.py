@@ -74,7 +74,8 @@ def full_disks(scene: Scene, base: Path, report: Report) -> None:
 
 
 def _with_pages(used: os.statvfs_result, free: int) -> str:
-    return f"size={(used.f_blocks - used.f_bfree) * used.f_frsize + free * _PAGE}"
+    # A size of 0 would mean no limit at all.
+    return f"size={max((used.f_blocks - used.f_bfree) * used.f_frsize + free * _PAGE, _PAGE)}"
 
 
 def _with_names(used: os.statvfs_result, free: int) -> str:
