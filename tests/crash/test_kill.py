@@ -1,22 +1,15 @@
 """A slice of the killer: real system calls where strace is there, and random times."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.crash.attacks import attack
 from torture import traced
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_one_scene_is_killed_everywhere() -> None:
-    command = [sys.executable, "-m", "torture", "kill", "--rounds", "5", "--seed", "1", "--scene", "overwrite"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = attack("kill", "--rounds", "5", "--seed", "1", "--scene", "checkpoint, overwrite")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "random times (seed 1): 5 kill" in done.stdout
     if traced.missing_reason() is None:

@@ -1,0 +1,73 @@
+"""A slice of the power cuts, and proof that they would show a save that is not durable."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash.attacks import ROOT, attack
+from torture import images
+
+# One step of a commit is left out, in the process that saves; then one scene is cut.
+BROKEN = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore", RuntimeWarning)
+from torture import power
+from torture.points import Report, chosen
+from treering._store import descriptors
+from treering._store.folder import Folder
+
+sync, sync_folder = descriptors.sync, Folder.sync
+
+def no_last_sync(folder):
+    if any(name.endswith("-tmp") for name in folder.names()):
+        sync_folder(folder)
+
+def no_sync_of_data(descriptor):
+    if "data-" not in os.readlink(f"/proc/self/fd/{descriptor}"):
+        sync(descriptor)
+
+if sys.argv[1] == "no last fsync":
+    Folder.sync = no_last_sync
+if sys.argv[1] == "no fsync of data":
+    descriptors.sync = no_sync_of_data
+reports = []
+power._told = lambda report: reports.append(report) or len(report.violations)
+code = power.power(2, 0, 1, 0, ["checkpoint, overwrite"])
+print(json.dumps({"code": code, "outcomes": reports[0].outcomes}))
+"""
+
+reason = images.missing_reason()
+
+
+def test_a_slice_of_the_power_cuts() -> None:
+    done = attack("power", "--cuts", "2", "--moments", "3", "--peers", "0", "--scene", "checkpoint, overwrite")
+    assert done.returncode == 0, done.stdout + done.stderr
+    if reason is None:
+        assert "2 acknowledged saves there" in done.stdout
+        assert "  0 violations" in done.stdout
+    else:
+        assert f"power cuts: not done, {reason}" in done.stdout
+
+
+@pytest.mark.parametrize("broken", ["nothing", "no last fsync", "no fsync of data"])
+def test_a_step_that_is_left_out_is_noticed(broken: str) -> None:
+    if reason is not None:
+        pytest.skip(f"no power can be cut here: {reason}")
+    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN, broken], env=environment, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    lost = broken != "nothing"
+    assert found == {"code": int(lost), "outcomes": {f"acknowledged saves {'LOST' if lost else 'there'}": 2}}
+
+
+def test_where_nothing_can_be_mounted_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(images.os, "geteuid", lambda: 1)  # type: ignore[attr-defined]
+    assert images.missing_reason() == "only root may mount"
+    monkeypatch.setattr(images.os, "geteuid", lambda: 0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(images.shutil, "which", lambda tool: None)  # type: ignore[attr-defined]
+    assert images.missing_reason() == "mkfs.ext4 is not installed"
