@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Wish
+from treering._arrays.on_device import put_all
 from treering._arrays.on_host import on_host
 from treering._plan.shard_boxes import box_of_slices
 from treering._tree.fit import Fit
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Delivery", "delivered", "turned", "wish_for"]
-
-_TOGETHER: Final = 256
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,24 +64,29 @@ def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:
 def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     """Return the leaves, in the order of ``deliveries``, whose arrays are let go on the way."""
     result: list[Any] = [None] * len(deliveries)
-    waiting: list[tuple[int, NDArray[Any]]] = []
+    waiting: dict[jax.sharding.SingleDeviceSharding | None, list[tuple[int, NDArray[Any]]]] = {}
+    holds: dict[np.dtype[Any], bool] = {}
     for at, delivery in enumerate(deliveries):
         arrays, delivery.wish.arrays = delivery.wish.arrays, []
         fit = delivery.fit
         if fit.dtype is not None:
             arrays = [_cast(array, fit.dtype, delivery.key) for array in arrays]
-        if fit.kind in ("jax", "key") and jax_holds(arrays[0].dtype):
-            if delivery.sharding is None:
-                waiting.append((at, arrays[0]))
-                if len(waiting) == _TOGETHER:
-                    _put(waiting, result)
+        dtype = arrays[0].dtype
+        if dtype not in holds:
+            holds[dtype] = jax_holds(dtype)
+        if fit.kind in ("jax", "key") and holds[dtype]:
+            sharding = delivery.sharding
+            if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+                waiting.setdefault(sharding, []).append((at, arrays[0]))
             else:
                 result[at] = _sharded(arrays, delivery)
         else:
             result[at] = on_host(arrays[0], fit.kind, own=not mapped)
             if mapped and isinstance(result[at], np.ndarray):
                 result[at].flags.writeable = False  # those that were read too: nobody can tell which were
-    _put(waiting, result)
+    for one_device, some in waiting.items():
+        for (at, _), array in zip(some, put_all([array for _, array in some], one_device), strict=True):
+            result[at] = array
     for at, delivery in enumerate(deliveries):
         if delivery.fit.kind == "key":
             result[at] = jax.random.wrap_key_data(result[at], impl=delivery.fit.impl)
@@ -108,15 +112,6 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any], key: str) -> NDArray[Any]:
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
     """Return integers that numpy compares by value, whatever their types."""
     return array if array.dtype.itemsize == np.dtype(np.int64).itemsize else array.astype(np.int64)
-
-
-def _put(waiting: list[tuple[int, NDArray[Any]]], result: list[Any]) -> None:
-    """Put arrays on the default device with one call, which costs half of a call for each."""
-    if waiting:
-        placed = jax.device_put([array for _, array in waiting])
-        for (at, _), array in zip(waiting, placed, strict=True):
-            result[at] = array
-        waiting.clear()
 
 
 def _sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:

@@ -98,12 +98,15 @@ def _placements(
     explicit = asked.shardings is not None or asked.mesh is not None
     avals: dict[str, Any] = {}
     too_wide: list[str] = []
+    holds: dict[np.dtype[Any], bool] = {}
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
         dtype = _array_dtype(index, match) if explicit or like is not None else None
         if dtype is None or isinstance(like, np.ndarray | np.generic):
             continue
-        if not jax_holds(dtype):
+        if dtype not in holds:
+            holds[dtype] = jax_holds(dtype)
+        if not holds[dtype]:
             if explicit and match.fit.kind == "jax":
                 too_wide.append(f"{keys[number]} ({dtype.name})")
             continue

@@ -52,6 +52,8 @@ def opened(x: Any) -> Opened | None:
         Unsupported: keys that are alike as text, or a node that jax cannot open.
     """
     kind = type(x)
+    if kind is jax.ShapeDtypeStruct:
+        return None
     if kind is dict:
         return Opened(Container(node="dict", keys=_keys(x)), list(x.values()), functools.partial(_dict, list(x)))
     if kind is list or kind is tuple:

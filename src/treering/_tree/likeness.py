@@ -75,11 +75,12 @@ def matched(
         used.add(source)
         type_ = index.type_of(number)
         # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
-        alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if kind in ("jax", "numpy") else None
+        arrays = kind in ("jax", "numpy", "abstract") and type_.kind in ARRAY_KINDS
+        alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else None
         fit = fits.get(alike) if alike is not None else None
         if fit is None:
             fit = fitted(type_, index.values.get(number), leaf, kind, cast=cast, raw_keys=raw_keys)
-            if alike is not None and type_.stored:
+            if alike is not None:
                 fits[alike] = fit
         if fit is None:
             report.unlike.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
