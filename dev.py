@@ -43,7 +43,7 @@ EXTRAS = {
     "lint": ("lint", "test"),
     "docs": ("docs", "test"),
     "fuzz": ("test",),
-    "bench": ("bench", "test"),
+    "bench": ("test",),
     "pin": (),
 }
 

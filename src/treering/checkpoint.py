@@ -80,8 +80,8 @@ def load(
     """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
 
     Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see
-    ``register_node``), and what was numpy as numpy, jax as jax, Python as Python. With ``like``, its containers are
-    rebuilt around the stored leaves, on the devices of its arrays.
+    ``register_node``), and what was numpy as numpy, jax as jax, Python as Python; ``weak_type`` is not kept, and 64-bit
+    jax arrays are numpy where jax_enable_x64 is off. With ``like``, its containers are rebuilt around what is stored.
 
     Args:
         path: a checkpoint, or a ``.safetensors`` or ``.msgpack`` file of anybody.
@@ -92,11 +92,10 @@ def load(
         at: key text of the subtree to load as if it were all.
         shardings: a ``jax.sharding.Sharding``, ``PartitionSpec`` or device for every array; a prefix tree of them, in
             which None is the default device; a function of (key text, ``jax.ShapeDtypeStruct``) that returns one; or
-            partition rules, pairs of a pattern and a ``PartitionSpec``. Default: those of ``like``, else the default
-            device.
+            partition rules, pairs of a pattern and a ``PartitionSpec``. Default: ``like``'s, else the default device.
         mesh: the mesh of partition specs; alone, everything is replicated on it.
         rename: wanted key -> stored key, for leaves or branches of ``like``.
-        missing: "error", or "keep" to keep what ``like`` has where nothing is stored.
+        missing: "error", or "keep" for what ``like`` has where nothing is stored.
         cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.
         mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
         progress: called as ``progress(done, total)``, in bytes.
@@ -107,9 +106,6 @@ def load(
         Corrupt: the bytes are not those that were saved; leaf, file and byte range are named.
         Format: another tool or a newer treering wrote it.
         StoreFailed: the system refuses.
-
-    Notes:
-        64-bit jax arrays come back as numpy where this process has jax_enable_x64 off. ``weak_type`` is not kept.
 
     Example:
         >>> import os, tempfile
@@ -124,18 +120,9 @@ def load(
     from treering._ops.load import load as run
 
     return run(
-        path,
-        like,
-        only=only,
-        at=at,
-        shardings=shardings,
-        mesh=mesh,
-        rename=rename,
-        missing=missing,
-        cast=cast,
-        mapped=mapped,
-        progress=progress,
-    )
+        path, like, only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast,
+        mapped=mapped, progress=progress,
+    )  # fmt: skip
 
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.open is the name

@@ -67,23 +67,16 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     waiting: dict[jax.sharding.SingleDeviceSharding | None, list[tuple[int, NDArray[Any]]]] = {}
     holds: dict[np.dtype[Any], bool] = {}
     for at, delivery in enumerate(deliveries):
-        arrays, delivery.wish.arrays = delivery.wish.arrays, []
-        fit = delivery.fit
-        if fit.dtype is not None:
-            arrays = [_cast(array, fit.dtype, delivery.key) for array in arrays]
+        arrays, fit, sharding = _taken(delivery), delivery.fit, delivery.sharding
         dtype = arrays[0].dtype
         if dtype not in holds:
             holds[dtype] = jax_holds(dtype)
-        if fit.kind in ("jax", "key") and holds[dtype]:
-            sharding = delivery.sharding
-            if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
-                waiting.setdefault(sharding, []).append((at, arrays[0]))
-            else:
-                result[at] = _sharded(arrays, delivery)
+        if fit.kind not in ("jax", "key") or not holds[dtype]:
+            result[at] = _kept(arrays[0], fit.kind, mapped=mapped)
+        elif sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+            waiting.setdefault(sharding, []).append((at, arrays[0]))
         else:
-            result[at] = on_host(arrays[0], fit.kind, own=not mapped)
-            if mapped and isinstance(result[at], np.ndarray):
-                result[at].flags.writeable = False  # those that were read too: nobody can tell which were
+            result[at] = _sharded(arrays, delivery)
     for one_device, some in waiting.items():
         for (at, _), array in zip(some, put_all([array for _, array in some], one_device), strict=True):
             result[at] = array
@@ -93,6 +86,20 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         elif delivery.fit.python is not None:
             result[at] = delivery.fit.python(result[at])
     return result
+
+
+def _taken(delivery: Delivery) -> list[NDArray[Any]]:
+    """Take the arrays of a delivery, in the dtype that is wanted."""
+    arrays, delivery.wish.arrays = delivery.wish.arrays, []
+    dtype = delivery.fit.dtype
+    return arrays if dtype is None else [_cast(array, dtype, delivery.key) for array in arrays]
+
+
+def _kept(array: NDArray[Any], kind: str, *, mapped: bool) -> Any:
+    leaf = on_host(array, kind, own=not mapped)
+    if mapped and isinstance(leaf, np.ndarray):
+        leaf.flags.writeable = False  # those that were read too: nobody can tell which were
+    return leaf
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any], key: str) -> NDArray[Any]:
