@@ -34,6 +34,7 @@ _SCENES = [
 ]
 _MEMORY = Path("/dev/shm")
 _PATIENCE_SECONDS = 120.0
+_PEER = [sys.executable, "-W", "ignore", "-m", "torture.peers"]
 
 
 def power(cuts: int, moments: int, seed: int, peers: int, names: list[str] | None) -> int:
@@ -187,23 +188,27 @@ def _controls(rounds: int, place: str | None) -> int:
 
 
 def _peer_after_save(name: str, place: str | None) -> str:
+    """Return "there", or what was found instead; for the doubting, the same disk is cut again after a sync."""
     with tempfile.TemporaryDirectory(prefix="treering-power-", dir=place) as folder, disk(Path(folder)) as made:
-        path = made.root / "saved"
-        command = [sys.executable, "-W", "ignore", "-m", "torture.peers"]
+        command = [*_PEER, "save", name, str(made.root / "saved")]
         with subprocess.Popen(
-            [*command, "save", name, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as saver:
             try:
                 if saver.stdout is None or saver.stdout.readline() != b"saved\n":
                     return "not installed" if saver.wait() == 3 else "did not save"
                 _stop(saver.pid)
-                with made.cut() as root:
-                    looked = subprocess.run(
-                        [*command, "look", name, str(root / "saved")], capture_output=True, text=True, check=False
-                    )
+                found = _peer_found(name, made)
+                made.settle()
+                durable = _peer_found(name, made)
             finally:
                 saver.kill()
-        return looked.stdout.strip().splitlines()[-1][:200] if looked.stdout.strip() else "lost: the look failed"
+        return found if durable == "there" else f"no cut at all shows it: {durable}"
+
+
+def _peer_found(name: str, made: Disk) -> str:
+    with made.cut() as root:
+        command = [*_PEER, "look", name, str(root / "saved")]
+        looked = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = looked.stdout.strip().splitlines() or ["lost: the look failed"]
+        return said[-1].replace(str(root), "")[:200]
