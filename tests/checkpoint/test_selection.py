@@ -1,0 +1,265 @@
+"""load with ``only`` and ``at``: globs over key texts, subtrees as roots, and containers that lose children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treering
+from tests.properties.sameness import assert_same
+from treering._format.selection import select
+from treering._store.reading import LocalFile
+from treering._tree.flatten import flatten
+from treering._values.keys import split_key
+from treering.errors import Format, Mismatch, TreeringError
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+TREE: dict[Any, Any] = {
+    "params": {
+        "dense": {"kernel": 1, "bias": 2},
+        "layers": [{"kernel": 3, "bias": 4}, {"kernel": 5, "bias": 6}, {"kernel": 7}],
+        "empty": {},
+    },
+    "opt": (Point(8, (9, 10)), None),
+    "step": 11,
+    5: {True: 12, None: 13, (1, 2): 14, 1.5: 15},
+    "a/b": {"~": 16, "": 17, "*": 18, "**": 19},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("selection") / "ckpt"
+    treering.save(path, TREE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("only", "want"),
+    [
+        ("step", {"step": 11}),
+        ("params/dense", {"params": {"dense": {"kernel": 1, "bias": 2}}}),
+        ("params/dense/**", {"params": {"dense": {"kernel": 1, "bias": 2}}}),
+        ("params/dense/*", {"params": {"dense": {"kernel": 1, "bias": 2}}}),
+        ("params/*", {"params": TREE["params"]}),
+        ("params", {"params": TREE["params"]}),
+        ("params/*/kernel", {"params": {"dense": {"kernel": 1}}}),
+        ("params/layers/1", {"params": {"layers": {1: {"kernel": 5, "bias": 6}}}}),
+        ("params/layers/*/bias", {"params": {"layers": {0: {"bias": 4}, 1: {"bias": 6}}}}),
+        ("params/layers/[01]", None),
+        (
+            "**/kernel",
+            {"params": {"dense": {"kernel": 1}, "layers": [{"kernel": 3}, {"kernel": 5}, {"kernel": 7}]}},
+        ),
+        ("**/k*l", {"params": {"dense": {"kernel": 1}, "layers": [{"kernel": 3}, {"kernel": 5}, {"kernel": 7}]}}),
+        ("opt/0/x", {"opt": {0: {"x": 8}}}),
+        ("opt/*/y/1", {"opt": {0: {"y": {1: 10}}}}),
+        ("opt/1", {"opt": {1: None}}),
+        (["step", "params/dense/bias"], {"params": {"dense": {"bias": 2}}, "step": 11}),
+        (("step", "**"), TREE),
+        ("**", TREE),
+        ("*", TREE),
+        ("**/**", TREE),
+        ("5", {5: TREE[5]}),
+        ("5/True", {5: {True: 12}}),
+        ("5/*", {5: TREE[5]}),
+        ("5/(1, 2)", {5: {(1, 2): 14}}),
+        ("5/1.5", {5: {1.5: 15}}),
+        ("5/None", {5: {None: 13}}),
+        ("a~1b/~0", {"a/b": {"~": 16}}),
+        ("a~1b/", {"a/b": {"": 17}}),
+        ("a*b/~0", {"a/b": {"~": 16}}),
+        ("a/b", None),
+        ("**/empty", {"params": {"empty": {}}}),
+        ("PARAMS", None),
+        ("param", None),
+        ("params/dense/kernel/more", None),
+        ("params//kernel", None),
+        ("", TREE),
+    ],
+    ids=str,
+)
+def test_only(only: Any, want: Any, path: Path) -> None:
+    if want is None:
+        with pytest.raises(Mismatch, match="nothing in the checkpoint matches"):
+            treering.load(path, only=only)
+    else:
+        assert_same(treering.load(path, only=only), want)
+
+
+@pytest.mark.parametrize(
+    ("at", "want"),
+    [
+        ("", TREE),
+        ("params", TREE["params"]),
+        ("params/dense/kernel", 1),
+        ("params/layers/1", {"kernel": 5, "bias": 6}),
+        ("params/layers", TREE["params"]["layers"]),
+        ("params/empty", {}),
+        ("opt", TREE["opt"]),
+        ("opt/0/y", (9, 10)),
+        ("opt/1", None),
+        ("5", TREE[5]),
+        ("5/True", 12),
+        ("a~1b", TREE["a/b"]),
+        ("a~1b/", 17),
+        ("a~1b/*", 18),
+        ("a~1b/**", 19),
+    ],
+    ids=str,
+)
+def test_at(at: str, want: Any, path: Path) -> None:
+    found = treering.load(path, at=at)
+    assert_same(found, want)
+
+
+@pytest.mark.parametrize("at", ["nothing", "params/", "/", "para", "params/layers/3", "params/dense/kernel/0", "a/b"])
+def test_nothing_lies_there(at: str, path: Path) -> None:
+    with pytest.raises(Mismatch, match="nothing lies at"):
+        treering.load(path, at=at)
+
+
+@pytest.mark.parametrize("text", ["a~2", "~", "a/~"])
+def test_a_tilde_alone_is_no_key_text(text: str, path: Path) -> None:
+    if text != "~":  # a part that is empty, which this tree does not have at its root
+        with pytest.raises(Format, match="~"):
+            treering.load(path, at=text)
+        with pytest.raises(Format, match="~"):
+            treering.load(path, only=text)
+    else:
+        with pytest.raises(Mismatch):
+            treering.load(path, at=text)
+
+
+def test_a_near_key_is_suggested(path: Path) -> None:
+    with pytest.raises(Mismatch, match="did you mean 'params/dense'"):
+        treering.load(path, at="params/densee")
+    with pytest.raises(Mismatch, match="did you mean 'params/dense/kernel'"):
+        treering.load(path, only="params/dense/kernl")
+
+
+@pytest.mark.parametrize("only", [[], ()])
+def test_no_glob_at_all_is_refused(only: Any, path: Path) -> None:
+    with pytest.raises(Mismatch, match="no glob"):
+        treering.load(path, only=only)
+
+
+def test_every_glob_must_match(path: Path) -> None:
+    with pytest.raises(Mismatch, match="'opt/9'"):
+        treering.load(path, only=["step", "opt/9", "params"])
+
+
+def test_globs_begin_below_at(path: Path) -> None:
+    assert treering.load(path, at="params", only="dense/bias") == {"dense": {"bias": 2}}
+    assert treering.load(path, at="params/layers", only="*/bias") == {0: {"bias": 4}, 1: {"bias": 6}}
+    assert treering.load(path, at="params/layers/0", only=["kernel", "bias"]) == {"kernel": 3, "bias": 4}
+    assert treering.load(path, at="step", only="**") == 11
+    with pytest.raises(Mismatch):
+        treering.load(path, at="params", only="params/dense")
+
+
+def test_a_namedtuple_that_loses_nothing_stays_one(path: Path) -> None:
+    found = treering.load(path, only="opt/0")["opt"][0]
+    assert type(found).__name__ == "Point"
+    assert found._fields == ("x", "y")
+    assert tuple(found) == (8, (9, 10))
+
+
+def test_with_like(path: Path) -> None:
+    like = {"params": {"dense": {"kernel": 0, "bias": 0}}}
+    assert treering.load(path, like, only="params/dense") == {"params": {"dense": {"kernel": 1, "bias": 2}}}
+    assert treering.load(path, like["params"], at="params", only="dense") == {"dense": {"kernel": 1, "bias": 2}}
+    assert treering.load(path, 0, at="step") == 11
+    with pytest.raises(Mismatch, match="unexpected"):
+        treering.load(path, {"dense": {"kernel": 0}}, at="params", only="dense")
+    with pytest.raises(Mismatch, match="step: missing"):
+        treering.load(path, {"step": 0}, only="params")
+
+
+def test_a_thinned_list_fits_a_dict_of_like(path: Path) -> None:
+    like = {"params": {"layers": {1: {"kernel": 0, "bias": 0}}}}
+    assert treering.load(path, like, only="params/layers/1")["params"]["layers"][1] == {"kernel": 5, "bias": 6}
+
+
+@pytest.mark.parametrize("tree", [3, None, "x", {}, [], np.arange(3)], ids=repr)
+def test_trees_without_keys(tree: Any, tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", tree)
+    for only in ("", "**", None):
+        for at in ("", None):
+            assert_same(treering.load(tmp_path / "c", only=only, at=at), tree)
+    with pytest.raises(Mismatch):
+        treering.load(tmp_path / "c", only="a")
+    with pytest.raises(Mismatch):
+        treering.load(tmp_path / "c", at="a")
+
+
+def test_arrays_that_are_left_out_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"a": jnp.arange(50_000.0), "b": {"c": np.arange(60_000), "d": "x" * 50_000}, "e": jnp.ones(10)}
+    treering.save(tmp_path / "c", tree)
+    spans: list[tuple[int, int]] = []
+    read_into = LocalFile.read_into
+
+    def counted(self: LocalFile, jobs: Any) -> None:
+        spans.extend((offset, len(view)) for offset, view in jobs)
+        read_into(self, jobs)
+
+    monkeypatch.setattr(LocalFile, "read_into", counted)
+    for only, nbytes in (("a", 200_000), ("b/c", 480_000), ("b", 530_000), ("e", 40), (["a", "e"], 200_040)):
+        spans.clear()
+        found = treering.load(tmp_path / "c", only=only)
+        assert sum(size for _, size in spans) == nbytes
+        assert len(jax.tree.leaves(found)) == {"b": 2}.get(str(only), len(only) if isinstance(only, list) else 1)
+
+
+def test_only_and_at_on_single_files(tmp_path: Path) -> None:
+    tree = {"params": {"w": np.arange(3), "b": np.arange(2)}, "layers": [np.zeros(1), np.ones(1)]}
+    for name in ("c.msgpack", "c.safetensors"):
+        treering.save(tmp_path / name, tree)
+        assert_same(treering.load(tmp_path / name, only="params/w"), {"params": {"w": np.arange(3)}})
+        assert_same(treering.load(tmp_path / name, at="params"), tree["params"])
+        found = treering.load(tmp_path / name, only="layers/1")["layers"]
+        assert [int(key) for key in found] == [1]
+
+
+# ------------------------------------------------------------------------------------------ against a plain description
+
+
+def test_a_selection_is_what_its_description_says() -> None:
+    """For every key and branch: the leaves are those below it, the structure rebuilds, the keys are cut."""
+    flat = flatten(TREE)
+    branches = {"/".join(key.split("/")[:end]) for key in flat.keys for end in range(1, key.count("/") + 2)}
+    for branch in sorted(branches):
+        inside = [n for n, key in enumerate(flat.keys) if key == branch or key.startswith(f"{branch}/")]
+        part = select(flat.tokens, flat.keys, at=branch, only=None)
+        assert list(part.leaves) == inside
+        above = split_key(branch)
+        assert [above + split_key(key) for key in part.keys] == [split_key(flat.keys[n]) for n in inside]
+        if "*" not in branch:
+            kept = select(flat.tokens, flat.keys, at=None, only=branch)
+            assert list(kept.leaves) == inside
+            assert list(kept.keys) == [flat.keys[n] for n in inside]
+
+
+def test_thousands_of_globs_and_leaves_take_no_square_of_time() -> None:
+    tree = {f"layer{n}": {"kernel": n, "bias": n} for n in range(3000)}
+    flat = flatten(tree)
+    part = select(flat.tokens, flat.keys, at=None, only=[f"layer{n}/kernel" for n in range(60)])
+    assert len(part.leaves) == 60
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    flat = flatten(deep)
+    part = select(flat.tokens, flat.keys, at=None, only="/".join(["**", "*a*"] * 20))
+    assert list(part.leaves) == [0]
+    with pytest.raises(TreeringError):
+        select(flat.tokens, flat.keys, at=None, only="/".join(["**", "b"] * 20))
