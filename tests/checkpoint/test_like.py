@@ -156,7 +156,7 @@ def test_all_differences_at_once(path: Path) -> None:
     treering.save(path, saved)
     like = {"same": 0, "shape": np.zeros((3, 2)), "dtype": np.zeros(2, "f8"), "kind": 3, "weights": jnp.ones(2), "n": 0}
     lines = differences(path, like)
-    assert [line.split(":")[0] for line in lines] == ["dtype", "kind", "n", "shape", "weight", "weights"]
+    assert [line.split(":")[0] for line in lines] == ["shape", "dtype", "kind", "weights", "n", "weight"]
     text = dict(line.split(": ", 1) for line in lines)
     assert text["shape"] == "wanted float64[3, 2], found float64[2, 3]"
     assert text["dtype"] == "wanted float64[2], found float32[2]"

@@ -17,7 +17,7 @@ from treering._plan.shard_boxes import box_of_slices
 from treering._tree.fit import Fit
 from treering._values.boxes import whole
 from treering._values.keys import split_key
-from treering.errors import Mismatch
+from treering.errors import Corrupt, Mismatch, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         if dtype not in holds:
             holds[dtype] = jax_holds(dtype)
         if fit.kind not in ("jax", "key") or not holds[dtype]:
-            result[at] = _kept(arrays[0], fit.kind, mapped=mapped)
+            result[at] = _kept(arrays[0], delivery, mapped=mapped)
         elif sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
             waiting.setdefault(sharding, []).append((at, arrays[0]))
         else:
@@ -82,7 +82,7 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
             result[at] = array
     for at, delivery in enumerate(deliveries):
         if delivery.fit.kind == "key":
-            result[at] = jax.random.wrap_key_data(result[at], impl=delivery.fit.impl)
+            result[at] = _wrapped(result[at], delivery)
         elif delivery.fit.python is not None:
             result[at] = delivery.fit.python(result[at])
     return result
@@ -95,8 +95,23 @@ def _taken(delivery: Delivery) -> list[NDArray[Any]]:
     return arrays if dtype is None else [_cast(array, dtype, delivery.key) for array in arrays]
 
 
-def _kept(array: NDArray[Any], kind: str, *, mapped: bool) -> Any:
-    leaf = on_host(array, kind, own=not mapped)
+def _wrapped(data: Any, delivery: Delivery) -> Any:
+    try:
+        return jax.random.wrap_key_data(data, impl=delivery.fit.impl)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(
+            f"this jax makes no key of the implementation {delivery.fit.impl!r} of {data.dtype.name}{list(data.shape)}",
+            path=split_key(delivery.key),
+            hint="register the implementation, or read the numbers with treering.open",
+        ) from error
+
+
+def _kept(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
+    try:
+        leaf = on_host(array, delivery.fit.kind, own=not mapped)
+    except Corrupt as error:
+        error.path = split_key(delivery.key)
+        raise
     if mapped and isinstance(leaf, np.ndarray):
         leaf.flags.writeable = False  # those that were read too: nobody can tell which were
     return leaf

@@ -33,6 +33,9 @@ class HeldArrays:
         self._arrays = arrays
         self._given: set[int] = set()
 
+    def check_files(self) -> None:
+        """There are none."""
+
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of a leaf."""
         return self._arrays[leaf].dtype

@@ -71,13 +71,13 @@ class StoredArrays:
 
     Args:
         index: what is in it.
-        files: its data files, open, in the index's order.
-        headers: called with a file's number before its first read; raises where the header is damaged.
+        files: its data files, open, in the index's order; None for a lost one.
+        headers: called with a file's number before its first read; raises where it is lost, or its header is damaged.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
     """
 
     def __init__(
-        self, index: Index, files: Sequence[LocalFile], headers: Callable[[int], None], *, mapped: bool = False
+        self, index: Index, files: Sequence[LocalFile | None], headers: Callable[[int], None], *, mapped: bool = False
     ) -> None:
         self.index = index
         self._files = files
@@ -94,6 +94,15 @@ class StoredArrays:
         if known is None:
             raise Format(f"unknown dtype {self.index.type_of(leaf).dtype}")
         return numpy_dtype(known)
+
+    def check_files(self) -> None:
+        """Check that every data file is there, of its size, with an intact header; its data is checked when it is read.
+
+        Raises:
+            Corrupt: one is not.
+        """
+        for number in range(len(self._files)):
+            self._check_header(number)
 
     def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
         """Fill ``arrays`` of every wish.
@@ -172,7 +181,7 @@ class StoredArrays:
     def _fill(self, run: _Run) -> int:
         columns = self.index.chunks
         data = run.into.data
-        self._files[columns.file[run.chunk]].read_into([(columns.offset[run.chunk] + run.start, data)])
+        self._file(columns.file[run.chunk]).read_into([(columns.offset[run.chunk] + run.start, data)])
         self._check(run.chunk, run.start, data)
         return len(data)
 
@@ -219,7 +228,7 @@ class StoredArrays:
         room = aligned_bytes(nbytes)
         data = room.data
         start = columns.offset[first]
-        self._files[columns.file[first]].read_into([(start, data)])
+        self._file(columns.file[first]).read_into([(start, data)])
         dtypes: dict[int, np.dtype[Any]] = {}
         index = self.index
         for chunk, wish in group:
@@ -246,7 +255,7 @@ class StoredArrays:
         def work() -> int:
             columns = self.index.chunks
             room = aligned_bytes(stop - start)
-            self._files[columns.file[chunk]].read_into([(columns.offset[chunk] + start, room.data)])
+            self._file(columns.file[chunk]).read_into([(columns.offset[chunk] + start, room.data)])
             self._check(chunk, start, room.data)
             _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), wish)
             return stop - start
@@ -266,8 +275,14 @@ class StoredArrays:
         columns = self.index.chunks
         file = columns.file[chunk]
         if file not in self._maps:
-            self._maps[file] = np.frombuffer(self._files[file].map(), np.uint8)
+            self._maps[file] = np.frombuffer(self._file(file).map(), np.uint8)
         return np.ndarray(box_sums.shape_of(box), dtype, self._maps[file].data, columns.offset[chunk])
+
+    def _file(self, number: int) -> LocalFile:
+        file = self._files[number]
+        if file is None:
+            raise AssertionError("a file is asked for before anything is read from it")
+        return file
 
     def _check_header(self, file: int) -> None:
         if file in self._unchecked:

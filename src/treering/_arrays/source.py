@@ -20,6 +20,9 @@ class Arrays(Protocol):
     def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
         """Fill ``arrays`` of every wish."""
 
+    def check_files(self) -> None:
+        """Require every file to be there and its header to be intact."""
+
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of what is stored of a leaf."""
 
@@ -53,3 +56,4 @@ class Source:
         self.held = held
         self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
         self.dtype_of = arrays.dtype_of
+        self.check_files = arrays.check_files

@@ -18,7 +18,7 @@ from treering._format.blocks import leaf_bytes
 from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build
-from treering._ops.source import opened_source
+from treering._ops.source import opened_source, require_path
 from treering._tree.fit import Fit, stored_dtype
 from treering._tree.flatten import Flattened, flatten_like, opaque_of
 from treering._tree.likeness import KEPT, Matched, matched
@@ -48,9 +48,12 @@ def load(
     progress: Progress | None,
 ) -> Any:
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
-    _require_sense(like, rename=rename, missing=missing, cast=cast)
+    _require_sense(like, only=only, at=at, rename=rename, missing=missing, cast=cast)
+    require_path(path)
     with opened_source(path, mapped=mapped) as source:
         index = source.index
+        if at is None and only is None:
+            source.check_files()  # also those that hold nothing: all of it was asked for
         part = select(index.structure, index.keys, at=at, only=only)
         known = select(index.structure, index.keys, at=at, only=None).keys
         asked = _Asked(shardings=shardings, mesh=mesh, known=known)
@@ -71,7 +74,15 @@ def load(
     return rebuilt(like, leaves)
 
 
-def _require_sense(like: Any, *, rename: Mapping[str, str] | None, missing: str, cast: bool) -> None:
+def _require_sense(like: Any, *, only: Any, at: Any, rename: Any, missing: str, cast: bool) -> None:
+    """Refuse arguments of the wrong kind by their names, before anything is opened."""
+    globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
+    if not all(isinstance(glob, str) for glob in globs):
+        raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
+    if not isinstance(at, str | None):
+        raise Unsupported(f"at= is one key text, found {at!r:.100}")
+    if not isinstance(rename, Mapping | None):
+        raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
     if missing not in ("error", "keep"):
         raise Unsupported(f'missing={missing!r} is neither "error" nor "keep"')
     if like is None and (rename or cast or missing == "keep"):

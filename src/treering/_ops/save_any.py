@@ -16,6 +16,11 @@ from treering.errors import Unsupported
 
 __all__ = ["save"]
 
+# Suffixes of files of others: a folder of such a name would not be what its user expects.
+_OTHER_FORMS: Final = frozenset(
+    {".bin", ".gguf", ".gz", ".h5", ".hdf5", ".json", ".npy", ".npz", ".onnx", ".pkl", ".pickle", ".pt", ".pth", ".zip"}
+)
+
 _FILES: Final = {".msgpack": save_msgpack, ".safetensors": save_safetensors}
 
 

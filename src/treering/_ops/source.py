@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +18,9 @@ from treering._format.safetensors import parse_safetensors
 from treering._ops.msgpack_source import msgpack_source
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
-from treering.errors import Corrupt, TreeringError
+from treering.errors import Corrupt, TreeringError, Unsupported
 
-__all__ = ["check_data_file", "open_stored", "opened_source"]
+__all__ = ["check_data_file", "open_stored", "opened_source", "require_path"]
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
@@ -44,6 +44,16 @@ def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sou
         yield Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
 
 
+def require_path(path: object) -> None:
+    """Refuse what is no path, such as a tree in its place.
+
+    Raises:
+        Unsupported: neither a str nor an ``os.PathLike``.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise Unsupported(f"the first argument is the path, a str or os.PathLike; found a {type(path).__name__}")
+
+
 def open_stored(
     path: str | os.PathLike[str], form: Form, files: contextlib.ExitStack, *, mapped: bool
 ) -> tuple[Index, StoredArrays]:
@@ -55,11 +65,15 @@ def open_stored(
             index = parse_safetensors(file.size, file.read)
         return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
     index, opened = _open_checkpoint(place)
-    for file in opened:
-        files.enter_context(file)
+    for data in opened:
+        if data is not None:
+            files.enter_context(data)
 
     def check_header(number: int) -> None:
-        check_data_file(index, number, opened[number])
+        data = opened[number]
+        if data is None:
+            raise _lost(index, number, place)
+        check_data_file(index, number, data)
 
     return index, StoredArrays(index, opened, check_header, mapped=mapped)
 
@@ -82,30 +96,44 @@ def check_data_file(index: Index, number: int, file: LocalFile) -> None:
         )
 
 
-def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile]]:
-    """Read the index and open every file that it names, all of one commit."""
-    last: tuple[str, DataFileMissing] | None = None
+def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
+    """Read the index and open every file that it names, all of one commit; None for one that is lost."""
+    attempt = ""
     for _ in range(_TRIES):
-        with OpenFolder(path) as folder, _naming(path / "treering.json"):
-            index = parse_index(folder.read_index())
+        with OpenFolder(path) as folder:
+            with _naming(path / "treering.json"):
+                index = parse_index(folder.read_index())
+            names = [file.name for file in index.files]
             try:
-                found = folder.open_files([file.name for file in index.files])
-            except DataFileMissing as error:
-                if last is not None and last[0] == index.attempt:
-                    raise _lost(index, error) from error
+                found = folder.open_files(names)
+            except DataFileMissing:
+                if index.attempt == attempt:
+                    return index, _those_there(folder, names)
                 # Perhaps an overwrite committed meanwhile, and its index is there now.
-                last = (index.attempt, error)
+                attempt = index.attempt
                 continue
-            return index, [found[file.name] for file in index.files]
+            return index, [found[name] for name in names]
     raise Corrupt(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
 
 
-def _lost(index: Index, error: DataFileMissing) -> Corrupt:
-    number = next(n for n, file in enumerate(index.files) if file.name == error.name)
+def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | None]:
+    """Open what is left of a damaged checkpoint: leaves in other files can still be read."""
+    with contextlib.ExitStack() as undo:
+        files: list[LocalFile | None] = []
+        for name in names:
+            try:
+                files.append(undo.enter_context(folder.open_files([name])[name]))
+            except DataFileMissing:
+                files.append(None)
+        undo.pop_all()
+    return files
+
+
+def _lost(index: Index, number: int, path: Path) -> Corrupt:
     lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
     more = f" and {len(lost) - 1} more leaves" if len(lost) > 1 else ""
     return Corrupt(
-        f"{error.message}: it holds {lost[0]!r}{more}" if lost else error.message,
+        f"{index.files[number].name!r} is missing in {os.fspath(path)!r}: it holds {lost[0]!r}{more}",
         hint="copy the whole folder, every file that treering.json names",
     )
 

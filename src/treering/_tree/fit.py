@@ -8,8 +8,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._format.index import ARRAY_KINDS, LeafType, OpaqueLeaf
-from treering._tree.flatten import opaque_of
+from treering._format.index import ARRAY_KINDS, LeafType
 from treering._tree.registry import is_typed_key
 from treering._values.dtypes import lookup, numpy_dtype
 
@@ -62,8 +61,6 @@ def fitted(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool,
     if kind.kind in ARRAY_KINDS:
         return _array_for_number(kind, like_kind, cast=cast)
     if like_kind == kind.kind:
-        if like_kind == "opaque" and not _same_opaque(value, like):
-            return None
         return Fit(kind.kind)
     if {kind.kind, like_kind} == {"bytes", "bytearray"}:
         return Fit(kind.kind)
@@ -171,18 +168,13 @@ def _holds(dtype: np.dtype[Any], value: Any) -> bool:
         return False
 
 
-def _same_opaque(saved: OpaqueLeaf, like: Any) -> bool:
-    """Functions may change their name: that is a warning. Anything else must have the text that was saved."""
-    return callable(like) or saved == opaque_of(like)
-
-
 def found_text(kind: LeafType) -> str:
     """Describe a stored leaf: its dtype and shape, or its Python type."""
     if kind.kind == "key":
         return f"key<{kind.impl}>{list((kind.shape or ())[:-1])}"
     if kind.kind in ARRAY_KINDS:
         return f"{kind.dtype}{list(kind.shape or ())}"
-    return "None" if kind.kind == "none" else f"an {kind.kind} leaf" if kind.kind == "opaque" else kind.kind
+    return "None" if kind.kind == "none" else "a function or setting" if kind.kind == "opaque" else kind.kind
 
 
 def wanted_text(like: Any, like_kind: str) -> str:
@@ -191,4 +183,4 @@ def wanted_text(like: Any, like_kind: str) -> str:
         return f"key<{_impl_of(like)}>{list(like.shape)}"
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
         return f"{np.dtype(like.dtype).name}{list(like.shape)}"
-    return "None" if like_kind == "none" else f"an {like_kind} leaf" if like_kind == "opaque" else like_kind
+    return "None" if like_kind == "none" else "a function or setting" if like_kind == "opaque" else like_kind

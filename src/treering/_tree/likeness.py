@@ -70,7 +70,7 @@ def matched(
             if missing == "keep" and kind != "abstract":
                 result.append(Matched(-1, KEPT))
             else:
-                report.missing[source] = (key, wanted_text(leaf, kind), kind == "abstract" and missing == "keep")
+                report.lines.append(_Missing(key, source, wanted_text(leaf, kind), missing == "keep"))
             continue
         used.add(source)
         type_ = index.type_of(number)
@@ -83,8 +83,9 @@ def matched(
             if alike is not None:
                 fits[alike] = fit
         if fit is None:
-            report.unlike.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
-            report.castable |= not cast and type_.kind in ARRAY_KINDS and type_.shape == getattr(leaf, "shape", None)
+            report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
+            value = index.values.get(number)
+            report.castable |= not cast and fitted(type_, value, leaf, kind, cast=True, raw_keys=raw_keys) is not None
         else:
             result.append(Matched(number, fit))
     report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}
@@ -112,43 +113,58 @@ def _renamed(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Missing:
+    """A leaf of ``like`` for which nothing is stored."""
+
+    key: str
+    source: str
+    wanted: str
+    keep: bool
+
+
 @dataclasses.dataclass(slots=True)
 class _Report:
-    """What does not fit."""
+    """What does not fit, in the order of ``like``."""
 
-    missing: dict[str, tuple[str, str, bool]] = dataclasses.field(default_factory=dict)
-    unlike: list[str] = dataclasses.field(default_factory=list)
+    lines: list[str | _Missing] = dataclasses.field(default_factory=list)
     unexpected: dict[str, str] = dataclasses.field(default_factory=dict)
     castable: bool = False
 
     def raise_if_any(self) -> None:
-        lines = list(self.unlike)
-        for source, (key, wanted, abstract) in self.missing.items():
-            where = "" if source == key else f" (looked for {_shown(source)!r})"
-            kept = "; it is abstract, so there is nothing to keep" if abstract else ""
-            near = self._near(source, wanted) if len(lines) < _SHOWN else ""
-            lines.append(f"{_shown(key)}: missing{where}, `like` has {wanted}{near}{kept}")
-        lines += [f"{_shown(key)}: unexpected, the checkpoint has {found}" for key, found in self.unexpected.items()]
-        if not lines:
+        """Raise the one error that names them all."""
+        found = [
+            self._missing(line, suggest=number < _SHOWN) if isinstance(line, _Missing) else line
+            for number, line in enumerate(self.lines)
+        ]
+        found += [f"{_shown(key)}: unexpected, the checkpoint has {kind}" for key, kind in self.unexpected.items()]
+        if not found:
             return
-        lines.sort()
-        more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        count = f"{len(lines)} differences" if len(lines) > 1 else "1 difference"
-        shown = "\n  ".join(lines[:_SHOWN])
+        more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        count = f"{len(found)} differences" if len(found) > 1 else "1 difference"
+        shown = "\n  ".join(found[:_SHOWN])
+        hint = self._hint()
         message = f"{count} between `like` and the checkpoint:\n  {shown}{more}"
-        error = Mismatch(message + f"\n  {hint}" if (hint := self._hint()) else message)
-        error.differences = tuple(lines)
+        error = Mismatch(f"{message}\n  {hint}" if hint else message)
+        error.differences = tuple(found)
         raise error
+
+    def _missing(self, line: _Missing, *, suggest: bool) -> str:
+        where = "" if line.source == line.key else f" (looked for {_shown(line.source)!r})"
+        kept = "; it is abstract, so there is nothing to keep" if line.keep else ""
+        near = self._near(line.source, line.wanted) if suggest else ""
+        return f"{_shown(line.key)}: missing{where}, `like` has {line.wanted}{near}{kept}"
 
     def _hint(self) -> str:
         hints = []
         if self.castable:
-            hints.append("cast=True casts within a category")
-        if self.missing:
+            hints.append("cast=True makes numbers what `like` has, within a category")
+        missing = any(isinstance(line, _Missing) for line in self.lines)
+        if missing:
             hints.append('missing="keep" keeps what `like` has')
         if self.unexpected:
             hints.append("only= and at= load a part")
-        if self.missing and self.unexpected:
+        if missing and self.unexpected:
             hints.append("rename={wanted: saved} finds what was renamed")
         return "; ".join(hints)
 
@@ -160,4 +176,4 @@ class _Report:
 
 def _shown(key: str) -> str:
     text = key if len(key) <= 400 else f"{key[:400]}..."  # noqa: PLR2004 - a length for people
-    return (text if text.isprintable() else repr(text)[1:-1]) or "."
+    return (text if text.isprintable() else repr(text)[1:-1]) or "the whole tree"

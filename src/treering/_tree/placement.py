@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -45,6 +47,8 @@ def resolved(
         Mismatch: a leaf has no sharding or no rule, or its shape cannot be divided so; all of them at once.
         Unsupported: this is no sharding.
     """
+    if not isinstance(mesh, jax.sharding.Mesh | None):
+        raise Unsupported(f"mesh is a {type(mesh).__name__}, not a jax.sharding.Mesh of devices")
     choice = _choice(shardings, mesh, known)
     result: dict[str, Sharding | None] = {}
     wrong: list[str] = []
@@ -79,7 +83,7 @@ def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequenc
     if shardings is None:
         fallback = spec_of() if mesh is not None else None
         return lambda _key, _aval: fallback
-    if _is_placement(shardings):
+    if _is_placement(shardings) or isinstance(shardings, jax.sharding.Mesh):
         return lambda _key, _aval: shardings
     if _is_rules(shardings):
         pairs = rule_pairs(shardings)
@@ -148,22 +152,52 @@ def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeSt
     if given is None:
         return None
     if isinstance(given, PartitionSpec):
-        if mesh is None:
-            raise Unsupported(f"{given} says nothing without a mesh", hint="give mesh=, or NamedSharding(mesh, spec)")
-        try:
-            given = NamedSharding(mesh, given)
-        except ValueError as error:
-            raise _NoFit(str(error)) from error
+        given = _on_mesh(given, mesh, aval)
     if isinstance(given, jax.Device):
         return jax.sharding.SingleDeviceSharding(given)
     if not isinstance(given, Sharding):
-        raise Unsupported(f"a {type(given).__name__} is no sharding", hint="a Sharding, Device or PartitionSpec")
+        hint = "give mesh=" if isinstance(given, jax.sharding.Mesh) else "a Sharding, Device or PartitionSpec"
+        raise Unsupported(f"a {type(given).__name__} is no sharding", hint=hint)
+    if isinstance(given, NamedSharding):
+        _require_divisible(given, aval)
     try:
         given.shard_shape(aval.shape)
     except (ValueError, IndexError) as error:
-        raise _NoFit(f"{_dtype_text(aval)} cannot be laid out as {given}: {error}") from error
+        raise _NoFit(f"{_text(aval)} cannot be laid out as {given}: {error}") from error
     return given
 
 
-def _dtype_text(aval: jax.ShapeDtypeStruct) -> str:
+def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> NamedSharding:
+    if mesh is None:
+        raise Unsupported(f"{spec} says nothing without a mesh", hint="give mesh=, or NamedSharding(mesh, spec)")
+    for name in [name for part in spec for name in _names(part)]:
+        if name not in mesh.axis_names:
+            near = difflib.get_close_matches(str(name), list(map(str, mesh.axis_names)), n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, mesh.axis_names))}"
+            raise _NoFit(f"{_text(aval)}: the mesh has no axis {name!r} of {spec}; {known}")
+    try:
+        return NamedSharding(mesh, spec)
+    except ValueError as error:
+        raise _NoFit(f"{_text(aval)}: {error}") from error
+
+
+def _names(part: Any) -> tuple[Any, ...]:
+    """Return the mesh axes that divide one axis of an array."""
+    if part is None or part is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(part) if isinstance(part, tuple | list) else (part,)
+
+
+def _require_divisible(sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> None:
+    spec, sizes = sharding.spec, sharding.mesh.shape
+    if len(spec) > len(aval.shape):
+        raise _NoFit(f"{_text(aval)} has {len(aval.shape)} axes, {spec} is for {len(spec)}")
+    for axis, (length, part) in enumerate(zip(aval.shape, spec, strict=False)):
+        parts = math.prod(sizes[name] for name in _names(part))
+        if length % parts:
+            over = ", ".join(map(repr, _names(part)))
+            raise _NoFit(f"{_text(aval)}: axis {axis} of length {length} is not divisible by {parts}, mesh axis {over}")
+
+
+def _text(aval: jax.ShapeDtypeStruct) -> str:
     return f"{aval.dtype.name}{list(aval.shape)}"
