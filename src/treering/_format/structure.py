@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
+from treering._format.key_text import key_text
 from treering._values.keys import escape_part
 from treering.errors import Format, Unsupported
 
@@ -183,7 +184,7 @@ def node_keys(container: Container) -> tuple[Any, ...]:
     if container.node == "other":
         for name, keys in container.static:
             # A class may have a static field of this name; its fields are not the texts of what that holds.
-            if name == KEYS and isinstance(keys, tuple) and tuple(map(str, keys)) == container.keys != keys:
+            if name == KEYS and isinstance(keys, tuple) and tuple(map(key_text, keys)) == container.keys != keys:
                 return keys
     return container.keys
 
@@ -231,7 +232,7 @@ def iter_keys(tokens: Iterable[Token]) -> Iterator[str]:
             prefix = _prefix(names, done, prefixes)
             bare = len(names) == 1
             for key in names[-1][start:stop]:
-                part = str(key)
+                part = key_text(key)
                 yield "" if bare else (prefix + (escape_part(part) if "/" in part or "~" in part else part) or "~")
             done[-1] = stop
             count -= stop - start
@@ -251,7 +252,7 @@ def _prefix(names: list[tuple[Any, ...]], done: list[int], prefixes: list[str | 
     known = prefixes[-1]
     if known is None:
         # The root level names nothing, and each level's last begun child is the next level.
-        above = [str(level[at - 1]) for level, at in zip(names[1:-1], done[1:-1], strict=True)]
+        above = [key_text(level[at - 1]) for level, at in zip(names[1:-1], done[1:-1], strict=True)]
         known = "".join(f"{escape_part(part)}/" for part in above)
         prefixes[-1] = known
     return known

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from treering._codec.documents import member, shown
 from treering._format.index import MAX_LEVELS, Container, Token
+from treering._format.key_text import key_text
 from treering._format.leaf_values import decoded_key, encoded_key
 from treering._format.structure import iter_keys
 from treering._values.keys import escape_part
@@ -231,7 +232,7 @@ def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
                 inner.place += 1
             parts = parts_of.get(id(token))
             if parts is None:
-                parts = parts_of[id(token)] = [escape_part(str(key)) for key in token.keys]
+                parts = parts_of[id(token)] = [escape_part(key_text(key)) for key in token.keys]
             levels.append(_Level(above, parts))
         else:
             end = leaf + token

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, OpaqueLeaf, Token
+from treering._format.key_text import key_text
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, kind_in_target, kind_to_save
 from treering._tree.flatten_nodes import opened
 from treering._tree.static_text import opaque_of
@@ -127,7 +128,7 @@ class _Walk:
             if node is not None:
                 self._count_leaves()
                 self.tokens.append(node.container)
-                return zip(map(str, node.container.keys), node.children, strict=True)
+                return zip(map(key_text, node.container.keys), node.children, strict=True)
             if kind is None or kind == "numpy":
                 kind = self.kind_of(x)
         except Unsupported as error:

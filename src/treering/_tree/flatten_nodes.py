@@ -12,6 +12,7 @@ from typing import Any, Final
 import jax
 
 from treering._format.index import Container
+from treering._format.key_text import key_text
 from treering._format.structure import KEYS, class_name
 from treering._tree.flatten_leaves import hidden_array
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, opened_node
@@ -94,8 +95,10 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
     for key in found:
         try:
             value = key_value(key)
-            text = str(value)
-        except ValueError as error:  # an int of more digits than Python prints
+            text = key_text(value)
+        except (ValueError, RecursionError) as error:  # an int of more digits than Python prints, endless tuples
+            if isinstance(error, Unsupported):
+                raise
             raise Unsupported(f"a dict key has no text: {error}") from error
         if text in texts:
             raise Unsupported(
@@ -117,7 +120,7 @@ def _other(name: str, fields: Mapping[Any, Any], static: Mapping[str, Any], rebu
     statics = {name: static_value(value) for name, value in static.items()}
     if any(type(key) is not str for key in keys):
         statics[KEYS] = keys
-    head = Container(node="other", keys=tuple(map(str, keys)), class_name=name, static=tuple(statics.items()))
+    head = Container(node="other", keys=tuple(map(key_text, keys)), class_name=name, static=tuple(statics.items()))
     return Opened(head, list(fields.values()), rebuild)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import types
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from treering._format.index import ForeignKey, OpaqueLeaf
+from treering._format.key_text import key_text
 from treering._format.structure import class_name
 from treering._tree.registry import is_code
+from treering.errors import Unsupported
 
 __all__ = ["key_value", "opaque_of", "shows_its_address", "static_value", "text_of"]
 
@@ -51,18 +54,50 @@ def _held(x: object, levels: int) -> Any:
 
 
 def key_value(key: object) -> Any:
-    """Return a dict key as a file holds it; the text of one that is not plain is all of ``str(key)``.
+    r"""Return a dict key as a file holds it; the text of one that is not plain is that of ``str(key)``, in ASCII.
+
+    A tuple that holds something that is not plain is not plain either.
 
     Raises:
+        Unsupported: it is a set, or a tuple that holds one.
         ValueError: an int of more digits than Python prints.
+
+    Example:
+        >>> import enum
+        >>> key_value(("é", enum.Enum("Axis", "X").X)).text
+        "('\\xe9', Axis.X)"
     """
-    return key if _is_plain(key) else ForeignKey(class_name(type(key)), _ADDRESS.sub("", str(key)))
+    if _is_plain(key):
+        return key
+    _refuse_sets(key)
+    if type(key) is tuple:
+        text = key_text(tuple(map(key_value, key)))
+    else:
+        text = str(key)
+        if not isinstance(key, str):
+            # In it may be the repr of a text, which shows a character or escapes it as the version of Python knows it.
+            text = text.encode("ascii", "backslashreplace").decode("ascii")
+    return ForeignKey(class_name(type(key)), _ADDRESS.sub("", text))
+
+
+def _refuse_sets(key: object) -> None:
+    if isinstance(key, AbstractSet):
+        raise Unsupported(
+            f"a dict key is a {type(key).__name__}: a set has no order, so its text is another one in each process",
+            hint="make it a sorted tuple",
+        )
+    if isinstance(key, tuple):
+        for item in key:
+            _refuse_sets(item)
 
 
 def _is_plain(x: object, levels: int = _TUPLE_LEVELS) -> bool:
     kind = type(x)
     if kind is tuple:
-        return levels > 0 and all(_is_plain(item, levels - 1) for item in x)  # type: ignore[attr-defined]
+        return levels > 0 and all(
+            type(item) is not ForeignKey and _is_plain(item, levels - 1)
+            for item in x  # type: ignore[attr-defined]
+        )
     if kind is int:
         return x.bit_length() <= _NUMBER_BITS  # type: ignore[attr-defined,no-any-return]
     return kind in (str, bool, type(None), float, bytes, ForeignKey)
@@ -74,7 +109,7 @@ def shows_its_address(x: object) -> bool:
 
 
 def text_of(x: object) -> str:
-    """Return the name of a function or class, or the repr of anything else without addresses, cut to a length."""
+    """Return the name of a function or class, or else the ASCII repr without addresses, cut to a length."""
     if is_code(x):
         text = _name_of(x)
     elif isinstance(x, types.ModuleType):
@@ -83,7 +118,7 @@ def text_of(x: object) -> str:
         # Their own order is another one in each process.
         text = f"{type(x).__name__}({', '.join(sorted(map(text_of, x)))})"
     else:
-        text = _ADDRESS.sub("", repr(x))
+        text = _ADDRESS.sub("", ascii(x))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
@@ -94,7 +129,7 @@ def _name_of(code: Any) -> str:
         return f"functools.partial({', '.join([text_of(code.func), *arguments])})"
     name = getattr(code, "__qualname__", None) or getattr(code, "__name__", None)
     if not isinstance(name, str):
-        return _ADDRESS.sub("", repr(code))
+        return _ADDRESS.sub("", ascii(code))
     module = getattr(code, "__module__", None)
     return f"{module}.{name}" if isinstance(module, str) else name
 

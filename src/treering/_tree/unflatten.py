@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from treering._format.index import Container, ForeignKey, Token
+from treering._format.key_text import key_text
 from treering._format.structure import KEYS
 from treering._tree.flatten_leaves import KINDS
 from treering._tree.flatten_nodes import opened
@@ -96,7 +97,7 @@ def _containers(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Cont
         if isinstance(token, Container):
             if levels:
                 above, container, done = levels[-1]
-                path = (*above, str(container.keys[done - 1]))
+                path = (*above, key_text(container.keys[done - 1]))
             else:
                 path = ()
             yield path, token

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treering._format.index import OpaqueLeaf
+from treering._format.key_text import key_text
 from treering._format.records import LeafRecord, Named
 
 __all__ = [
@@ -75,20 +76,15 @@ def branch_kind(branch: Any) -> str:
 
 
 def children_of(branch: Any) -> Iterator[tuple[str, Any]]:
-    """Walk through the children of a branch with their names; a key that is no text is named as Python writes it.
+    """Walk through the children of a branch with their names; a key that is no text is named as in a key text.
 
     Example:
         >>> list(children_of({"a": 1, 2: 3})), list(children_of([True]))
         ([('a', 1), ('2', 3)], [('0', True)])
     """
     if isinstance(branch, dict):
-        return ((key if isinstance(key, str) else _part(key), node) for key, node in branch.items())
+        return ((key if isinstance(key, str) else key_text(key), node) for key, node in branch.items())
     return ((str(place), node) for place, node in enumerate(branch))
-
-
-def _part(key: Any) -> str:
-    # bytes have a text only as Python writes them; so does every key of a msgpack map, equal to its str() otherwise.
-    return repr(key) if isinstance(key, bytes) else str(key)
 
 
 def weight_of(leaf: Any) -> tuple[int, int, bool]:
