@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from treering._format.index import Chunks, Index, LeafType
@@ -54,13 +54,13 @@ def chunks_of_file(chunks: Chunks, file: int) -> list[int]:
     return mine
 
 
-def file_digest(index: Index, file: int, header: bytes, starts: Sequence[int] | None = None) -> str:
+def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts: Sequence[int] | None = None) -> str:
     """Return the digest of a data file: over its header, then the checksums of its blocks as they lie in it.
 
     Args:
         index: chunks and checksums are taken from it.
         file: number of the file.
-        header: the file's bytes before its data.
+        header: the file's bytes before its data, whole or in pieces.
         starts: what `first_blocks` gave, if it is known.
     """
     starts = first_blocks(index.chunks) if starts is None else starts
@@ -72,7 +72,8 @@ def file_digest(index: Index, file: int, header: bytes, starts: Sequence[int] | 
         in_order = array("Q")
         for chunk in mine:
             in_order.extend(table[starts[chunk] : starts[chunk + 1]])
-    return digest((header, packed(in_order)))
+    pieces = (header,) if isinstance(header, bytes) else header
+    return digest(itertools.chain(pieces, (packed(in_order),)))
 
 
 def shown_chunk(index: Index, chunk: int) -> str:

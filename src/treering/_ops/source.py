@@ -24,6 +24,7 @@ __all__ = ["check_data_file", "open_stored", "opened_source", "require_path"]
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
+_PIECE_BYTES: Final = 1 << 20
 
 
 @contextlib.contextmanager
@@ -89,11 +90,17 @@ def check_data_file(index: Index, number: int, file: LocalFile) -> None:
         how = "cut short" if file.size < entry.nbytes else "too long"
         wanted = f"{entry.nbytes} bytes were written, {file.size} are there"
         raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
-    if entry.digest is not None and file_digest(index, number, file.read(0, entry.header)) != entry.digest:
+    if entry.digest is not None and file_digest(index, number, _pieces(file, entry.header)) != entry.digest:
         raise Corrupt(
             f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
             hint="use another copy; `treering verify` lists all damage",
         )
+
+
+def _pieces(file: LocalFile, end: int) -> Iterator[bytes]:
+    """Read a header bit by bit: how long it is, the file says."""
+    for start in range(0, end, _PIECE_BYTES):
+        yield file.read(start, min(_PIECE_BYTES, end - start))
 
 
 def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
@@ -132,8 +139,9 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | N
 def _lost(index: Index, number: int, path: Path) -> Corrupt:
     lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
     more = f" and {len(lost) - 1} more leaves" if len(lost) > 1 else ""
+    held = f": it holds {lost[0]!r:.200}{more}" if lost else ""
     return Corrupt(
-        f"{index.files[number].name!r} is missing in {os.fspath(path)!r}: it holds {lost[0]!r}{more}",
+        f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",
         hint="copy the whole folder, every file that treering.json names",
     )
 
