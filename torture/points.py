@@ -47,7 +47,9 @@ def chosen(names: list[str] | None) -> list[Scene]:
 
 
 def tell(what: str, report: Report) -> None:
-    """Print a report."""
+    """Print a report; nothing when nothing was done."""
+    if not report.points:
+        return
     points = ", ".join(f"{count} {kind}" for kind, count in sorted(report.points.items()))
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
     print(f"{what}: {points}")
