@@ -75,17 +75,17 @@ class TestEverywhere:
         target.resolve().parent.mkdir(exist_ok=True, parents=True)
         target.resolve().write_bytes(b"[[], []]")
         (path / "treering.json").symlink_to(leads_to)
-        with OpenFolder(path) as opened, pytest.raises(Corrupt, match=r"treering.json' is a link"):
+        with OpenFolder(path) as opened, pytest.raises(Format, match=r"treering.json' is a link.*cp -L"):
             opened.read_index()
         name = data_names(HASH[:16])[0]
         (path / "treering.json").rename(path / name)
-        with OpenFolder(path) as opened, pytest.raises(Corrupt, match=f"{name}' is a link"):
+        with OpenFolder(path) as opened, pytest.raises(Format, match=f"{name}' is a link"):
             opened.open_files([name])
 
     def test_a_link_to_blobs_outside_of_a_snapshot_is_refused(self, tmp_path: Path) -> None:
         snapshot = hub_snapshot(tmp_path / "repository")
         (tmp_path / "repository" / "snapshots").rename(tmp_path / "repository" / "elsewhere")
-        with pytest.raises(Corrupt, match="is a link"):
+        with pytest.raises(Format, match="is a link"):
             load(tmp_path / "repository" / "elsewhere" / snapshot.name)
 
     @pytest.mark.parametrize("what", ["blobs", "blob"])
@@ -94,7 +94,7 @@ class TestEverywhere:
         linked = tmp_path / "blobs" if what == "blobs" else (snapshot / "treering.json").resolve()
         linked.rename(tmp_path / "far")
         linked.symlink_to(tmp_path / "far")
-        with pytest.raises(Corrupt, match="is a link"):
+        with pytest.raises(Format, match="is a link"):
             load(snapshot)
 
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "../a", "a\\b", "c:a", "a\0"])
@@ -127,7 +127,10 @@ class TestEverywhere:
             opened.read_index()
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / ".treering.json.0123456789abcdef.treering-tmp").write_bytes(b"")
-        with OpenFolder(tmp_path / "a") as opened, pytest.raises(NotFound, match="a save that did not end"):
+        with (
+            OpenFolder(tmp_path / "a") as opened,
+            pytest.raises(NotFound, match="a save that is running"),
+        ):
             opened.read_index()
 
 

@@ -15,7 +15,7 @@ from treering._view.nodes import is_branch, record_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Diff", "blocks_of", "diff"]
+__all__ = ["Diff", "blocks_of", "diff", "sameness"]
 
 _BLOCK_BYTES: Final = 8 << 20
 _MOST_LINES: Final = 100
@@ -49,8 +49,7 @@ class Diff:
 
     def __str__(self) -> str:
         if not self.differences:
-            how = "equal bit for bit" if self.values else "equal as far as headers tell (values=True reads the arrays)"
-            return f"{self.leaves:,} {'leaf' if self.leaves == 1 else 'leaves'}, {how}"
+            return sameness(self, reading="values=True")
         count = len(self.differences)
         lines = [
             f"{count:,} {'difference' if count == 1 else 'differences'} between A = {self.a!r} and B = {self.b!r}:"
@@ -59,6 +58,12 @@ class Diff:
         if count > _MOST_LINES:
             lines.append(f"  ... and {count - _MOST_LINES:,} more")
         return "\n".join(lines)
+
+
+def sameness(found: Diff, *, reading: str) -> str:
+    """Say how far two checkpoints without differences are the same; ``reading`` is what makes a diff read arrays."""
+    how = "equal bit for bit" if found.values else f"equal as far as headers tell ({reading} reads the arrays)"
+    return f"{found.leaves:,} {'leaf' if found.leaves == 1 else 'leaves'}, {how}"
 
 
 def diff(

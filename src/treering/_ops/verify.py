@@ -20,7 +20,7 @@ from treering._format.index import Index
 from treering._format.msgpack_listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
 from treering._store.crew import Crew, FirstError
-from treering._store.open_folder import DataFileMissing, OpenFolder
+from treering._store.open_folder import DataFileMissing, LinkRefused, OpenFolder
 from treering._store.reading import LocalFile
 from treering._values.checksums import block_checksums
 from treering._values.keys import join_key
@@ -80,6 +80,9 @@ def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> V
             index, files, findings = _opened(Path(path), held)
         except Corrupt as error:
             return _broken(shown, INDEX_NAME, error)
+        except LinkRefused as error:
+            finding = Finding(key=None, file=INDEX_NAME, start=None, stop=None, problem=f"cannot be read ({error})")
+            return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
         for number, found in enumerate(files):
             findings += _check_file(index, number, found)
         names = [entry.name for entry in index.files]
@@ -118,8 +121,10 @@ def _open_all(index: Index, folder: OpenFolder) -> tuple[list[LocalFile | None],
             missing = True
             problem = f"is missing{_lost(index, number)}"
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
-        except (Corrupt, StoreFailed, NotFound) as error:
-            problem = f"cannot be read{_lost(index, number)} ({error.message})"
+        except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
+            problem = (
+                f"cannot be read{_lost(index, number)} ({error if isinstance(error, LinkRefused) else error.message})"
+            )
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
         files.append(opened)
     return files, findings, missing

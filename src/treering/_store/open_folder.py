@@ -17,7 +17,7 @@ from treering._store.folders import resolved_folder
 from treering._store.reading import LocalFile
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
 
-__all__ = ["LARGEST_INDEX", "DataFileMissing", "OpenFolder", "index_bytes"]
+__all__ = ["LARGEST_INDEX", "DataFileMissing", "LinkRefused", "OpenFolder", "index_bytes"]
 
 LARGEST_INDEX = 2 << 30
 """No index is larger than this many bytes."""
@@ -37,6 +37,10 @@ class DataFileMissing(NotFound):
     """
 
     name = ""
+
+
+class LinkRefused(Format):
+    """A file of a checkpoint is a link, which may lead anywhere. That is no damage: a plain copy can be read."""
 
 
 class OpenFolder:
@@ -82,7 +86,7 @@ class OpenFolder:
 
         Raises:
             NotFound: there is none; the hint says what is there instead.
-            Corrupt: it is a link.
+            LinkRefused: it is a link.
             Format: it is larger than any index.
             StoreFailed: the system refuses.
         """
@@ -97,7 +101,8 @@ class OpenFolder:
 
         Raises:
             DataFileMissing: one is not there.
-            Corrupt: one is a link, or its name leads elsewhere.
+            LinkRefused: one is a link.
+            Corrupt: a name leads elsewhere.
             StoreFailed: the system refuses.
         """
         files: dict[str, LocalFile] = {}
@@ -133,7 +138,7 @@ class OpenFolder:
         if checkpoints:
             return f"there are checkpoints in it: {_shown(checkpoints)}"
         if any(name.startswith(f".{INDEX}.") for name in names):
-            return "it holds the files of a save that did not end"
+            return "it holds the files of a save that is running, or did not end; try again"
         return f"it holds {_shown(names)}"
 
 
@@ -142,7 +147,7 @@ def index_bytes(folder: Folder, path: Path) -> bytes:
 
     Raises:
         NotFound: there is none.
-        Corrupt: it is a link.
+        LinkRefused: it is a link.
         Format: it is larger than any index.
         StoreFailed: the system refuses.
     """
@@ -157,7 +162,7 @@ def opened(folder: Folder, name: str, path: Path) -> LocalFile:
 
     Raises:
         NotFound: it is not there.
-        Corrupt: it is a link that leads anywhere else than into the blobs of a hub snapshot.
+        LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
         StoreFailed: the system refuses.
     """
 
@@ -174,8 +179,8 @@ def opened(folder: Folder, name: str, path: Path) -> LocalFile:
         return LocalFile(path, opener)
     except StoreFailed as error:
         if error.errno == errno.ELOOP:
-            hint = "put the file itself there"
-            raise Corrupt(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
+            hint = "copy the files themselves there (cp -L)"
+            raise LinkRefused(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
         raise
 
 
