@@ -556,10 +556,36 @@ def test_a_folder_that_may_not_be_written_is_refused_before_work(
 
 
 def test_too_little_space_is_refused_before_work(tmp_path: Path) -> None:
-    with pytest.raises(StoreFailed, match="bytes are needed") as caught, folder_at(tmp_path / "a") as saving:
+    with pytest.raises(StoreFailed, match=r"needed.*; free some space$") as caught, folder_at(tmp_path / "a") as saving:
         saving.require_space(1 << 60)
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
+
+
+def test_no_room_is_told_in_units_and_says_that_the_old_checkpoint_stays(tmp_path: Path) -> None:
+    save(tmp_path / "a", b"old")
+    wanted = r"1152921504606846976 bytes \(1.00 EiB\) are needed, .*; free some space; what stood there"
+    with pytest.raises(StoreFailed, match=wanted), folder_at(tmp_path / "a", overwrite=True) as saving:
+        saving.require_space(1 << 60)
+    assert load(tmp_path / "a") == b"old"
+
+
+def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, b"old")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(descriptors, "is_read_only", lambda _: True)
+    with pytest.raises(StoreFailed, match="Read-only file system; save to another place") as caught:
+        save(tmp_path, b"new", overwrite=True)
+    assert caught.value.errno == errno.EROFS
+    assert load(tmp_path) == b"old"
+
+
+def test_a_file_system_that_takes_writes_is_not_read_only(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert not descriptors.is_read_only(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "a" * 300, "\ud800"])

@@ -212,8 +212,7 @@ class CheckpointFolder:
             self._refuse(f"{INDEX!r} there is not a file of its own", "save to another place")
         if not self._overwrite:
             raise self._exists()
-        if not folder.writable(INDEX):
-            raise PermissionError(errno.EACCES, f"{INDEX!r} is write-protected")
+        folder.require_writable(INDEX)
         try:
             return tuple(self._names_in(index_bytes(folder, Path(self._shown, INDEX))))
         except TreeringError as error:

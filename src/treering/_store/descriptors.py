@@ -13,6 +13,8 @@ import os
 import sys
 from types import ModuleType
 
+from treering._values.human import bytes_text
+
 fcntl: ModuleType | None
 try:
     import fcntl as _fcntl
@@ -25,6 +27,7 @@ __all__ = [
     "free_memory",
     "go_direct",
     "is_at",
+    "is_read_only",
     "leave_direct",
     "lock",
     "open_folder",
@@ -40,6 +43,7 @@ __all__ = [
 _NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 
 _SYNC_FILE_RANGE_WRITE = 2
+_KIB = 1024
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -95,7 +99,20 @@ def require_space(descriptor: int, size: int) -> None:
     free = room.f_bfree * room.f_frsize
     if room.f_blocks and size > free:
         reason = os.strerror(errno.ENOSPC)
-        raise OSError(errno.ENOSPC, f"{reason}: {size} bytes are needed, {free} are free")
+        raise OSError(errno.ENOSPC, f"{reason}: {_size_text(size)} are needed, {_size_text(free)} are free")
+
+
+def _size_text(size: int) -> str:
+    return f"{size} bytes ({bytes_text(size)})" if size >= _KIB else f"{size} bytes"
+
+
+def is_read_only(descriptor: int) -> bool:
+    """Whether the file system of an open file or folder takes no writes at all, as far as it can tell."""
+    if not hasattr(os, "fstatvfs"):  # Windows
+        return False
+    with contextlib.suppress(OSError):
+        return bool(os.fstatvfs(descriptor).f_flag & os.ST_RDONLY)
+    return False
 
 
 def go_direct(descriptor: int) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 
+from treering._store.checkpoint_names import INDEX
 from treering.errors import StoreFailed, TreeringError
 
 __all__ = ["naming"]
 
 _HINTS = {
-    errno.ENOSPC: "free some space; what stood there before is untouched",
-    errno.EDQUOT: "free some of your quota; what stood there before is untouched",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
     errno.EFBIG: "the file system or the limit of this process (ulimit -f) allows no file of that size",
     errno.EACCES: "the folder must be readable and writable, and so must the file if there is one",
     errno.EPERM: "the folder must be readable and writable, and so must the file if there is one",
@@ -21,6 +23,7 @@ _HINTS = {
     errno.EISDIR: "give the name of a file in that folder",
     errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
 }
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
@@ -35,4 +38,16 @@ def naming(shown: str, action: str) -> Iterator[None]:
     except TreeringError:
         raise
     except OSError as error:
-        raise StoreFailed.of(error, shown, action, hint=_HINTS.get(error.errno or 0)) from error
+        raise StoreFailed.of(error, shown, action, hint=_hint(error.errno or 0, shown)) from error
+
+
+def _hint(reason: int, shown: str) -> str | None:
+    hint = _HINTS.get(reason)
+    if hint and reason in _NO_ROOM and _holds_something(shown):
+        return f"{hint}; what stood there before is untouched"
+    return hint
+
+
+def _holds_something(path: str) -> bool:
+    """Whether a file or a checkpoint is there; a folder without an index is perhaps the one that we have just made."""
+    return os.path.lexists(os.path.join(path, INDEX) if os.path.isdir(path) else path)

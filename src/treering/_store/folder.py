@@ -76,9 +76,13 @@ class Folder:
         """Return where the link ``name`` leads, as it says."""
         return os.readlink(self._at(name), dir_fd=self._start)
 
-    def writable(self, name: str) -> bool:
-        """Whether this process may write to the file ``name``."""
-        return os.access(self._at(name), os.W_OK, dir_fd=self._start)
+    def require_writable(self, name: str) -> None:
+        """Refuse a file ``name`` that this process may not write to, as its rights or its file system say."""
+        if os.access(self._at(name), os.W_OK, dir_fd=self._start):
+            return
+        if self.descriptor is not None and descriptors.is_read_only(self.descriptor):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        raise PermissionError(errno.EACCES, f"{name!r} is write-protected")
 
     def create(self, name: str, mode: int = 0o666, flags: int = 0) -> int:
         """Make the file ``name``, which must not be there, and return its descriptor for writing."""
