@@ -11,6 +11,7 @@ from treering._arrays.incoming import Progress
 from treering._ops.save import save_checkpoint
 from treering._ops.save_file import save_msgpack
 from treering._ops.save_safetensors import save_safetensors
+from treering._ops.source import require_path
 from treering._ops.state_file import local_path
 from treering.errors import Unsupported
 
@@ -33,8 +34,13 @@ def save(
     progress: Progress | None,
 ) -> None:
     """Write ``tree`` to ``path``; ``treering.save`` says more."""
+    require_path(path)
     place = _place(path)
-    write = _FILES.get(place.suffix, save_checkpoint)
+    suffix = place.suffix.lower()
+    if suffix in _OTHER_FORMS:
+        hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
+        raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
+    write = _FILES.get(suffix, save_checkpoint)
     if not isinstance(metadata, Mapping | None):
         raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
     write(place, tree, metadata=dict(metadata or {}), overwrite=overwrite, progress=progress)
@@ -42,6 +48,6 @@ def save(
 
 def _place(path: str | os.PathLike[str]) -> Path:
     """Return the path; a folder's may end in a separator, as a shell completes it."""
-    if isinstance(path, str) and path.endswith(("/", os.sep)) and Path(path).suffix not in _FILES:
+    if isinstance(path, str) and path.endswith(("/", os.sep)) and Path(path).suffix.lower() not in _FILES:
         path = f"{path}."
     return local_path(path)

@@ -1,0 +1,147 @@
+"""What a newcomer gets wrong, and what is said of it."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treering
+from treering.errors import Corrupt, KeptOnHost, Mismatch, StaticFieldsDiffer, Unsupported
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    place = tmp_path / "ckpt"
+    treering.save(place, {"w": jnp.ones((6, 4)), "b": jnp.ones(7), "step": 3, "n": np.arange(3)})
+    return place
+
+
+@pytest.fixture(scope="module")
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((4, 2), ("data", "model"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (PartitionSpec("data"), "w: float32[6, 4]: axis 0 of length 6 is not divisible by 4, mesh axis 'data'"),
+        (PartitionSpec(("data", "model")), "b: float32[7]: axis 0 of length 7 is not divisible by 8"),
+        (PartitionSpec("model", "data"), "b: float32[7] has 1 axes"),
+        (PartitionSpec("dat"), "the mesh has no axis 'dat' of"),
+        (PartitionSpec("dat"), "did you mean 'data'?"),
+    ],
+)
+def test_a_spec_that_does_not_fit(path: Path, mesh: jax.sharding.Mesh, spec: PartitionSpec, said: str) -> None:
+    with pytest.raises(Mismatch) as caught:
+        treering.load(path, only=["w", "b"], shardings=spec, mesh=mesh)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_what_is_no_sharding(path: Path, mesh: jax.sharding.Mesh) -> None:
+    with pytest.raises(Unsupported, match=r"a Mesh is no sharding.*give mesh="):
+        treering.load(path, shardings=mesh)
+    bad: Any = (4, 2)
+    with pytest.raises(Unsupported, match=r"mesh is a tuple, not a jax\.sharding\.Mesh"):
+        treering.load(path, mesh=bad)
+    with pytest.raises(Unsupported, match="says nothing without a mesh"):
+        treering.load(path, shardings=PartitionSpec())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"only": 5}, "only= is a glob or a list of globs, found 5"),
+        ({"at": ["w"]}, "at= is one key text"),
+        ({"like": {}, "rename": [("a", "b")]}, "rename= is a dict of wanted to stored keys"),
+        ({"missing": "init"}, 'neither "error" nor "keep"'),
+        ({"cast": True}, "there is none"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        treering.load(path, **arguments)
+
+
+def test_a_tree_in_the_place_of_the_path(path: Path) -> None:
+    tree: Any = {"w": 1}
+    for call in (lambda: treering.save(tree, path), lambda: treering.load(tree), lambda: treering.open(tree)):
+        with pytest.raises(Unsupported, match=r"the first argument is the path.*found a dict"):
+            call()
+
+
+@pytest.mark.parametrize("metadata", [[1], "xy", 5, False, 0])
+def test_metadata_is_a_dict(tmp_path: Path, metadata: Any) -> None:
+    with pytest.raises(Unsupported, match="not a dict of JSON"):
+        treering.save(tmp_path / "c", {"a": 1}, metadata=metadata)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.PT", "m.h5", "m.pkl"])
+def test_no_folder_is_called_like_a_file_of_others(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unsupported, match="treering writes no"):
+        treering.save(tmp_path / name, {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_suffixes_in_capitals(tmp_path: Path) -> None:
+    treering.save(tmp_path / "m.SAFETENSORS", {"a": np.arange(3)})
+    assert (tmp_path / "m.SAFETENSORS").is_file()
+    assert treering.load(tmp_path / "m.SAFETENSORS")["a"].tolist() == [0, 1, 2]
+
+
+def test_what_is_left_of_a_checkpoint_can_be_had(path: Path) -> None:
+    (data,) = path.glob("data-*")
+    data.unlink()
+    assert treering.load(path, only="step") == {"step": 3}
+    with pytest.raises(Corrupt, match=r"is missing in .*it holds 'w' and 2 more leaves"):
+        treering.load(path)
+    with treering.open(path) as checkpoint:
+        assert checkpoint["step"] == 3
+        with pytest.raises(Corrupt, match="is missing"):
+            checkpoint["n"][:1]
+
+
+def test_ints_are_never_wrapped_by_cast(tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", {"a": np.array([2**40, 1])})
+    with pytest.raises(Mismatch, match=r"do not fit int32.*at leaf 'a'"):
+        treering.load(tmp_path / "c", {"a": np.zeros(2, np.int32)}, cast=True)
+    treering.save(tmp_path / "d", {"a": np.array([2**63 + 1], np.uint64)})
+    with pytest.raises(Mismatch, match="do not fit int64"):
+        treering.load(tmp_path / "d", {"a": np.zeros(1, np.int64)}, cast=True)
+
+
+def test_wide_arrays_that_jax_cannot_hold_are_named(tmp_path: Path, mesh: jax.sharding.Mesh) -> None:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        treering.save(tmp_path / "c", {"w": jnp.ones(8, jnp.float32), "wide": jnp.ones(8, jnp.float64)})
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    with pytest.warns(KeptOnHost, match=r"jax_enable_x64 is off(.|\n)*wide \(float64\)"):
+        result = treering.load(tmp_path / "c", shardings=everywhere)
+    assert isinstance(result["wide"], np.ndarray)
+    assert result["wide"].dtype == np.float64
+    assert result["w"].sharding == everywhere
+    assert isinstance(treering.load(tmp_path / "c")["wide"], np.ndarray)  # nobody asked for a device: no warning
+
+
+def test_another_function_in_like_is_said(path: Path) -> None:
+    treering.save(path, {"f": jnp.sin}, overwrite=True)
+    with pytest.warns(StaticFieldsDiffer, match=r"f: saved as jax\.numpy\.sin, like has jax\.numpy\.cos"):
+        result = treering.load(path, {"f": jnp.cos})
+    assert result == {"f": jnp.cos}
+
+
+def test_a_hint_stands_where_it_helps(path: Path) -> None:
+    with pytest.raises(Mismatch) as caught:
+        treering.load(path, {"step": jnp.int32(0)}, only="step")
+    assert "cast=True" in str(caught.value)
+    treering.save(path, {"key": jax.random.key(0)}, overwrite=True)
+    with pytest.raises(Mismatch) as caught:
+        treering.load(path, {"key": jax.random.PRNGKey(0)})
+    assert "cast=True" not in str(caught.value)
