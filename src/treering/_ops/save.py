@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import math
 import platform
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import jax
+import ml_dtypes
+import numpy as np
 
 from treering import __version__
 from treering._arrays.incoming import Progress
@@ -122,7 +125,8 @@ def _versions() -> dict[str, str]:
     """Return who writes, with what, and when: nothing of the machine or its user."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in ("jax", "numpy", "ml_dtypes")}
+    # From the modules: importlib.metadata would read files, in the middle of a save.
+    return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}
 
 
 def _signed(index: Index, headers: Sequence[bytes], *, replaces: Sequence[str]) -> Index:
