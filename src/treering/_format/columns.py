@@ -16,7 +16,7 @@ from treering._format.index import Chunks, DataFile, Index, LeafType
 from treering._values.boxes import Box, covered_once, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK
 from treering._values.dtypes import lookup
-from treering.errors import Corrupt, Unsupported
+from treering.errors import Corrupt, Format
 
 __all__ = ["check_chunks", "check_ints", "decoded_chunks", "encoded_chunks"]
 
@@ -56,11 +56,11 @@ def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
 
     Raises:
         Corrupt: the columns are no columns of whole numbers, or of unequal length.
-        Unsupported: the bytes lie there in a coded form.
+        Format: the bytes lie there in a coded form, which a newer version wrote.
     """
     what = "the table of chunks"
     if type(node) is dict and node.get("codec") is not None:
-        raise Unsupported(f"the chunks are packed with the codec {shown(node['codec'])}", hint="use a newer treering")
+        raise Format(f"the chunks are packed with the codec {shown(node['codec'])}", hint="use a newer treering")
     columns = {name: member(node, name, list, what) for name in _COLUMNS}
     boxes = member(node, "box", list, what)
     if len({len(column) for column in (*columns.values(), boxes)}) != 1:

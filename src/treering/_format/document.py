@@ -116,8 +116,8 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
 
     Raises:
         Corrupt: it is damaged, or contradicts itself; the message names the leaf, or the file and the bytes.
-        Format: a newer version wrote it.
-        Unsupported: it has a dtype or a codec that this version does not know.
+        Format: a newer version wrote it: its version, or a kind of leaf, container, key, codec or checksum is unknown.
+        Unsupported: it has a dtype that this version does not know.
     """
     first = _FIRST_LINE.match(data)
     if first is None or digest((data[: first.start(2)], data[first.end(2) :])) != first[2].decode():
@@ -138,6 +138,9 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
         if not error.message.startswith(INDEX_NAME):
             error.message = f"{INDEX_NAME} contradicts itself: {error.message}"
         error.hint = error.hint or _DAMAGED
+        raise
+    except (Format, Unsupported) as error:
+        error.message = f"{INDEX_NAME}: {error.message}"
         raise
 
 
@@ -244,7 +247,7 @@ def _checksums(node: Any) -> array[int]:
     what = "the table of checksums"
     algorithm = member(node, "algorithm", str, what)
     if algorithm != _CHECKSUM:
-        raise Unsupported(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
+        raise Format(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
     table = from_base64(member(node, "table", str, what), what)
     if len(table) % 8:
         raise Corrupt(f"{what} has {len(table)} bytes, not 8 for each")

@@ -15,6 +15,9 @@ __all__ = ["check_shape", "decoded_type", "encoded_type"]
 _MOST_AXES: Final = 64
 _LIMIT: Final = 1 << 63
 _LARGE: Final = frozenset({"str", "bytes", "bytearray"})
+_KEY_DTYPES: Final = frozenset({"uint8", "uint16", "uint32", "uint64"})
+# Items of a key of each implementation that jax brings along; each is a uint32.
+_KEY_ITEMS: Final = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
 
 def encoded_type(kind: LeafType) -> dict[str, Any]:
@@ -56,9 +59,20 @@ def decoded_type(node: Any, number: int) -> LeafType:
     shape = check_shape(member(node, "shape", list, what), dtype, what)
     if kind in PYTHON_KINDS and (kind not in _LARGE or dtype != "uint8" or len(shape) != 1):
         raise Corrupt(f"{what}, {kind}, cannot lie in a file as {dtype} {list(shape)}")
+    if kind == "numpy scalar" and shape:
+        raise Corrupt(f"{what}, a numpy scalar, has the shape {list(shape)}")
     impl = member(node, "impl", str, what) if kind == "key" else None
+    if impl is not None:
+        _check_key_data(impl, dtype, shape, what)
     sharding = member(node, "sharding", str, what) if "sharding" in node else None
     return LeafType(kind=kind, dtype=dtype, shape=shape, sharding=sharding, impl=impl)
+
+
+def _check_key_data(impl: str, dtype: str, shape: tuple[int, ...], what: str) -> None:
+    """Refuse what no program makes a PRNG key of; implementations that are not jax's own may have any unsigned ints."""
+    items = _KEY_ITEMS.get(impl)
+    if dtype not in _KEY_DTYPES or (items is not None and (dtype != "uint32" or shape[-1:] != (items,))):
+        raise Corrupt(f"{what}, keys of {impl[:60]!r}, cannot lie in a file as {dtype} {list(shape)}")
 
 
 def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
@@ -74,7 +88,9 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
     """
     known = lookup(dtype)
     if known is None:
-        raise Unsupported(f"{what} has the dtype {dtype[:60]!r}, which this version does not know")
+        raise Unsupported(
+            f"{what} has the dtype {dtype[:60]!r}, which this version does not know", hint="use a newer treering"
+        )
     if len(lengths) > _MOST_AXES:
         raise Corrupt(f"{what} has {len(lengths)} axes, an array has at most {_MOST_AXES}")
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:

@@ -12,9 +12,9 @@ import re
 import struct
 from typing import Any, Final
 
-from treering._codec.documents import member
+from treering._codec.documents import member, shown
 from treering._format.index import ForeignKey, OpaqueLeaf
-from treering.errors import Corrupt, Unsupported
+from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = ["decoded_key", "decoded_value", "encoded_key", "encoded_value", "from_base64", "to_base64"]
 
@@ -27,6 +27,7 @@ _PLAIN_NAN: Final = 0x7FF8_0000_0000_0000
 _NAN: Final = re.compile(r"nan(:[0-9a-f]{16})?")
 # A key is nested no deeper than this, so that a plain recursion over it is safe.
 _KEY_LEVELS: Final = 32
+_KEY_FORMS: Final = frozenset({"base64", "bool", "none", "int", "float", "bytes", "tuple"})
 # str() of longer ints is refused by Python, and such a key is no name for anything.
 _KEY_BITS: Final = 4096
 
@@ -158,6 +159,7 @@ def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
 
     Raises:
         Corrupt: ``node`` is no form of a key.
+        Format: it is of a form that this version does not know.
 
     Example:
         >>> decoded_key({"tuple": [{"int": "5"}, "a"]}, "a key")
@@ -169,10 +171,13 @@ def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
         raise Corrupt(f"{what} is neither text nor an object that says its type")
     if "text" in node:
         return ForeignKey(class_name=member(node, "class", str, what), text=_text_of(node["text"], what))
-    (form, content), *more = node.items()
-    found = None if more else _typed_key(form, content, what, levels)
+    known = [form for form in node if form in _KEY_FORMS]
+    if not known:
+        raise Format(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
+    form = known.pop()
+    found = None if known else _typed_key(form, node[form], what, levels)
     if found is None:
-        raise Corrupt(f"{what} is no form of a key that this version knows")
+        raise Corrupt(f"{what} is {shown(node[form])}, which is no form of {form}")
     return found[0]
 
 

@@ -90,11 +90,9 @@ def _reason(kind: LeafType) -> str | None:
         return f"a typed PRNG key ({kind.impl})"
     if kind.kind in ("jax", "numpy", "numpy scalar"):
         return None if native_name(kind.dtype or "") else f"an array of {kind.dtype}"
-    return (
-        "a function or another object"
-        if kind.kind == "opaque"
-        else f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}"
-    )
+    if kind.kind == "opaque":
+        return "a function or another object"
+    return f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}"
 
 
 def single_file(index: Index) -> tuple[Index, bytes]:
@@ -196,6 +194,13 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
 
 def _ours(text: str, size: int, raw: bytes) -> Index:
     index = parse_index(text.encode("utf-8"), embedded=True)
+    for number, kind in enumerate(index.types):
+        if _reason(kind) is not None:
+            raise Corrupt(
+                f"type {number} of the leaves is {_reason(kind)}, which no safetensors file holds", hint=_DAMAGED
+            )
+    if any(box is not None for box in index.chunks.box):
+        raise Corrupt("an array lies there in parts, in the one file", hint=_DAMAGED)
     file = index.files[0]
     if file.nbytes != size:
         ends = map(operator.add, index.chunks.offset, index.chunks.nbytes)

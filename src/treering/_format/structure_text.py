@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from treering._codec.documents import member, shown
-from treering._format.index import MAX_LEVELS, Container, Token
+from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._format.key_text import key_text
 from treering._format.leaf_values import decoded_key, encoded_key
 from treering._format.structure import iter_keys
@@ -157,9 +157,16 @@ def _decoded_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]
     found = (
         tuple(keys) if set(map(type, keys)) <= {str} else tuple(decoded_key(key, f"a key of {what}") for key in keys)
     )
-    if len(set(found)) != len(found):
+    texts = found if keys == list(found) else tuple(map(key_text, found))
+    if len(set(found)) != len(found) or len(set(texts)) != len(texts):
         raise Corrupt(f"{what} has two children of the same name")
+    if any(type(key) is tuple and _holds_text(key) for key in found):
+        raise Corrupt(f"{what} has a tuple for a key that holds the text of an object; such a tuple is text itself")
     return found
+
+
+def _holds_text(key: tuple[Any, ...]) -> bool:
+    return any(type(item) is ForeignKey or (type(item) is tuple and _holds_text(item)) for item in key)
 
 
 # ------------------------------------------------------------------------------------------------------------ key texts

@@ -19,6 +19,7 @@ from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.msgpack_listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
+from treering._ops.verify_text import bad_text
 from treering._store.crew import Crew, FirstError
 from treering._store.open_folder import DataFileMissing, LinkRefused, OpenFolder
 from treering._store.reading import LocalFile
@@ -87,6 +88,7 @@ def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> V
             findings += _check_file(index, number, found)
         names = [entry.name for entry in index.files]
         nbytes, bad = _check_blocks(index, files, progress)
+        bad += bad_text(index, files, {block.chunk for block in bad})
         findings += merged(index, bad, names)
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
@@ -122,9 +124,8 @@ def _open_all(index: Index, folder: OpenFolder) -> tuple[list[LocalFile | None],
             problem = f"is missing{_lost(index, number)}"
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
         except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
-            problem = (
-                f"cannot be read{_lost(index, number)} ({error if isinstance(error, LinkRefused) else error.message})"
-            )
+            why = str(error) if isinstance(error, LinkRefused) else error.message
+            problem = f"cannot be read{_lost(index, number)} ({why})"
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
         files.append(opened)
     return files, findings, missing
