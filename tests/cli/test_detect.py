@@ -6,13 +6,16 @@ import gzip
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import treering
 from tests.cli.trees import in_every_form
+from treering import serialization
 from treering._format.detect import Form, detect
-from treering.errors import Format, NotFound, StoreFailed, Unsupported
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
 FORMS = {
     "checkpoint": Form.CHECKPOINT,
@@ -91,3 +94,68 @@ def test_the_first_bytes_of_a_header_are_enough(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(Format, match=r"a \.npy file"):
         detect(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"hello\n", "it looks like text"),
+        (b"import os\n", "it looks like text"),
+        ("\N{LATIN CAPITAL LETTER A WITH DIAERESIS}pfel".encode(), "it looks like text"),
+        ("\N{BYTE ORDER MARK}a,b\r\n1,2\r\n".encode(), "it looks like text"),
+        (("\N{CYRILLIC SMALL LETTER DE}" * 20).encode(), "it looks like text"),
+        (b"", "it is empty"),
+        (bytes(20), None),
+        (b"\xff" * 100, None),
+    ],
+    ids=repr,
+)
+def test_what_is_of_no_form_is_not_called_damaged(tmp_path: Path, content: bytes, hint: str | None) -> None:
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    for refusing in (detect, treering.load, treering.open, treering.inspect, treering.verify):
+        with pytest.raises(Format, match="none of the forms that treering reads") as caught:
+            refusing(path)
+        assert caught.value.hint == hint
+    with pytest.raises(Corrupt):
+        serialization.load_from_file(None, path)
+
+
+@pytest.mark.parametrize(
+    "value", [0, 127, -32, -1, 128, 2**16, 2**40, -(2**31), 1.5, True, None, "", "text", b"x", [], {}]
+)
+def test_every_value_of_msgpack_alone_is_msgpack(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(serialization.msgpack_serialize(value))
+    assert detect(path) is Form.MSGPACK
+    # Cut short it is damaged, not of another form.
+    path.write_bytes(path.read_bytes()[:-1])
+    if path.stat().st_size:
+        assert detect(path) is Form.MSGPACK
+
+
+def test_a_wrong_path_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(in_every_form(tmp_path)["checkpoint"].parent)
+    for refusing in (detect, treering.load, treering.open, treering.inspect, treering.verify):
+        with pytest.raises(NotFound, match="did you mean 'checkpoint'"):
+            refusing("chekpoint")
+    with pytest.raises(NotFound, match="did you mean 'checkpoint'"):
+        detect("Checkpiont/step_1/more")
+    with pytest.raises(NotFound, match=f"did you mean '{tmp_path}/state.msgpack'"):
+        detect(tmp_path / "stat.msgpack")
+    with pytest.raises(NotFound) as caught:
+        detect("zzzzzz")
+    assert caught.value.hint is None
+
+
+@pytest.mark.parametrize("path", ["~/checkpoint", "~", "~somebody/x"])
+def test_a_tilde_is_not_expanded(path: str) -> None:
+    with pytest.raises(NotFound, match=r"os\.path\.expanduser"):
+        treering.load(path)
+
+
+@pytest.mark.parametrize("path", ["", b"checkpoint"])
+def test_what_is_no_path(path: Any) -> None:
+    for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
+        with pytest.raises(Unsupported, match=r"names no checkpoint|is the path"):
+            refusing(path)

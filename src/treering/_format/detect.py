@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import enum
+import itertools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
+from treering._values.near import near
 from treering.errors import Format, NotFound, Unsupported
 
 __all__ = ["Form", "detect"]
 
 _FIRST_BYTES: Final = 16
 _HEADER_PREFIX: Final = 8
+
+# How many bytes there are of each msgpack value whose first byte says so: numbers, nil, false and true.
+_WHOLE_VALUES: Final = (
+    dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC1, 0xC2, 0xC3], 1)
+    | dict.fromkeys([0xCC, 0xD0], 2)
+    | dict.fromkeys([0xCD, 0xD1], 3)
+    | dict.fromkeys([0xCA, 0xCE, 0xD2], 5)
+    | dict.fromkeys([0xCB, 0xCF, 0xD3], 9)
+)
 
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
 _OTHER_FILES: Final = {
@@ -44,6 +58,7 @@ _OTHER_FOLDERS: Final = {
     "model.safetensors": "a folder with a safetensors file",
 }
 _READ_HERE: Final = "treering reads its checkpoints, safetensors, and msgpack, also in gzip form"
+_FORMS: Final = "a checkpoint's folder, safetensors, msgpack, gzip"
 # A pathlib.Path has made one slash of the two.
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
@@ -67,8 +82,8 @@ def detect(path: str | os.PathLike[str]) -> Form:
     Raises:
         NotFound: nothing is there, or a folder of some other well-known form. Every other folder is taken for a
             checkpoint, which it is if it has an index.
-        Format: a file of some other well-known form, which the message names.
-        Unsupported: a URL.
+        Format: a file of some other form, which the message names where it is well known.
+        Unsupported: a URL, or no path at all.
         StoreFailed: not readable.
 
     Example:
@@ -78,15 +93,21 @@ def detect(path: str | os.PathLike[str]) -> Form:
         >>> detect(file)
         <Form.MSGPACK: 'msgpack'>
     """
-    shown = os.fspath(path)
+    shown: object = os.fspath(path)
+    if not isinstance(shown, str) or not shown:
+        raise Unsupported(f"{shown!r} names no checkpoint and no file", hint="give the path of one, as text")
     if _URL.match(shown):
         raise Unsupported(f"{shown!r} is a URL, and this version reads local paths", hint="copy it here first")
     place = Path(shown)
     if _is_folder(place):
         return _folder(place)
-    with LocalFile(place) as file:
-        first = file.read(0, min(file.size, _FIRST_BYTES))
-        size = file.size
+    try:
+        with LocalFile(place) as file:
+            first = file.read(0, min(file.size, _FIRST_BYTES))
+            size = file.size
+    except NotFound as error:
+        error.hint = _instead_of(place)
+        raise
     return _file(shown, first, size)
 
 
@@ -112,7 +133,40 @@ def _file(shown: str, first: bytes, size: int) -> Form:
         if first.startswith(magic):
             hint = "give the folder that it is in" if magic == b'{"treering"' else _READ_HERE
             raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
-    return Form.SAFETENSORS if shown.endswith(".safetensors") else Form.MSGPACK
+    if shown.endswith(".safetensors"):
+        return Form.SAFETENSORS
+    # What is called .msgpack and is none is damaged, and its reader says how.
+    if not shown.endswith(".msgpack") and (not size or size > _WHOLE_VALUES.get(first[0], size)):
+        what = "it is empty" if not size else "it looks like text" if _is_text(first) else None
+        raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint=what)
+    return Form.MSGPACK
+
+
+def _is_text(first: bytes) -> bool:
+    """Tell whether these bytes, cut off anywhere, are UTF-8 text."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character.isspace() for character in text.removeprefix("\ufeff"))
+
+
+def _instead_of(place: Path) -> str | None:
+    """Say what was probably meant by a path that leads nowhere: the nearest name where the way breaks off."""
+    if place.parts[:1] and place.parts[0].startswith("~"):
+        return "'~' is not expanded here; os.path.expanduser does it"
+    way = [place, *place.parents]
+    missing, folder = next(
+        ((below, above) for below, above in itertools.pairwise(way) if _is_folder(above)), (place, place)
+    )
+    close = near(missing.name, _names(folder))
+    return f"did you mean {os.fspath(folder / close)!r}?" if close else None
+
+
+def _names(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name
 
 
 def _folder(place: Path) -> Form:
