@@ -148,6 +148,21 @@ def test_a_near_key_is_suggested(path: Path) -> None:
         treering.load(path, only="params/dense/kernl")
 
 
+@pytest.mark.parametrize(
+    ("only", "at", "said"),
+    [
+        ("PARAMS", None, "matches 'PARAMS'; did you mean 'params'?"),
+        ("zzz", None, "matches 'zzz'"),
+        ("zzz*", None, "matches 'zzz*'; '*' stays inside one part of a key; '**/NAME' looks at every depth"),
+        ("zzz", "params", "matches 'zzz'; keys begin below `at`"),
+    ],
+)
+def test_the_hint_is_about_what_was_asked(only: str, at: str | None, said: str, path: Path) -> None:
+    with pytest.raises(Mismatch) as caught:
+        treering.load(path, only=only, at=at)
+    assert str(caught.value).endswith(said)
+
+
 @pytest.mark.parametrize("only", [[], ()])
 def test_no_glob_at_all_is_refused(only: Any, path: Path) -> None:
     with pytest.raises(Mismatch, match="no glob"):

@@ -100,3 +100,19 @@ def test_du_of_a_part(tmp_path: Path) -> None:
     assert [share["key"] for share in found["shares"]] == ["deep/n", "deep/none"]
     assert found["selected"]["nbytes"] == 40
     assert treering("du", str(path), "nope", code=1).stderr.startswith("error: nothing")
+
+
+@pytest.mark.parametrize("verb", ["ls", "inspect", "du"])
+def test_where_nothing_matches_the_nearest_key_is_named(tmp_path: Path, verb: str) -> None:
+    path = str(saved(tmp_path / "ckpt"))
+    for globs, hint in (
+        (["parms"], "did you mean 'params'?"),
+        (["Adam/MU"], "did you mean 'adam/mu'?"),
+        (["parms", "namess"], "did you mean 'params' or 'names'?"),
+        (["zzz"], "treering ls without a glob lists all keys"),
+        (["zzz*"], "'*' stays inside one part of a key; '**/NAME' looks at every depth"),
+    ):
+        done = treering(verb, path, *globs, code=1)
+        # No table of nothing.
+        assert done.stdout == ""
+        assert done.stderr.splitlines()[1] == f"hint: {hint}"

@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from treering._cli.depth import DEPTH
 from treering._cli.output import nothing_matches, write_lines
 from treering._cli.terminal import GOOD, look_of
 from treering._ops.inspect import listing_of
 from treering._values.keys import Glob
-from treering._view.rows import DEEPEST, lay_out
+from treering._view.rows import lay_out
 from treering._view.usage import shares_of, usage_json, usage_lines
 
 __all__ = ["du"]
@@ -29,7 +30,7 @@ _USUAL_DEPTH = 2
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with plain numbers.")
 @click.option(
     "--depth",
-    type=click.IntRange(0, DEEPEST),
+    type=DEPTH,
     default=_USUAL_DEPTH,
     show_default=True,
     metavar="N",
@@ -42,10 +43,11 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     counted twice; names, headers and checksums are not counted. GLOBs choose leaves as in treering ls.
     """
     patterns = [Glob.parse(glob) for glob in globs]
-    layout = lay_out(listing_of(path).root, globs=patterns, depth=depth)
+    root = listing_of(path).root
+    layout = lay_out(root, globs=patterns, depth=depth)
     shares = shares_of(layout)
     if as_json:
         write_lines(usage_json(layout, shares, title=path, globs=globs, depth=depth))
-    else:
+    elif layout.rows:
         write_lines(usage_lines(layout, shares, ellipsis=look_of(sys.stdout).ellipsis))
-    return GOOD if layout.rows else nothing_matches(path, globs)
+    return GOOD if layout.rows else nothing_matches(path, globs, root)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import click
 
+from treering._cli.depth import DEPTH
 from treering._cli.output import nothing_matches, write_lines
 from treering._cli.terminal import GOOD, look_of
 from treering._ops.inspect import listing_of
 from treering._values.keys import Glob
 from treering._view.listing_json import json_lines, origin_members
 from treering._view.origin import notes_of
-from treering._view.rows import DEEPEST, USUAL_DEPTH, lay_out
+from treering._view.rows import USUAL_DEPTH, lay_out
 from treering._view.tree_text import tree_lines
 
 __all__ = ["inspect"]
@@ -32,7 +32,7 @@ __all__ = ["inspect"]
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with plain numbers.")
 @click.option(
     "--depth",
-    type=click.IntRange(0, DEEPEST),
+    type=DEPTH,
     default=USUAL_DEPTH,
     show_default=True,
     metavar="N",
@@ -51,8 +51,8 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
     size = listing.file_bytes
     if as_json:
         origin = origin_members(listing)
-        lines: Iterator[str] = json_lines(layout, title=path, file_bytes=size, globs=globs, depth=depth, origin=origin)
-    else:
-        lines = tree_lines(layout, title=path, file_bytes=size, look=look_of(sys.stdout), notes=notes_of(listing))
-    write_lines(lines)
-    return GOOD if layout.rows else nothing_matches(path, globs)
+        write_lines(json_lines(layout, title=path, file_bytes=size, globs=globs, depth=depth, origin=origin))
+    elif layout.rows:
+        look, notes = look_of(sys.stdout), notes_of(listing)
+        write_lines(tree_lines(layout, title=path, file_bytes=size, look=look, notes=notes))
+    return GOOD if layout.rows else nothing_matches(path, globs, listing.root)

@@ -40,4 +40,4 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
         write_lines(key_json(leaves, title=path, globs=globs, origin=origin_members(listing)))
     else:
         write_lines(key_lines(leaves, look_of(sys.stdout)))
-    return GOOD if leaves or not globs else nothing_matches(path, globs)
+    return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)

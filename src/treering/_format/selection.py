@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from treering._format.index import Container, Token
+from treering._format.key_text import key_text
 from treering._values.keys import Glob, join_key, split_key
+from treering._values.near import near
 from treering.errors import Mismatch
 
 __all__ = ["Selection", "select"]
@@ -53,7 +54,7 @@ def select(
     globs = [Glob.parse(text) for text in ([only] if isinstance(only, str) else only)]
     if not globs:
         raise Mismatch("only= holds no glob, so nothing is wanted", hint="leave it out to load everything")
-    return _thinned(whole, globs)
+    return _thinned(whole, globs, below=bool(at))
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,7 +87,7 @@ def _places(structure: Sequence[Token]) -> Iterator[tuple[int, str, int]]:
                 parent = -1
             yield parent, part, at if isinstance(token, Container) else _LEAF
             if isinstance(token, Container):
-                open_ones.append((number, iter([str(key) for key in token.keys])))
+                open_ones.append((number, iter([key_text(key) for key in token.keys])))
             number += 1
 
 
@@ -141,7 +142,7 @@ def _sub_structure(structure: Sequence[Token], start: int) -> list[Token]:
     return result
 
 
-def _thinned(whole: Selection, globs: Sequence[Glob]) -> Selection:
+def _thinned(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selection:
     places = _walked(whole.structure, globs)
     hit = [False] * len(globs)
     for number, place in enumerate(places):
@@ -155,7 +156,7 @@ def _thinned(whole: Selection, globs: Sequence[Glob]) -> Selection:
         missed = globs[hit.index(False)].text
         raise Mismatch(
             f"nothing in the checkpoint matches {missed!r}{_near(missed, _branches(whole.keys))}",
-            hint="'*' stays inside one part of a key; '**/NAME' looks at every depth; keys begin below `at`",
+            hint=_about_globs(missed, below=below),
         )
     return _emitted(whole, places)
 
@@ -230,5 +231,12 @@ def _branches(keys: Sequence[str]) -> list[str]:
 
 
 def _near(text: str, others: Sequence[str]) -> str:
-    close = difflib.get_close_matches(text, others[:_COMPARED], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = near(text, others)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def _about_globs(text: str, *, below: bool) -> str | None:
+    """Say what the user of this glob may not know."""
+    facts = ["'*' stays inside one part of a key; '**/NAME' looks at every depth"] if "*" in text else []
+    facts += ["keys begin below `at`"] if below else []
+    return "; ".join(facts) or None
