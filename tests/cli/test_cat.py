@@ -246,3 +246,22 @@ def test_any_text_is_slices_or_refused(text: str) -> None:
     except Format:
         return
     assert isinstance(eval(f"np.zeros((3, 4))[{text}]"), np.ndarray | np.generic)
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted", "hint"),
+    [
+        ("params/*", "cat takes one key, and no globs: 'params/*'", "treering ls lists what a glob matches"),
+        ("params/*[0]", "cat takes one key, and no globs: 'params/*'", "treering ls lists what a glob matches"),
+        ("params/w[0", "the bracket of 'params/w[0' is not closed", "'params/w[0]' closes it"),
+    ],
+)
+def test_what_is_no_key_is_told(checkpoint: Path, key: str, wanted: str, hint: str) -> None:
+    done = treering("cat", str(checkpoint), key, code=2)
+    assert done.stderr.splitlines() == [f"error: {wanted}", f"hint: {hint}"]
+
+
+def test_stars_and_brackets_in_a_key_are_the_key(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ckpt", {"a*": 1, "b[": 2})
+    assert printed(path, "a*") == "1\n"
+    assert printed(path, "b[") == "2\n"

@@ -28,6 +28,12 @@ def test_help_has_every_verb_and_an_example() -> None:
     assert "treering inspect" in text
 
 
+def test_help_is_a_verb_too() -> None:
+    run = CliRunner().invoke
+    assert run(program.cli, ["help"]).output == run(program.cli, ["--help"]).output
+    assert run(program.cli, ["help", "ls"]).output == run(program.cli, ["ls", "--help"]).output
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_shows_examples(verb: str) -> None:
     result = CliRunner().invoke(program.cli, [verb, "--help"])
@@ -82,6 +88,10 @@ def test_the_version() -> None:
         (["zzz"], "there is no verb 'zzz'"),
         (["inspect"], "Missing argument"),
         (["inspect", "x", "--depth", "201"], "not in the range"),
+        (["du", "x", "--depth", "x"], "'x' is no whole number from 0 to 200"),
+        (["save", "x"], "in Python: treering.save(path, tree)"),
+        (["load", "x"], "in Python: treering.load(path)"),
+        (["help", "nope"], "there is no verb 'nope'"),
         (["demo", "--seconds", "soon"], "not a valid float"),
     ],
 )
@@ -128,6 +138,24 @@ def test_every_error_is_two_lines(
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(monkeypatch, KeyboardInterrupt()) == 130
     assert capsys.readouterr().err.strip() == "error: stopped"
+
+
+def test_ctrl_c_during_the_start() -> None:
+    # The import of click is the first thing that takes time; there the user's Ctrl-C meets it.
+    command = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from treering.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: stopped\n")
 
 
 def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

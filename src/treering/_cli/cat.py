@@ -80,6 +80,10 @@ def _found(leaves: OpenLeaves, path: str, request: str) -> tuple[Any, str, str |
     key, slices = split_request(request, known)
     if key in known:
         return known[key], key, slices
+    if "*" in key:
+        raise NotFound(f"cat takes one key, and no globs: {key!r}", hint="treering ls lists what a glob matches")
+    if "[" in key and slices is None and not key.endswith("]"):
+        raise Format(f"the bracket of {key!r} is not closed", hint=f"{key + ']'!r} closes it")
     below = [text for text in known if text.startswith(f"{key}/")] if key else list(known)
     if below:
         raise NotFound(

@@ -10,7 +10,7 @@ import click
 from treering._cli.output import write_lines
 from treering._cli.progress import ProgressLine
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
-from treering._ops.diff import Diff
+from treering._ops.diff import Diff, sameness
 from treering._ops.diff import diff as compare
 from treering._view.listing_json import json_text
 from treering.errors import Corrupt
@@ -45,7 +45,7 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     if as_json:
         write_lines(_json_lines(found))
     else:
-        write_lines(map(str, found.differences) if found else [str(found)])
+        write_lines(map(str, found.differences) if found else [sameness(found, reading="--values")])
     return NO if found else GOOD
 
 

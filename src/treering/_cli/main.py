@@ -32,6 +32,13 @@ _VERBS = {
 }
 """Verb -> the module that has its command, and what it does."""
 
+_IN_PYTHON = {
+    "save": "treering.save(path, tree)",
+    "load": "treering.load(path)",
+    "open": "treering.open(path)",
+}
+"""What only a program can do, and how."""
+
 
 class _ReaderLeft(Exception):
     """Whoever read the output closed it, as ``| head`` does."""
@@ -55,6 +62,14 @@ class Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb in the arguments, or say which one was probably meant."""
+        if args[0] == "help":
+            # As other programs take it: for `VERB --help`.
+            args = [*args[1:2], "--help"]
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+        if args[0] in _IN_PYTHON:
+            ctx.fail(f"there is no verb {args[0]!r}; in Python: {_IN_PYTHON[args[0]]}")
         if args[0] not in _VERBS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], _VERBS, n=1)
             ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
