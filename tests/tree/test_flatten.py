@@ -307,9 +307,7 @@ class Schedule:
         (jax.sharding.PartitionSpec("x"), "P('x',)"),
         (math, "math"),
         (Schedule(0.1), f"<{__name__}.Schedule>"),
-        (object(), "<object>"),
         (OpaqueLeaf("shop.F", "f"), None),
-        (range(3), "range(0, 3)"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -339,7 +337,7 @@ class Settings:
 
 
 def test_the_address_of_what_lies_inside_is_left_out() -> None:
-    assert flatten(Settings(add)).opaque[0].text == "Settings(<function add>)"
+    assert static(Point(1, 2, Settings(add)))["label"].text == "Settings(<function add>)"  # type: ignore[arg-type]
 
 
 def test_the_text_of_a_set_is_the_same_in_every_process() -> None:

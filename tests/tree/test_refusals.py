@@ -5,11 +5,18 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import datetime
+import decimal
+import fractions
 import functools
 import io
+import pathlib
 import random
+import re
 import threading
 import types
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,6 +72,11 @@ class Slotted:
         return "Slotted()"
 
 
+def closing_over(value: Any) -> Callable[[], Any]:
+    """A function that holds something."""
+    return lambda *_: value
+
+
 class Foreign:
     """An array of another library."""
 
@@ -100,19 +112,41 @@ register_serialization_state(Numbered, lambda _: {1: 2}, lambda target, _: targe
         (np.ma.masked_array([1, 2], [True, False]), "asarray"),
         (np.rec.array([(1, 2.0)]), "field"),
         (jax.ShapeDtypeStruct((2,), jnp.float32), "no data"),
-        (Holder(np.ones(2)), "'value'.*pytree node"),
+        (Holder(np.ones(2)), "'value'.*register_pytree_node"),
         (Holder([{"deep": jnp.ones(2)}]), "'value'"),
         (Holder(Holder(np.ones(2))), "'value.value'"),
         (Slotted(np.ones(2)), "'value'"),
         (Model(np.ones((2, 2))), "'value'"),
         (functools.partial(add, np.ones(2)), "jax.tree_util.Partial"),
         (functools.partial(add, right=[jnp.ones(2)]), "jax.tree_util.Partial"),
-        (random.Random(0), "repr"),
-        (np.random.default_rng(0), "repr"),
-        (threading.Lock(), "repr"),
-        ((n for n in range(3)), "repr"),
+        (random.Random(0), "leave it out"),
+        (np.random.default_rng(0), "leave it out"),
+        (threading.Lock(), "leave it out"),
+        ((n for n in range(3)), "leave it out"),
+        (object(), "leave it out"),
+        (..., "leave it out"),
+        (Holder(3), "jax.tree_util.register_dataclass .*treering.serialization.register_serialization_state"),
+        (datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), r"x\.isoformat\(\)"),
+        (datetime.date(2026, 1, 2), r"x\.isoformat\(\)"),
+        (datetime.timedelta(1), r"x\.total_seconds\(\)"),
+        (datetime.UTC, r"str\(x\)"),
+        (pathlib.PurePosixPath("a"), r"str\(x\)"),
+        (decimal.Decimal("1.5"), r"str\(x\)"),
+        (fractions.Fraction(1, 3), r"str\(x\)"),
+        (uuid.UUID(int=1), r"str\(x\)"),
+        (range(3), r"list\(x\)"),
+        (slice(1, 2), r"\[x\.start, x\.stop, x\.step\]"),
+        (re.compile("a"), r"x\.pattern"),
+        (closing_over(np.ones(2)), "holds arrays.*'value'.*jax.tree_util.Partial"),
+        (closing_over([jnp.ones(2)]), "'value'"),
+        (closing_over(closing_over(np.ones(2))), "'value.value'"),
+        (closing_over(Holder(np.ones(2))), "'value.value'"),
+        (jax.jit(closing_over(np.ones(2))), "'value'"),
+        (functools.partial(closing_over(np.ones(2)), 1), "'func.value'"),
+        (Model(np.ones((2, 2))).__call__, "'__self__.value'"),
+        (Holder(closing_over(np.ones(2))), "'value.value'"),
         (Foreign(), "asarray"),
-        (io.BytesIO(), "repr"),
+        (io.BytesIO(), "leave it out"),
         (Numbered(), "string keys"),
     ],
     ids=lambda value: type(value).__name__,
@@ -125,6 +159,31 @@ def test_it_is_refused_where_it_stands(leaf: Any, words: str) -> None:
     assert isinstance(caught.value, ValueError)
     with pytest.raises(Unsupported, match=words):
         flatten(leaf)
+
+
+def test_functions_that_hold_no_arrays_are_code() -> None:
+    def unset() -> Any:
+        return later  # an empty cell
+
+    leaves = [closing_over(3), closing_over(abs), closing_over([1.5, None]), unset, "".join, Holder(1).__repr__]
+    assert flatten(leaves).kinds == ["opaque"] * len(leaves)
+    later = 1
+    assert unset() == later
+    every = [getattr(place, name) for place in (jnp, jax.nn, jax.lax) for name in dir(place)]
+    assert set(flatten([x for x in every if callable(x) or isinstance(x, types.ModuleType)]).kinds) == {"opaque"}
+
+
+def test_settings_are_of_the_target() -> None:
+    leaves = [jax.random.key(0).dtype, jax.tree.structure(0), jax.lax.Precision.HIGH, np.dtype("i2"), jnp.bfloat16]
+    assert flatten(leaves).kinds == ["opaque"] * len(leaves)
+
+
+def test_what_lies_below_a_class_is_refused_too_and_what_is_static_is_text() -> None:
+    path = pathlib.PurePosixPath("a")
+    with pytest.raises(Unsupported, match=r"str\(x\)") as caught:
+        flatten({"p": Point([path], 2)})
+    assert caught.value.path == ("p", "x", "0")
+    assert flatten(Point(1, 2, path)).kinds == ["int", "int"]  # type: ignore[arg-type]
 
 
 def test_all_of_them_are_named_at_once() -> None:

@@ -47,7 +47,7 @@ def flatten(tree: Any) -> Flattened:
     is no str, its fields are their texts and a static "keys" has the keys themselves. Static fields and keys that a
     file cannot hold are ``ForeignKey``: class and text.
 
-    Functions, dtypes, enums, shardings and other objects that a ``like`` can give again are "opaque" leaves.
+    Functions, dtypes, enums, meshes and shardings, which a ``like`` gives again, are "opaque" leaves.
 
     Raises:
         Unsupported: one or more leaves that could not be given back; all of them are named, with what to do.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import array
 import collections
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import pathlib
+import re
 import types
+import uuid
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Final
 
@@ -17,7 +22,6 @@ import numpy as np
 from treering._format.index import OpaqueLeaf
 from treering._format.structure import class_name
 from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
-from treering._tree.static_text import shows_its_address
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
@@ -43,19 +47,29 @@ WRITABLE: Final[set[np.dtype[Any]]] = set()
 KindOf = Callable[[Any], str]
 """Returns the kind of a leaf, or raises ``Unsupported``."""
 
-# Their text is all that they are.
-_NAMED: Final = (
+# Settings: a program that makes ``like`` makes them too, and their text is all that they are.
+_SETTINGS: Final = (
     enum.Enum,
     np.dtype,
-    pathlib.PurePath,
+    types.ModuleType,
     jax.Device,
+    jax.sharding.AbstractMesh,
     jax.sharding.Mesh,
     jax.sharding.PartitionSpec,
     jax.sharding.Sharding,
+    type(jax.tree.structure(0)),
 )
 
-_REGISTER: Final = "register its class as a pytree node, or give it a state-dict handler"
+_REGISTER: Final = (
+    "register its class with jax.tree_util.register_dataclass or register_pytree_node, "
+    "or with treering.serialization.register_serialization_state"
+)
+_LEAVE_OUT: Final = f"leave it out, or put what it holds into the tree; for a class of yours, {_REGISTER}"
+_PARTIAL: Final = "pass them as arguments: a jax.tree_util.Partial(function, arrays) holds them in the open"
 _MOST_SEEN: Final = 1000
+
+# Code that may hold arrays: what a function closes over, whose method it is, what is bound to it.
+_OPEN_CODE: Final = (types.FunctionType, types.MethodType, functools.partial)
 
 _PLAIN: Final = (str, int, float, complex, bytes, bytearray)
 _HINTS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
@@ -65,6 +79,12 @@ _HINTS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((array.array,), "make it a numpy array"),
     ((Mapping,), "make it a dict"),
     (_PLAIN, "make it the plain Python type that it is derived from"),
+    ((datetime.date, datetime.time), "save x.isoformat(), and read it with fromisoformat()"),
+    ((datetime.timedelta,), "save x.total_seconds()"),
+    ((pathlib.PurePath, decimal.Decimal, fractions.Fraction, uuid.UUID, datetime.tzinfo), "save str(x)"),
+    ((range,), "save list(x)"),
+    ((slice,), "save [x.start, x.stop, x.step]"),
+    ((re.Pattern,), "save x.pattern"),
 )
 
 
@@ -90,7 +110,7 @@ def kind_to_save(x: Any) -> str:
         return _jax_kind(x)
     if isinstance(x, jax.ShapeDtypeStruct):
         raise Unsupported("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
-    if isinstance(x, _NAMED) or (is_code(x) and not isinstance(x, functools.partial)):
+    if isinstance(x, _SETTINGS):
         return "opaque"
     for kinds, hint in _HINTS:
         if isinstance(x, kinds):
@@ -136,27 +156,30 @@ def _numpy_kind(x: Any) -> str:
 
 
 def _check_opaque(x: Any) -> None:
-    """Refuse an object that is more than a name or a setting: its state would be lost.
+    """Refuse an object that is more than code: its state would be lost.
 
     Raises:
-        Unsupported: it holds arrays, or nothing is known of it but its address.
+        Unsupported: it holds arrays, or it is nothing that can be called.
     """
     kind = class_name(type(x))
+    if isinstance(x, type):
+        return
     if _is_array(x):
         raise Unsupported(f"a {kind} is no array of numpy or jax", hint="save np.asarray(x)")
-    place = hidden_array(x)
+    # jit and the like are C, and hold the function that they were made of.
+    place = hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)
     if place is not None:
         raise Unsupported(
             f"a {kind} holds arrays where jax cannot see them, in {place!r}",
-            hint="a functools.partial can be a jax.tree_util.Partial"
-            if isinstance(x, functools.partial)
-            else _REGISTER,
+            hint=_PARTIAL if isinstance(x, functools.partial | types.FunctionType | types.MethodType) else _REGISTER,
         )
-    # What object.__new__ made holds nothing but its attributes.
-    made, shown = (getattr(type(x), name) is getattr(object, name) for name in ("__new__", "__repr__"))
-    stateless = made and shown and not _attributes(x)
-    if not (stateless or callable(x)) and shows_its_address(x):
-        raise Unsupported(f"a {kind} is not known to jax, and its repr tells nothing of its state", hint=_REGISTER)
+    if not (is_code(x) or callable(x) or _is_key_dtype(x)):
+        raise Unsupported(f"a {kind} is no array, number or text, and a file cannot hold it", hint=_LEAVE_OUT)
+
+
+def _is_key_dtype(x: Any) -> bool:
+    """Tell whether ``x`` is the dtype of typed PRNG keys, which is no numpy dtype."""
+    return isinstance(x, type(jax.eval_shape(functools.partial(jax.random.key, 0)).dtype))
 
 
 def hidden_array(x: Any, fields: Container[str] = ()) -> str | None:
@@ -173,7 +196,7 @@ def hidden_array(x: Any, fields: Container[str] = ()) -> str | None:
         for leaf in _leaves(value):
             if _is_array(leaf):
                 return place
-            if not (type(leaf) in KINDS or is_code(leaf) or isinstance(leaf, _NAMED) or id(leaf) in seen):
+            if not (type(leaf) in KINDS or _is_closed(leaf) or isinstance(leaf, _SETTINGS) or id(leaf) in seen):
                 seen[id(leaf)] = leaf
                 pending += [(f"{place}.{name}", inner) for name, inner in _attributes(leaf).items()]
     return None
@@ -183,10 +206,19 @@ def _is_array(x: Any) -> bool:
     return not isinstance(x, type) and (has_shape_and_dtype(x) or hasattr(x, "__array__"))
 
 
+def _is_closed(x: Any) -> bool:
+    """Tell whether ``x`` is code that nothing is known to lie in: all but Python's own functions and their kin."""
+    return is_code(x) and not isinstance(x, _OPEN_CODE)
+
+
 def _attributes(x: Any) -> dict[str, Any]:
-    """Return what lies in the object's own dict and slots."""
-    if isinstance(x, types.ModuleType):
+    """Return what lies in the object's own dict and slots; of a function what it closes over."""
+    if isinstance(x, types.ModuleType | type):
         return {}
+    if isinstance(x, types.FunctionType):
+        return _closure(x)
+    if isinstance(x, types.MethodType):
+        return {"__self__": x.__self__, "__func__": x.__func__}
     if isinstance(x, functools.partial):
         return {"args": x.args, "keywords": x.keywords, "func": x.func}
     found = dict(getattr(x, "__dict__", {}))
@@ -195,6 +227,16 @@ def _attributes(x: Any) -> dict[str, Any]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(x, name):
                 found[name] = getattr(x, name)
+    return found
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # nothing was assigned to it yet
+            continue
     return found
 
 

@@ -14,7 +14,7 @@ from treering._format.structure import class_name
 from treering._tree.registry import is_code
 from treering.errors import Unsupported
 
-__all__ = ["key_value", "opaque_of", "shows_its_address", "static_value", "text_of"]
+__all__ = ["key_value", "opaque_of", "static_value", "text_of"]
 
 _LONGEST: Final = 400
 _ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
@@ -101,11 +101,6 @@ def _is_plain(x: object, levels: int = _TUPLE_LEVELS) -> bool:
     if kind is int:
         return x.bit_length() <= _NUMBER_BITS  # type: ignore[attr-defined,no-any-return]
     return kind in (str, bool, type(None), float, bytes, ForeignKey)
-
-
-def shows_its_address(x: object) -> bool:
-    """Tell whether the repr of ``x`` says where in memory it lies, which tells nothing about it."""
-    return f"0x{id(x):x}" in repr(x).lower()
 
 
 def text_of(x: object) -> str:
