@@ -53,6 +53,11 @@ def _of_dtype(name: str) -> np.ndarray:
     return np.arange(6).astype(np.uint8).astype(kind).reshape(2, 3)
 
 
+def _in_rows() -> jax.Array:
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    return jax.device_put(jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), NamedSharding(mesh, P("x")))
+
+
 def _divided() -> dict[str, Any]:
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     specs = {"rows": P("x"), "columns": P(None, "y"), "both": P("x", "y"), "replicated": P()}
@@ -90,8 +95,8 @@ def trees() -> dict[str, Any]:
     """The name of each file or folder, and the tree in it."""
     return {
         "example": {
-            "params": {"w": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), "scale": np.float64(0.5)},
-            "step": 7,
+            "params": {"w": _in_rows(), "scale": np.float64(0.5)},
+            "pair": Pair(7, None),
         },
         "dtypes": {name: _of_dtype(name) for name in (*NUMPY_DTYPES, *EXTENDED_DTYPES)},
         "arrays": {

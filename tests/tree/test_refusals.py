@@ -72,7 +72,7 @@ class Slotted:
         return "Slotted()"
 
 
-def closing_over(value: Any) -> Callable[[], Any]:
+def closing_over(value: Any) -> Callable[..., Any]:
     """A function that holds something."""
     return lambda *_: value
 
