@@ -486,6 +486,8 @@ def test_a_folder_that_always_vanishes_is_an_error(tmp_path: Path, monkeypatch: 
     assert names(tmp_path) == []
 
 
+# The child here does nothing but wait; jax, which another test may have imported, warns of every fork.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:This process:DeprecationWarning")
 def test_a_lock_is_given_back_though_a_forked_child_lives_on(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     with folder_at(tmp_path / "a") as saving:
