@@ -67,7 +67,7 @@ _ONE_BYTE_EXTENDED = (
 )
 _EXTENDED_SIZES = {"bfloat16": 2} | dict.fromkeys(_ONE_BYTE_EXTENDED, 1)
 
-_TIME_NAME = re.compile(r"(datetime64|timedelta64)(\[([1-9]\d{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+_TIME_NAME = re.compile(r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _LONGEST_NAME = 64
 
 
