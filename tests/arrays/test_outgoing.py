@@ -1,0 +1,125 @@
+"""Leaves on their way out: types once each, boxes once each, bytes in C order with the checksum of every block."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from treering._arrays.outgoing import checked_bytes, outgoing
+from treering._tree.flatten import flatten
+from treering._values.boxes import covered_once
+from treering._values.checksums import block_bytes, block_count
+from treering.errors import Unsupported
+
+CUBE = np.arange(60 * 70 * 50, dtype="i4").reshape(60, 70, 50)
+
+
+def little(given: Any) -> bytes:
+    host = np.asarray(given)
+    return host.astype(host.dtype.newbyteorder("<")).tobytes("C")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.zeros(0),
+        np.zeros((3, 0, 2)),
+        np.array(7),
+        np.arange(10),
+        np.arange(100_000),
+        CUBE,
+        CUBE.T,
+        np.asfortranarray(CUBE),
+        CUBE[::-2, 1:, ::3],
+        CUBE.astype(">i4"),
+        CUBE.astype(">i4").T[:10],
+        np.broadcast_to(np.arange(50), (3000, 50)),
+        np.arange(90_000).astype(ml_dtypes.bfloat16),
+        jnp.arange(200_000),
+    ],
+    ids=lambda x: f"{x.dtype.str}{x.shape}{getattr(x, 'strides', '')}",
+)
+@pytest.mark.parametrize("block", [None, 4096, 100_000])
+def test_bytes_and_checksums(given: Any, block: int | None) -> None:
+    block = block or block_bytes(given.nbytes)
+    if block < given.nbytes <= 64 << 10:
+        block = 64 << 10  # a block is never smaller
+    count = block_count(given.nbytes, block)
+    checksums = array("Q", [1] * (count + 2))
+    found = b"".join(map(bytes, checked_bytes(given, block, checksums, 1)))
+    want = little(given)
+    assert found == want
+    sums = [xxhash.xxh3_64_intdigest(want[at : at + block]) for at in range(0, len(want), block)]
+    assert list(checksums) == [1, *sums, 1]
+
+
+def test_types_are_told_once() -> None:
+    tree = {f"a{n}": np.zeros((2, 3)) for n in range(50)} | {
+        "b": jnp.zeros((2, 3)),
+        "c": 1,
+        "d": 2,
+        "e": jax.random.key(0),
+    }
+    leaves = outgoing(flatten(tree))
+    assert len(leaves.types) == 4
+    assert leaves.leaf_types[:50] == [0] * 50
+    assert leaves.types[leaves.leaf_types[-1]].impl == "threefry2x32"
+    assert leaves.types[leaves.leaf_types[-1]].dtype == "uint32"
+    assert leaves.values == {51: 1, 52: 2}
+
+
+@pytest.mark.parametrize("spec", [(), ("x",), ("y",), ("x", "y"), (None, ("y", "x")), (("x", "y"),)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 8), (16, 24), (0, 8)], ids=str)
+def test_boxes_cover_a_leaf_once_and_hold_it(spec: Any, shape: tuple[int, int]) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    whole = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
+    leaf = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
+    leaves = outgoing(flatten({"w": leaf}))
+    boxes = [source.box for source in leaves.sources[0]]
+    assert covered_once(shape, boxes) is None
+    for source in leaves.sources[0]:
+        part = whole[tuple(slice(*side) for side in source.box)]
+        assert part.size == 0 or np.array_equal(np.asarray(source.data), part)
+    assert "x=4, y=2" in str(leaves.types[0].sharding)
+    assert leaves.meshes == ("x=4, y=2 on 8 cpu devices",)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "stored"),
+    [
+        ("x" * 1024, False),
+        ("x" * 4096, False),
+        ("x" * 4097, True),
+        ("ü" * 2049, True),
+        (b"x" * 4097, True),
+        (b"x", False),
+    ],
+)
+def test_long_texts_lie_in_files(leaf: Any, stored: bool) -> None:
+    leaves = outgoing(flatten([leaf]))
+    assert bool(leaves.sources) == stored
+    if stored:
+        raw = leaf.encode() if isinstance(leaf, str) else leaf
+        assert leaves.types[0].shape == (len(raw),)
+        assert bytes(np.asarray(leaves.sources[0][0].data)) == raw
+
+
+def test_a_deleted_array_is_named() -> None:
+    gone = jnp.ones(3)
+    gone.delete()
+    with pytest.raises(Unsupported, match="deleted") as caught:
+        outgoing(flatten({"a": {"b": gone}}))
+    assert caught.value.path == ("a", "b")
+
+
+def test_a_traced_array_is_refused_inside_jit() -> None:
+    with pytest.raises(Unsupported, match="traced"):
+        jax.jit(lambda x: outgoing(flatten({"a": x})) and x)(jnp.ones(2))
