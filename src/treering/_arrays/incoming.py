@@ -38,7 +38,10 @@ Progress: TypeAlias = Callable[[int, int], object]
 
 _SMALL_BYTES: Final = 64 << 10
 _TOGETHER_BYTES: Final = 256 << 10
+# Small enough to stay in the processor's cache from the read to the checksum.
 _SLAB_BYTES: Final = 2 << 20
+# What is only checked is touched once.
+_MAPPED_BYTES: Final = 16 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
 
 
@@ -138,14 +141,14 @@ class StoredArrays:
             runs = [
                 _Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(wish.boxes, wish.arrays, strict=True)
             ]
-            jobs.extend(self._split(runs, self._check_only))
+            jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
             return sum(len(run.into) for run in runs)
         wish.arrays = [_empty(box_sums.shape_of(box), dtype) for box in wish.boxes]
         total = 0
         for chunk in chunks:
             run = self._straight(chunk, wish)
             if run is not None:
-                jobs.extend(self._split([run], self._fill))
+                jobs.extend(self._split([run], self._fill, _SLAB_BYTES))
                 total += len(run.into)
             else:
                 slabs = list(self._slabs(chunk, wish, dtype.itemsize))
@@ -171,10 +174,10 @@ class StoredArrays:
         raw = _bytes_of(array)
         return _Run(chunk, 0, raw[run[0] * array.itemsize : run[1] * array.itemsize])
 
-    def _split(self, runs: Sequence[_Run], work: Callable[[_Run], int]) -> Iterator[_Job]:
-        """Cut runs into stretches of whole blocks, small enough to stay in the processor's cache until checked."""
+    def _split(self, runs: Sequence[_Run], work: Callable[[_Run], int], nbytes: int) -> Iterator[_Job]:
+        """Cut runs into stretches of whole blocks, of ``nbytes`` or a block each."""
         for run in runs:
-            step = max(_SLAB_BYTES, self.index.chunks.block[run.chunk])
+            step = max(nbytes, self.index.chunks.block[run.chunk])
             for start in range(0, len(run.into), step):
                 yield _bound(work, _Run(run.chunk, start, run.into[start : start + step]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,7 +177,8 @@ def _leaves(
     by_type = list(map(leaf_bytes, index.types))
     sizes = [by_type[index.leaf_types[delivery.wish.leaf]] for delivery in deliveries]
     report = _Report(progress, sum(sizes))
-    for batch, nbytes in _batches(deliveries, sizes):
+    # A map is no copy: nothing adds up.
+    for batch, nbytes in _batches(deliveries, sizes, sum(sizes) if source.mapped else _BATCH_BYTES):
         source.read([delivery.wish for delivery in batch], report.step)
         report.add(nbytes)
         for delivery, leaf in zip(batch, delivered(batch, mapped=source.mapped), strict=True):
@@ -202,14 +204,14 @@ class _Report:
         self._before += nbytes
 
 
-def _batches(deliveries: Sequence[Delivery], sizes: Sequence[int]) -> Iterator[tuple[list[Delivery], int]]:
-    """Yield runs of deliveries, and the bytes of each run."""
+def _batches(deliveries: Sequence[Delivery], sizes: Sequence[int], most: int) -> Iterator[tuple[list[Delivery], int]]:
+    """Yield runs of deliveries of some ``most`` bytes, and the bytes of each run."""
     batch: list[Delivery] = []
     held = 0
     for delivery, nbytes in zip(deliveries, sizes, strict=True):
         batch.append(delivery)
         held += nbytes
-        if held >= _BATCH_BYTES:
+        if held >= most:
             yield batch, held
             batch, held = [], 0
     if batch:
@@ -218,7 +220,8 @@ def _batches(deliveries: Sequence[Delivery], sizes: Sequence[int]) -> Iterator[t
 
 def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched]) -> None:
     """Warn where functions and static fields of ``like`` are others than those that were saved."""
-    lines = static_differences(part.structure, target.tokens)
+    same = len(part.structure) == len(target.tokens) and all(map(operator.eq, part.structure, target.tokens))
+    lines = [] if same else static_differences(part.structure, target.tokens)
     for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
         if kind == "opaque" and match.fit is not KEPT:
             saved, here = index.values[match.leaf], opaque_of(leaf)
