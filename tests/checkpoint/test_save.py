@@ -107,8 +107,11 @@ def test_every_dtype_of_jax(name: str, tmp_path: Path) -> None:
     with jax.enable_x64(True):
         try:
             tree = {"a": jax.device_put(array), "b": jax.device_put(array[0, 0]), "c": jax.device_put(array[:0])}
-        except TypeError:
-            return  # jax knows no such dtype
+        except (TypeError, jax.errors.JaxRuntimeError):
+            # This jax has no such dtype: it stays on the host, whatever is asked.
+            treering.save(tmp_path / "c", {"a": array})
+            assert_same(treering.load(tmp_path / "c", shardings=jax.devices()[1]), {"a": array})
+            return
         assert tree["a"].dtype == array.dtype
         treering.save(tmp_path / "c", tree)
         assert_same(treering.load(tmp_path / "c"), tree, restored=False)

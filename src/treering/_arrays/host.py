@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -46,9 +47,23 @@ def jax_holds(dtype: np.dtype[Any]) -> bool:
         (True, False)
     """
     numbers = jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_
-    if not numbers or dtype.type in _LONG_DOUBLES:
+    # numpy calls a timedelta64 an integer.
+    if not numbers or dtype.kind == "m" or dtype.type in _LONG_DOUBLES:
         return False
-    return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
+    return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype) and _runtime_holds(dtype)
+
+
+@functools.cache
+def _runtime_holds(dtype: np.dtype[Any]) -> bool:
+    """Tell whether jax's runtime takes a dtype that jax lists; that of jax 0.10 has no six-bit floats."""
+    if dtype.isbuiltin == 1 or dtype.itemsize > 1:
+        return True
+    try:
+        with jax.transfer_guard_host_to_device("allow"):
+            jax.device_put(np.zeros((), dtype))
+    except RuntimeError:
+        return False
+    return True
 
 
 def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
