@@ -224,6 +224,7 @@ def test_an_array_without_axes_may_stand_for_a_number_of_its_category(saved: Any
         (np.zeros(2, "i4"), np.zeros(2, "u4")),
         (np.zeros(2, "f4"), np.zeros(2, ml_dtypes.bfloat16)),
         (np.zeros(2, "M8[s]"), np.zeros(2, "M8[D]")),
+        (np.timedelta64(5, "s"), 5),
         (np.zeros(2, "uint32"), jax.random.key(0)),
         (jax.random.key(0), np.zeros(2, "uint32")),
         (jax.random.key(0), jnp.zeros(2, "uint32")),
@@ -346,7 +347,10 @@ def test_a_number_that_does_not_fit_is_not_cut(saved: int, like: Any, path: Path
     assert differences(path, {"n": like}, cast=True)
 
 
-@pytest.mark.parametrize(("saved", "like"), [(2.5, 1), (1, False), (1j, 1.0), ("1", 1), (None, 0), (2.0, np.int32(0))])
+@pytest.mark.parametrize(
+    ("saved", "like"),
+    [(2.5, 1), (1, False), (1j, 1.0), ("1", 1), (None, 0), (2.0, np.int32(0)), (np.array(5, "m8[s]"), 5)],
+)
 def test_cast_of_numbers_never_leaves_its_category(saved: Any, like: Any, path: Path) -> None:
     treering.save(path, {"n": saved})
     assert differences(path, {"n": like}, cast=True)

@@ -141,6 +141,8 @@ def _rank(dtype: np.dtype[Any]) -> int | None:
 
 def _category(dtype: str | None) -> str:
     found = _named(dtype)
+    if found.kind in "mM":  # numpy calls a timedelta64 an integer
+        return ""
     known = _CATEGORY.get(found.kind)
     if known is None and jax.numpy.issubdtype(found, jax.numpy.floating):
         return "float"
