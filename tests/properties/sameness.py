@@ -28,7 +28,7 @@ def native(array: np.ndarray) -> np.ndarray:
 def _array_print(kind: str, array: np.ndarray) -> tuple[Any, ...]:
     array = native(array)
     items = bytearray(array.tobytes("C"))
-    if array.dtype.type in (np.longdouble, np.clongdouble) and len(items):
+    if array.dtype.type in (np.longdouble, np.clongdouble) and items:
         # An x87 value fills 10 of its 16 bytes; numpy leaves anything in the rest of a scalar.
         np.frombuffer(items, np.uint8).reshape(-1, 16)[:, 10:] = 0
     return (kind, array.dtype.name, array.shape, bytes(items))
