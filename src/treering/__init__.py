@@ -1,8 +1,8 @@
 """treering turns JAX pytrees into bytes and back.
 
 ``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` what was saved. Beside them stand
-``treering.serialization`` (flax's state dicts and msgpack), ``treering.sharding`` and ``treering.tree``. Each loads when
-it is first touched, so that importing treering costs nothing.
+``treering.serialization`` (flax's state dicts and msgpack), ``treering.sharding`` and ``treering.tree``. Each loads
+when it is first touched, so that importing treering costs nothing.
 """
 
 from __future__ import annotations
