@@ -130,7 +130,7 @@ class CheckpointFolder:
                     take_over(descriptor, self._old)
                 write_content(descriptor, buffers, size)
                 descriptors.sync(descriptor)
-            except BaseException:
+            except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
                 with contextlib.suppress(OSError):  # the error that brought us here says more
                     os.close(descriptor)
                 raise

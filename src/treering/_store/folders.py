@@ -91,7 +91,7 @@ def make_folder(folder: str) -> list[str]:
                 os.mkdir(new)
                 made.append(new)
             sync_parent(new)
-    except BaseException:
+    except BaseException:  # an interrupt too: nothing half made stays; raised again below
         remove_folders(made)
         raise
     return made

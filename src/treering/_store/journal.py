@@ -40,7 +40,7 @@ class Journal:
             self._lock()
             if old:
                 take_over(self._descriptor, old)
-        except BaseException:
+        except BaseException:  # an interrupt too: no journal without its writer; raised again below
             self.remove()
             raise
 

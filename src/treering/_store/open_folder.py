@@ -110,7 +110,7 @@ class OpenFolder:
             for name in names:
                 if name not in files:
                     files[name] = self._open(name)
-        except BaseException:
+        except BaseException:  # an interrupt too: all or none stay open; raised again below
             for file in files.values():
                 file.close()
             raise
