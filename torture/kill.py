@@ -80,10 +80,23 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
             report.violations.append(f"{scene.name}: {acknowledged} acknowledged, found {found}")
             return
         report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
-        attempts = {match[0] for name in scene.litter(path) if (match := _ATTEMPT.search(name))}
+        attempts = _with_content(scene, path)
         if len(attempts) > 1:
             report.violations.append(f"{scene.name}: leftovers of {len(attempts)} attempts at once")
         report.violations += (f"{scene.name}: {what}" for what in scene.harmed(path))
+
+
+def _with_content(scene: Scene, path: Path) -> set[str]:
+    """Return the attempts that left more than an empty file.
+
+    A saver that dies before it has swept leaves its own empty journal beside what the dead one before it left; but
+    it sweeps before it writes, so what was written is never that of two.
+    """
+    folder = path.resolve()
+    if not folder.is_dir():
+        folder = folder.parent
+    names = [name for name in scene.litter(path) if (folder / name).stat().st_size]
+    return {match[0] for name in names if (match := _ATTEMPT.search(name))}
 
 
 def _save_on_and_on(scene: Scene, path: Path, version: int, pipe: int) -> None:
