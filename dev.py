@@ -5,6 +5,7 @@
     python3 dev.py test     the tests
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
+    python3 dev.py referee  the tests against the real eformer, in an environment of its own (.venv-referee)
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
     python3 dev.py pin      write constraints.txt anew: dev.py pin python3.11 python3.13
@@ -42,6 +43,7 @@ EXTRAS = {
     "test": ("test",),
     "lint": ("lint", "test"),
     "docs": ("docs", "test"),
+    "referee": ("referee", "test"),
     "fuzz": ("test",),
     "bench": ("test",),
     "pin": (),
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
         options, theirs = parse(argv)
         if options.verb == "pin":
             return pin(theirs or [sys.executable])
-        home = Path(options.venv or ROOT / ".venv").resolve()
+        home = Path(options.venv or ROOT / (".venv-referee" if options.verb == "referee" else ".venv")).resolve()
         ready(home, EXTRAS[options.verb])
         return run(commands(options.verb, home, theirs), home)
     except Stop as stop:
@@ -251,6 +253,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
             [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
             [*python, "pytest", "tests/docs", *theirs],
         ],
+        "referee": [[*python, "pytest", "tests/compat/eformer", *theirs]],
         "fuzz": [[*python, "torture", "fuzz", *theirs]],
         "bench": [[*python, "benchmarks", *theirs]],
     }[verb]
