@@ -70,11 +70,31 @@ def test_the_index_alone_leads_to_its_folder(tmp_path: Path) -> None:
         detect(in_every_form(tmp_path)["checkpoint"] / "treering.json")
 
 
-@pytest.mark.parametrize("name", ["tensorstore_index.json", "manifest.ocdbt", "_METADATA", ".zarray"])
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA", ".zarray"])
 def test_folders_of_others_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(NotFound, match="there is no checkpoint"):
         detect(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tensorstore_index.json", ".treering/x", "a/.zarray", "a/b/c/.zarray"])
+def test_a_folder_of_leaves(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"")
+    assert detect(tmp_path) is Form.LEAVES
+    # Both in one folder: that the files of a checkpoint are there was meant for a checkpoint.
+    (tmp_path / "treering.json").write_bytes(b"")
+    assert detect(tmp_path) is Form.CHECKPOINT
+
+
+def test_links_lead_to_no_leaves(tmp_path: Path) -> None:
+    (tmp_path / "far" / "a").mkdir(parents=True)
+    (tmp_path / "far" / "a" / ".zarray").write_bytes(b"")
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "link").symlink_to(tmp_path / "far", target_is_directory=True)
+    assert detect(tmp_path / "near") is Form.CHECKPOINT
+    assert detect(tmp_path / "far") is Form.LEAVES
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

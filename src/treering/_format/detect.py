@@ -1,4 +1,4 @@
-"""What a path holds, told by what is there: a checkpoint's folder, safetensors, msgpack, or a form of somebody else."""
+"""What a path holds, told by what is there: a checkpoint, leaves, safetensors, msgpack, or a form of somebody else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import enum
 import itertools
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from treering.errors import Format, NotFound, Unsupported
 __all__ = ["Form", "detect"]
 
 _FIRST_BYTES: Final = 16
+_LOOKED_AT: Final = 64
 _HEADER_PREFIX: Final = 8
 
 # How many bytes there are of each msgpack value whose first byte says so: numbers, nil, false and true.
@@ -46,8 +48,9 @@ _OTHER_FILES: Final = {
     b'{"': "a JSON text",
     b"{\n": "a JSON text",
 }
+# What makes a folder a leaves directory: the index, or what a save without one left.
+_LEAVES: Final = ("tensorstore_index.json", ".treering")
 _OTHER_FOLDERS: Final = {
-    "tensorstore_index.json": "a folder of TensorStore leaves",
     "_CHECKPOINT_METADATA": "an Orbax checkpoint",
     "_METADATA": "an Orbax checkpoint",
     "manifest.ocdbt": "an OCDBT database, as Orbax writes it",
@@ -57,8 +60,8 @@ _OTHER_FOLDERS: Final = {
     "model.safetensors.index.json": "a folder of safetensors files",
     "model.safetensors": "a folder with a safetensors file",
 }
-_READ_HERE: Final = "treering reads its checkpoints, safetensors, and msgpack, also in gzip form"
-_FORMS: Final = "a checkpoint's folder, safetensors, msgpack, gzip"
+_READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
+_FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"
 # A pathlib.Path has made one slash of the two.
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
@@ -68,6 +71,8 @@ class Form(enum.Enum):
 
     CHECKPOINT = "checkpoint"
     """A folder with a ``treering.json``."""
+    LEAVES = "leaves"
+    """A folder with a ``tensorstore_index.json``, ours or another writer's; one with a ``treering.json`` is none."""
     SAFETENSORS = "safetensors"
     """One safetensors file, ours or another writer's."""
     MSGPACK = "msgpack"
@@ -81,7 +86,7 @@ def detect(path: str | os.PathLike[str]) -> Form:
 
     Raises:
         NotFound: nothing is there, or a folder of some other well-known form. Every other folder is taken for a
-            checkpoint, which it is if it has an index.
+            checkpoint, which it is if it has an index; one with arrays and no index of any kind for leaves.
         Format: a file of some other form, which the message names where it is well known.
         Unsupported: a URL, or no path at all.
         StoreFailed: not readable.
@@ -170,9 +175,36 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _folder(place: Path) -> Form:
-    if not os.path.lexists(place / INDEX):
-        for name, other in _OTHER_FOLDERS.items():
-            if os.path.lexists(place / name):
-                raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
-    # Where there is none at all, opening it says what is there instead.
-    return Form.CHECKPOINT
+    # Where there is no index at all, opening the folder says what is there instead.
+    if os.path.lexists(place / INDEX):
+        return Form.CHECKPOINT
+    if any(os.path.lexists(place / name) for name in _LEAVES):
+        return Form.LEAVES
+    for name, other in _OTHER_FOLDERS.items():
+        if os.path.lexists(place / name):
+            raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
+    return Form.LEAVES if _holds_arrays(place) else Form.CHECKPOINT
+
+
+def _holds_arrays(place: Path) -> bool:
+    """Tell whether arrays lie a few levels down, as in leaves whose index was lost; a short look, not a search."""
+    waiting, left = deque([place]), _LOOKED_AT
+    while waiting and left:
+        left -= 1
+        try:
+            with os.scandir(waiting.popleft()) as entries:
+                found = itertools.islice(entries, _LOOKED_AT)
+                below = [Path(entry.path) for entry in found if _is_plain_folder(entry)]
+        except OSError:
+            continue
+        if any(os.path.lexists(path / ".zarray") for path in below):
+            return True
+        waiting.extend(below)
+    return False
+
+
+def _is_plain_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
