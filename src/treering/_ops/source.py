@@ -16,9 +16,10 @@ from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._ops.msgpack_source import msgpack_source
+from treering._ops.naming import naming
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import Corrupt, Unsupported
 
 __all__ = ["check_data_file", "open_stored", "opened_source", "require_path"]
 
@@ -62,7 +63,7 @@ def open_stored(
     place = Path(path)
     if form is Form.SAFETENSORS:
         file = files.enter_context(LocalFile(place))
-        with _naming(place):
+        with naming(place):
             index = parse_safetensors(file.size, file.read)
         return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
     index, opened = _open_checkpoint(place)
@@ -108,7 +109,7 @@ def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
     attempt = ""
     for _ in range(_TRIES):
         with OpenFolder(path) as folder:
-            with _naming(path / "treering.json"):
+            with naming(path / "treering.json"):
                 index = parse_index(folder.read_index())
             names = [file.name for file in index.files]
             try:
@@ -144,14 +145,3 @@ def _lost(index: Index, number: int, path: Path) -> Corrupt:
         f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",
         hint="copy the whole folder, every file that treering.json names",
     )
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put the file's name in front of what is wrong with its content."""
-    try:
-        yield
-    except TreeringError as error:
-        if isinstance(error, Corrupt) and os.fspath(path) not in error.message:
-            error.message = f"{os.fspath(path)!r}: {error.message}"
-        raise
