@@ -1,0 +1,379 @@
+"""Zarr v2's ``.zarray`` documents: what lies in an array's folder, and which chunk is which file.
+
+Nothing here allocates by shape or counts chunks one by one: a document may be that of a hostile directory.
+
+Source: https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html, "Arrays"; the names of dtypes beyond numpy's are those
+of TensorStore.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from treering._codec.documents import check_json, member, parsed, shown
+from treering._values.boxes import Box
+from treering._values.dtypes import lookup
+from treering.errors import Corrupt, Format, Unsupported
+
+__all__ = [
+    "ZarrArray",
+    "check_compressor",
+    "chunk_box",
+    "chunk_bytes",
+    "chunk_count",
+    "chunk_name",
+    "chunk_names",
+    "grid_of",
+    "is_whole",
+    "number_of_chunk",
+    "parse_zarray",
+    "stored_dtype",
+    "zarray_bytes",
+]
+
+_MOST_AXES: Final = 32
+_SIZE_LIMIT: Final = 1 << 63
+_LONGEST_DOCUMENT: Final = 1 << 20
+_LONGEST_CACHED: Final = 1 << 10
+_LONGEST_COMPRESSOR: Final = 1 << 12
+
+# Zarr's codes, without the byte order; one byte an item has none.
+_CODES: Final = {
+    "bool": "b1",
+    "int8": "i1",
+    "int16": "i2",
+    "int32": "i4",
+    "int64": "i8",
+    "uint8": "u1",
+    "uint16": "u2",
+    "uint32": "u4",
+    "uint64": "u8",
+    "float16": "f2",
+    "float32": "f4",
+    "float64": "f8",
+    "complex64": "c8",
+    "complex128": "c16",
+}
+# Dtypes that TensorStore stores under their bare names, little endian: beyond zarr v2 proper.
+_NAMED: Final = (
+    "bfloat16",
+    "float4_e2m1fn",
+    "float8_e3m4",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "int2",
+    "int4",
+)
+_WRITTEN: Final = {
+    **{name: ("|" if code[1:] == "1" else "<") + code for name, code in _CODES.items()},
+    **{name: name for name in _NAMED},
+}
+_BIG_ENDIAN: Final = {name: f">{code}" for name, code in _CODES.items() if code[1:] != "1"}
+_READ: Final = {
+    **{text: (name, False) for name, text in _WRITTEN.items()},
+    **{text: (name, True) for name, text in _BIG_ENDIAN.items()},
+}
+
+_MARKER: Final = re.compile(r"[0-9a-f]{16}")
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+_DAMAGED: Final = "use another copy of the directory"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ZarrArray:
+    """What a ``.zarray`` says.
+
+    Example:
+        >>> array = ZarrArray(shape=(5, 4), chunks=(2, 4), dtype="float32")
+        >>> grid_of(array), list(chunk_names(array)), chunk_box(array, 2), chunk_bytes(array)
+        ((3, 1), ['0.0', '1.0', '2.0'], ((4, 5), (0, 4)), 32)
+        >>> array.plain
+        True
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    """Shape of a chunk; the last one of an axis is filled up to it."""
+    dtype: str
+    """Of what lies in the chunks, by its house name: "float32", "bfloat16"."""
+    big_endian: bool = False
+    compressor: str | None = None
+    """The compressor's configuration as JSON, as `check_compressor` writes it; None: the chunks are raw."""
+    order: str = "C"
+    separator: str = "."
+    marker: str | None = None
+    """The attempt of the save that wrote it; None: another program did."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the bytes of a chunk file are those of the array: raw, in C order, little endian."""
+        return self.compressor is None and self.order == "C" and not self.big_endian
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def parse_zarray(data: bytes) -> ZarrArray:
+    """Return what a ``.zarray`` says; members that zarr does not know are passed over.
+
+    Raises:
+        Corrupt: it is no JSON, lacks a member, or says what cannot be.
+        Format: it is of another version of zarr.
+        Unsupported: a dtype or a filter that has no form here, or more than 32 axes.
+
+    Example:
+        >>> parse_zarray(zarray_bytes(ZarrArray(shape=(4,), chunks=(2,), dtype="bfloat16"))).chunks
+        (2,)
+    """
+    # Thousands of leaves have few texts between them.
+    return _parse_again(data) if len(data) <= _LONGEST_CACHED else _parse(data)
+
+
+def _parse(data: bytes) -> ZarrArray:
+    if len(data) > _LONGEST_DOCUMENT:
+        raise Corrupt(f".zarray has {len(data)} bytes, which no array needs", hint=_DAMAGED)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Corrupt(".zarray is no UTF-8", offset=error.start, hint=_DAMAGED) from None
+    node = parsed(text, ".zarray")
+    version = member(node, "zarr_format", int, ".zarray")
+    if version != 2:
+        raise Format(f".zarray is of zarr version {shown(version)}, this reads version 2")
+    shape = _sizes(node, "shape", 0)
+    chunks = _sizes(node, "chunks", 1)
+    if len(shape) != len(chunks):
+        raise Corrupt(f".zarray: the shape has {len(shape)} axes and a chunk has {len(chunks)}", hint=_DAMAGED)
+    dtype, big_endian = _dtype(node)
+    if "filters" not in node:
+        raise Corrupt(".zarray has no member 'filters'", hint=_DAMAGED)
+    if node["filters"] not in (None, []):
+        raise Unsupported(".zarray names filters, which this cannot undo", hint="write the array again without them")
+    return ZarrArray(
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        big_endian=big_endian,
+        compressor=_compressor(node),
+        order=_choice(node, "order", ("C", "F")),
+        separator=_choice(node, "dimension_separator", (".", "/")) if "dimension_separator" in node else ".",
+        marker=_marker(node),
+    )
+
+
+_parse_again: Final = functools.lru_cache(maxsize=2048)(_parse)
+
+
+def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
+    sizes = member(node, name, list, ".zarray")
+    if len(sizes) > _MOST_AXES:
+        raise Unsupported(f".zarray: {len(sizes)} axes are more than {_MOST_AXES}, the most that numpy and jax take")
+    for size in sizes:
+        if type(size) is not int or not least <= size < _SIZE_LIMIT:
+            raise Corrupt(f".zarray: {shown(size)} in {name!r} is no size", hint=_DAMAGED)
+    return tuple(sizes)
+
+
+def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
+    if type(node.get("dtype")) is list:
+        raise Unsupported(".zarray: its items are records of several fields, which jax cannot hold")
+    text = member(node, "dtype", str, ".zarray")
+    found = _READ.get(text)
+    if found is None:
+        raise Unsupported(f".zarray: the dtype {shown(text)} is none that arrays are read in")
+    return found
+
+
+def _compressor(node: dict[str, Any]) -> str | None:
+    if "compressor" not in node:
+        raise Corrupt(".zarray has no member 'compressor'", hint=_DAMAGED)
+    config = node["compressor"]
+    if config is None:
+        return None
+    if type(config) is not dict or type(config.get("id")) is not str:
+        raise Corrupt(".zarray: its compressor is no object with an 'id'", hint=_DAMAGED)
+    return check_compressor(config)
+
+
+def _choice(node: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
+    text = member(node, name, str, ".zarray")
+    if text not in choices:
+        raise Corrupt(f".zarray: {name!r} is {shown(text)}, it has to be one of {', '.join(choices)}", hint=_DAMAGED)
+    return text
+
+
+def _marker(node: dict[str, Any]) -> str | None:
+    if "treering" not in node:
+        return None
+    text = member(node, "treering", str, ".zarray")
+    if not _MARKER.fullmatch(text):
+        raise Corrupt(f".zarray: the marker {shown(text)} is none that this writes", hint=_DAMAGED)
+    return text
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+@functools.lru_cache(maxsize=2048)
+def zarray_bytes(array: ZarrArray) -> bytes:
+    """Return the ``.zarray`` of an array: one line, members sorted, as TensorStore writes it, with our marker.
+
+    Example:
+        >>> zarray_bytes(ZarrArray(shape=(), chunks=(), dtype="int32"))[:60]
+        b'{"chunks":[],"compressor":null,"dimension_separator":".","dt'
+    """
+    marker = f'"treering":"{array.marker}",' if array.marker else ""
+    dtype = (_BIG_ENDIAN if array.big_endian else _WRITTEN)[array.dtype]
+    return (
+        f'{{"chunks":[{_listed(array.chunks)}],"compressor":{array.compressor or "null"},'
+        f'"dimension_separator":"{array.separator}","dtype":"{dtype}","fill_value":null,"filters":null,'
+        f'"order":"{array.order}","shape":[{_listed(array.shape)}],{marker}"zarr_format":2}}'
+    ).encode("ascii")
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
+
+
+@functools.lru_cache(maxsize=256)
+def stored_dtype(name: str) -> str:
+    """Return the dtype under which items of a dtype are stored: itself, or the unsigned int of its size.
+
+    Raises:
+        Unsupported: no file may hold the dtype, or there is no int of its size.
+
+    Example:
+        >>> stored_dtype("bfloat16"), stored_dtype("uint4"), stored_dtype("datetime64[ns]")
+        ('bfloat16', 'uint8', 'uint64')
+    """
+    if name in _WRITTEN:
+        return name
+    dtype = lookup(name)
+    if dtype is None or dtype.itemsize > 8:
+        raise Unsupported(f"zarr v2 has no form for the dtype {name[:60]}", hint="convert it to float64 or complex128")
+    return f"uint{8 * dtype.itemsize}"
+
+
+def check_compressor(config: Mapping[str, Any]) -> str:
+    """Return the configuration of a compressor as the text that stands in ``.zarray``.
+
+    Raises:
+        Unsupported: it is no JSON, has no text ``id``, or is longer than any configuration is.
+
+    Example:
+        >>> check_compressor({"level": 3, "id": "zstd"})
+        '{"id":"zstd","level":3}'
+    """
+    if not isinstance(config, Mapping):
+        raise Unsupported(
+            f"compressor is {shown(config)}, it has to be a mapping", hint='for example {"id": "zstd", "level": 1}'
+        )
+    node = dict(config)
+    check_json(node, "compressor")
+    if type(node.get("id")) is not str or not node["id"]:
+        raise Unsupported("compressor has no 'id', the name of a codec", hint='for example {"id": "zstd", "level": 1}')
+    text = json.dumps(node, sort_keys=True, separators=(",", ":"))
+    if len(text) > _LONGEST_COMPRESSOR:
+        raise Unsupported(f"compressor takes {len(text)} bytes as JSON, which no codec needs")
+    return text
+
+
+# --------------------------------------------------------------------------------------------------------------- chunks
+
+
+def grid_of(array: ZarrArray) -> tuple[int, ...]:
+    """Return how many chunks there are along each axis: none along one of size zero."""
+    return tuple(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
+
+
+def chunk_count(array: ZarrArray) -> int:
+    """Return how many chunks there are: one where there are no axes, none where an axis has size zero."""
+    return math.prod(grid_of(array))
+
+
+def chunk_names(array: ZarrArray) -> Iterator[str]:
+    """Yield the names of the chunk files in C order; with "/" between the numbers they are paths."""
+    return map(functools.partial(chunk_name, array), range(chunk_count(array)))
+
+
+def chunk_name(array: ZarrArray, number: int) -> str:
+    """Return the name of one chunk file, by its number in C order.
+
+    Example:
+        >>> chunk_name(ZarrArray(shape=(4, 4), chunks=(2, 2), dtype="int8", separator="/"), 2)
+        '1/0'
+    """
+    return array.separator.join(map(str, _place(grid_of(array), number))) or "0"
+
+
+def number_of_chunk(array: ZarrArray, name: str) -> int | None:
+    """Return the number of the chunk that a file of that name holds; None where it is no chunk of this grid.
+
+    Example:
+        >>> array = ZarrArray(shape=(4, 4), chunks=(2, 2), dtype="int8")
+        >>> number_of_chunk(array, "1.0"), number_of_chunk(array, "2.0"), number_of_chunk(array, "01.0")
+        (2, None, None)
+    """
+    grid = grid_of(array)
+    parts = name.split(array.separator)
+    if not grid:
+        return 0 if name == "0" else None
+    if len(parts) != len(grid) or not all(map(_INDEX.fullmatch, parts)):
+        return None
+    number = 0
+    for part, count in zip(parts, grid, strict=True):
+        place = int(part)
+        if place >= count:
+            return None
+        number = number * count + place
+    return number
+
+
+def chunk_box(array: ZarrArray, number: int) -> Box:
+    """Return the part of the array that a chunk holds, by its number in C order."""
+    places = _place(grid_of(array), number)
+    return tuple(
+        (place * chunk, min((place + 1) * chunk, size))
+        for place, chunk, size in zip(places, array.chunks, array.shape, strict=True)
+    )
+
+
+def is_whole(array: ZarrArray, number: int) -> bool:
+    """Tell whether a chunk is full of items: it does not reach beyond the end of the array.
+
+    Example:
+        >>> array = ZarrArray(shape=(5,), chunks=(2,), dtype="int8")
+        >>> is_whole(array, 1), is_whole(array, 2)
+        (True, False)
+    """
+    places = _place(grid_of(array), number)
+    return all(
+        (place + 1) * chunk <= size for place, chunk, size in zip(places, array.chunks, array.shape, strict=True)
+    )
+
+
+def chunk_bytes(array: ZarrArray) -> int:
+    """Return how many bytes the items of a full chunk take, before any compressor."""
+    dtype = lookup(array.dtype)
+    if dtype is None:
+        raise Unsupported(f"zarr v2 has no form for the dtype {array.dtype[:60]}")
+    return math.prod(array.chunks) * dtype.itemsize
+
+
+def _place(grid: tuple[int, ...], number: int) -> list[int]:
+    places = []
+    for count in reversed(grid):
+        number, place = divmod(number, count)
+        places.append(place)
+    places.reverse()
+    return places
