@@ -61,8 +61,10 @@ def main(argv: list[str]) -> int:
         options, theirs = parse(argv)
         if options.verb == "pin":
             return pin(theirs or [sys.executable])
-        home = Path(options.venv or ROOT / (".venv-referee" if options.verb == "referee" else ".venv")).resolve()
-        ready(home, EXTRAS[options.verb])
+        # eformer is so heavy that only what needs it gets an environment with it.
+        heavy = options.verb == "referee" or (options.verb == "bench" and "leaves" in theirs)
+        home = Path(options.venv or ROOT / (".venv-referee" if heavy else ".venv")).resolve()
+        ready(home, EXTRAS["referee" if heavy else options.verb])
         return run(commands(options.verb, home, theirs), home)
     except Stop as stop:
         print(f"dev.py: {stop}", file=sys.stderr)
