@@ -37,6 +37,8 @@ class Source:
         raw_keys: whether it knows no typed PRNG keys.
         mapped: whether arrays may be maps of the files.
         held: whether arrays are the source's own memory, the same at every read.
+        is_current: tells whether what was opened still stands at the path; it may be False only where a save there can
+            take files away from an opened tree.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Source:
         raw_keys: bool = False,
         mapped: bool = False,
         held: bool = False,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> None:
         self.index = index
         self.structured = structured
         self.raw_keys = raw_keys
         self.mapped = mapped
         self.held = held
+        self.is_current = is_current
         self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
         self.dtype_of = arrays.dtype_of
         self.check_files = arrays.check_files

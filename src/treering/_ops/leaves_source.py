@@ -1,0 +1,77 @@
+"""A leaves directory as a source of leaves: one of its branches, or all of them as one tree. No jax."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from treering._arrays.leaf_arrays import LeavesArrays, OpenBranch
+from treering._arrays.source import Source
+from treering._format.leaves_listing import opened_index
+from treering._ops.leaves_branches import ALL, JudgedBranch, Leaves, Prefix, is_as_read, judged_leaves
+from treering._store.open_leaves_folder import OpenLeaves
+
+__all__ = ["OpenedLeaves", "opened_leaves"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLeaves:
+    """A leaves directory open for reading."""
+
+    source: Source
+    """Its tree: that of the one branch that was asked for, or of all of them."""
+    branches: Sequence[JudgedBranch]
+    """The branches, whose stored leaves follow each other in the source's index."""
+    folder: OpenLeaves
+    """The directory."""
+
+
+def opened_leaves(
+    path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool = False, prefix: Prefix = ALL
+) -> OpenedLeaves:
+    """Open a leaves directory; it stays open until ``files`` closes it.
+
+    A branch of another program is read without checksums; the source's ``structured`` and ``index.verified`` say so.
+    The source's ``is_current`` tells whether a save has replaced what was opened: damage may come from that, and
+    whoever finds some opens it again (`treering._ops.one_state`).
+
+    Args:
+        path: the directory.
+        files: closes it.
+        mapped: whether arrays may be maps of the files.
+        prefix: which branch is the tree; ``ALL``: a tree without prefix alone is it, else each prefix is a branch.
+
+    Raises:
+        NotFound: there is no directory or no index.
+        Mismatch: no branch has this prefix.
+        Corrupt, Format, Unsupported: the index or a record is damaged, of another format, or newer.
+        StoreFailed: the system refuses.
+    """
+    folder = files.enter_context(OpenLeaves(Path(path)))
+    leaves = judged_leaves(folder, prefix=prefix)
+    return OpenedLeaves(source=_source(folder, leaves, prefix, mapped=mapped), branches=leaves.branches, folder=folder)
+
+
+def _source(folder: OpenLeaves, leaves: Leaves, prefix: Prefix, *, mapped: bool) -> Source:
+    branches = leaves.branches
+    records = [branch.record for branch in branches]
+    if prefix is not ALL:
+        # The tree of one branch, whatever it is called.
+        records = [dataclasses.replace(record, prefix=None) for record in records]
+    index = opened_index(records, verified=all(branch.verified for branch in branches))
+    opened = [
+        OpenBranch(record=branch.record, arrays=branch.arrays, attempt=branch.attempt, verified=branch.verified)
+        for branch in branches
+    ]
+    arrays = LeavesArrays(index, opened, folder, mapped=mapped)
+    return Source(
+        index,
+        arrays,
+        structured=index.verified,
+        raw_keys=not index.verified,
+        mapped=mapped,
+        is_current=lambda: is_as_read(folder, leaves.read),
+    )
