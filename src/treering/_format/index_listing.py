@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from treering._format.index import Container, Index, LeafType, OpaqueLeaf
-from treering._format.records import FileRecord, LeafRecord, Listing, Named
+from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
@@ -20,14 +20,18 @@ _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
 _END: Final = object()
 
 
-def list_index(index: Index, *, form: str, files: Sequence[FileRecord], file_bytes: int) -> Listing:
+def list_index(
+    index: Index, *, form: str, files: Sequence[FileRecord], file_bytes: int, places: Sequence[Place] = ()
+) -> Listing:
     """Return what an index says, as a listing.
 
     Args:
-        index: a parsed index, or what a foreign safetensors header was read as.
-        form: "checkpoint" or "safetensors".
+        index: a parsed index, or what a foreign safetensors header or leaves directory was read as.
+        form: "checkpoint", "leaves" or "safetensors".
         files: the files that are shown.
         file_bytes: their bytes together.
+        places: of a leaves directory, where each stored leaf lies, in order; what the index says of chunks is then
+            not shown.
 
     Raises:
         Corrupt: the structure and the leaves do not fit together.
@@ -35,7 +39,7 @@ def list_index(index: Index, *, form: str, files: Sequence[FileRecord], file_byt
     return Listing(
         form=form,
         file_bytes=file_bytes,
-        root=_tree(index, _leaves(index)),
+        root=_tree(index, _placed(index, places) if places else _leaves(index)),
         files=files,
         written=index.written,
         metadata=index.metadata,
@@ -125,6 +129,26 @@ def _leaves(index: Index) -> Iterator[Any]:
             sharding=kind.sharding,
             impl=kind.impl,
             number=leaf,
+        )
+
+
+def _placed(index: Index, places: Sequence[Place]) -> Iterator[Any]:
+    """Walk through the leaves as `_leaves` does, each stored one with the next place."""
+    left = iter(places)
+    for leaf in _leaves(index):
+        if not isinstance(leaf, LeafRecord):
+            yield leaf
+            continue
+        place = next(left)
+        yield dataclasses.replace(
+            leaf,
+            kind=index.type_of(leaf.number or 0).kind if place.verified or leaf.dtype is None else _ARRAYS_OF_OTHERS,
+            # A compressed chunk holds no byte of the leaf that could be looked at.
+            offset=None if place.file is None or place.compressor else 0,
+            file=place.file,
+            chunks=place.chunks,
+            chunk_shape=place.chunk_shape,
+            compressor=place.compressor,
         )
 
 

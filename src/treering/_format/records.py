@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from treering._format.index import ARRAY_KINDS
 
-__all__ = ["FileRecord", "LeafRecord", "Listing", "Named"]
+__all__ = ["FileRecord", "LeafRecord", "Listing", "Named", "Place"]
 
 _COUNTED: Final = (ARRAY_KINDS | {"array"}) - {"numpy scalar"}
 
@@ -45,7 +45,13 @@ class LeafRecord:
     """First byte and length of each piece, where a msgpack file holds the leaf in several; else empty."""
 
     chunks: int = 1
-    """In how many boxes a checkpoint holds it."""
+    """In how many boxes a checkpoint holds it, in how many chunk files a leaves directory; perhaps 0."""
+
+    chunk_shape: tuple[int, ...] | None = None
+    """Shape of a full chunk in a leaves directory; None elsewhere."""
+
+    compressor: str | None = None
+    """Configuration of its compressor in a leaves directory, a JSON text; None where there is none."""
 
     sharding: str | None = None
     """How it lay on devices when it was saved, as text for people; None where that is not known."""
@@ -96,6 +102,26 @@ class Named(dict[Any, Any]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and how a leaves directory holds one leaf."""
+
+    file: str | None
+    """Its first chunk file, below the directory; None for an array without items."""
+
+    chunks: int
+    """How many chunk files it has."""
+
+    chunk_shape: tuple[int, ...]
+    """Shape of a full chunk."""
+
+    compressor: str | None
+    """Configuration of the compressor, a JSON text; None: raw."""
+
+    verified: bool
+    """Whether it has checksums; False where another program wrote it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
     """One file of a checkpoint."""
 
@@ -111,10 +137,10 @@ class Listing:
     """A file or checkpoint seen through its headers."""
 
     form: str
-    """"checkpoint", "safetensors", "msgpack" or "msgpack in gzip"."""
+    """"checkpoint", "leaves", "safetensors", "msgpack" or "msgpack in gzip"."""
 
     file_bytes: int
-    """Size of the file, or of what its gzip form unpacks to; of a checkpoint its files together."""
+    """Size of the file, or of what its gzip form unpacks to; of a checkpoint or leaves directory its files together."""
 
     root: Any
     """Nested dicts, lists and tuples as the file has them, in file order; ``Named`` for other nodes. Leaves:
@@ -122,7 +148,7 @@ class Listing:
     short str and bytes are there themselves, so that a list of a million numbers stays small."""
 
     files: Sequence[FileRecord] = ()
-    """The files of a checkpoint; empty where there is but the one."""
+    """The files of a checkpoint, the index of a leaves directory; empty where there is but the one."""
 
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Who wrote it, and when, as far as the file says so."""
@@ -137,7 +163,16 @@ class Listing:
     """How many processes wrote it."""
 
     verified: bool = False
-    """Whether it holds checksums of its arrays."""
+    """Whether it holds checksums of its arrays, of all of them."""
+
+    prefixes: Sequence[str] = ()
+    """Prefixes in a leaves directory, each a branch of ``root``; "" for leaves without one."""
+
+    unverified: Sequence[str] = ()
+    """Those of ``prefixes`` whose leaves another program wrote, without checksums."""
+
+    notes: Sequence[str] = ()
+    """What else people should know about it, a sentence each."""
 
     structured: bool = False
     """Whether it keeps the kinds of its containers and leaves; else they are what the form makes of them."""

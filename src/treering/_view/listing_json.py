@@ -103,6 +103,9 @@ def leaf_members(key: str, leaf: Any) -> Json:
         members |= {name: text for name, text in more.items() if text is not None}
         if leaf.chunks != 1:
             members["chunks"] = leaf.chunks
+        if leaf.chunk_shape is not None:
+            members["chunk_shape"] = list(leaf.chunk_shape)
+            members["compressor"] = None if leaf.compressor is None else json.loads(leaf.compressor)
     return _marked(members)
 
 
@@ -115,6 +118,9 @@ def origin_members(listing: Listing) -> Json:
     """
     if listing.form.startswith("msgpack"):
         return {"form": listing.form}
+    more: Json = {}
+    if listing.form == "leaves":
+        more = {"prefixes": list(listing.prefixes), "unverified": list(listing.unverified)}
     return {
         "form": listing.form,
         "verified": listing.verified,
@@ -123,7 +129,7 @@ def origin_members(listing: Listing) -> Json:
         "meshes": list(listing.meshes),
         "files": [{"name": file.name, "nbytes": file.nbytes} for file in listing.files],
         "metadata": dict(listing.metadata),
-    }
+    } | more
 
 
 def _native(leaf: Any, text: str | None) -> Any:

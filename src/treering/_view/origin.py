@@ -9,6 +9,8 @@ from treering._view.listing_json import json_text
 __all__ = ["form_text", "notes_of"]
 
 _MOST_FILES = 4
+_MOST_BRANCHES = 8
+_NAMES = {"checkpoint": "treering checkpoint", "leaves": "leaves directory"}
 
 
 def notes_of(listing: Listing) -> list[tuple[str, str]]:
@@ -21,6 +23,12 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
     if listing.form.startswith("msgpack"):
         return []
     notes = [("form", form_text(listing))]
+    if _is_mixed(listing):
+        shown = ", ".join(repr(prefix) if prefix else "no prefix" for prefix in listing.unverified[:_MOST_BRANCHES])
+        left = len(listing.unverified) - _MOST_BRANCHES
+        more = f" and {left:,} more" if left > 0 else ""
+        notes.append(("unverified", f"{shown}{more}: written by another program, without checksums"))
+    notes += [("note", text) for text in listing.notes]
     if listing.written:
         notes.append(("written", _written(listing)))
     if listing.meshes:
@@ -44,10 +52,16 @@ def form_text(listing: Listing) -> str:
     """
     if listing.form.startswith("msgpack"):
         return listing.form
-    form = "treering checkpoint" if listing.form == "checkpoint" else listing.form
-    if listing.verified and form != "treering checkpoint":
+    form = _NAMES.get(listing.form, listing.form)
+    if listing.verified and listing.form != "checkpoint":
         form += " by treering"
+    if _is_mixed(listing):
+        return f"{form} by treering and others, with checksums of some leaves"
     return f"{form}, {'with' if listing.verified else 'without'} checksums"
+
+
+def _is_mixed(listing: Listing) -> bool:
+    return 0 < len(listing.unverified) < len(listing.prefixes)
 
 
 def _written(listing: Listing) -> str:

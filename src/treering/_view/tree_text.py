@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,17 @@ from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, we
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Layout, Row, Totals
 
-__all__ = ["ASCII", "UNICODE", "Look", "branch_detail", "leaf_cells", "sharding_text", "totals_text", "tree_lines"]
+__all__ = [
+    "ASCII",
+    "UNICODE",
+    "Look",
+    "branch_detail",
+    "chunks_text",
+    "leaf_cells",
+    "sharding_text",
+    "totals_text",
+    "tree_lines",
+]
 
 _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
@@ -67,6 +78,7 @@ class _Cells(NamedTuple):
     parameters: str
     nbytes: str
     sharding: str
+    chunks: str
     is_branch: bool
 
 
@@ -172,6 +184,7 @@ def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
         parameters=count_text(parameters) if has_arrays else "",
         nbytes=bytes_text(nbytes),
         sharding=sharding_text(node, look),
+        chunks=chunks_text(node, look),
         is_branch=is_branch(node),
     )
 
@@ -185,6 +198,23 @@ def sharding_text(node: Any, look: Look = UNICODE) -> str:
     """
     text = node.sharding if isinstance(node, LeafRecord) else None
     return visible(text.partition(" over ")[0], _LONGEST_DETAIL, look.ellipsis) if text else ""
+
+
+def chunks_text(node: Any, look: Look = UNICODE) -> str:
+    """Say how a leaves directory holds an array, where that is not simply its bytes in one file.
+
+    Example:
+        >>> leaf = LeafRecord(kind="jax", dtype="int8", shape=(8, 8), nbytes=64, offset=None, chunks=8,
+        ...                   chunk_shape=(4, 2), compressor='{"id":"zstd"}')
+        >>> chunks_text(leaf)
+        '8 of [4, 2], zstd'
+    """
+    if not isinstance(node, LeafRecord) or node.chunk_shape is None:
+        return ""
+    shown = [f"{node.chunks:,} of [{', '.join(map(str, node.chunk_shape))}]"] if node.chunks > 1 else []
+    if node.compressor is not None:
+        shown.append(str(json.loads(node.compressor).get("id")))
+    return visible(", ".join(shown), _LONGEST_DETAIL, look.ellipsis)
 
 
 def branch_detail(row: Row, look: Look = UNICODE) -> str:
@@ -227,7 +257,7 @@ def leaf_cells(leaf: LeafFacts, look: Look = UNICODE) -> tuple[str, str]:
 
 
 def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
-    """Align the columns; on a terminal shardings give way first, then names, then the line may run over."""
+    """Align the columns; on a terminal shardings and chunks give way first, then names, then the line may run over."""
     # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
     kept = list(_guided(rows, look)) if len(rows) <= _MOST_KEPT else None
     widths = _Widths()
@@ -235,18 +265,20 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
         widths.measure(cells)
     taken = widths.dtypes + widths.details + widths.parameters + widths.sizes + 4 * len(_GAP)
     names = min(widths.names, _LONGEST_NAME)
-    has_room = look.width is None or names + taken + len(_GAP) + widths.shardings <= look.width
+    more = sum(width + len(_GAP) for width in (widths.shardings, widths.chunks) if width)
+    has_room = look.width is None or names + taken + more <= look.width
     if look.width is not None:
         names = min(widths.names, max(look.width - taken, _NARROWEST_NAME))
 
-    def line(name: str, dtype: str, detail: str, numbers: tuple[str, str], sharding: str) -> str:
+    def line(name: str, dtype: str, detail: str, numbers: tuple[str, str], more: tuple[str, str]) -> str:
         count, size = padded(numbers[0], widths.parameters, right=True), padded(numbers[1], widths.sizes, right=True)
-        shown = (sharding,) if sharding and has_room else ()
-        return _GAP.join((name, dtype, padded(detail, widths.details), count, size, *shown))
+        sharding = padded(more[0], widths.shardings) if more[1] else more[0]
+        last = filter(None, (sharding, more[1])) if has_room else ()
+        return _GAP.join((name, dtype, padded(detail, widths.details), count, size, *last))
 
-    head = "sharding" if widths.shardings else ""
+    heads = ("sharding" if widths.shardings else "", "chunks" if widths.chunks else "")
     dtype = padded("dtype", widths.dtypes)
-    yield look.painted(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), head))
+    yield look.painted(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), heads))
     for cells in kept or _guided(rows, look):
         name = cells.name
         if look.width is not None:
@@ -254,7 +286,7 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
         filled = " " * (names - len(cells.guide) - cell_width(name))
         name = look.painted(_DIM, cells.guide) + look.painted(_BOLD if cells.is_branch else "", name) + filled
         dtype = look.painted(_CYAN, padded(cells.dtype, widths.dtypes))
-        yield line(name, dtype, cells.detail, (cells.parameters, cells.nbytes), cells.sharding)
+        yield line(name, dtype, cells.detail, (cells.parameters, cells.nbytes), (cells.sharding, cells.chunks))
 
 
 @dataclasses.dataclass(slots=True)
@@ -267,6 +299,7 @@ class _Widths:
     parameters: int = len("parameters")
     sizes: int = len("bytes")
     shardings: int = 0
+    chunks: int = 0
 
     def measure(self, cells: _Cells) -> None:
         self.names = max(self.names, len(cells.guide) + cell_width(cells.name))
@@ -276,3 +309,5 @@ class _Widths:
         self.sizes = max(self.sizes, len(cells.nbytes))
         if cells.sharding:
             self.shardings = max(self.shardings, cell_width(cells.sharding), len("sharding"))
+        if cells.chunks:
+            self.chunks = max(self.chunks, cell_width(cells.chunks), len("chunks"))
