@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from treering._tree.rules import fitted_spec, rule_for, rule_pairs, spec_of
+from treering._tree.rules import fitted_spec, no_rule, rule_for, rule_pairs, spec_of
 from treering._tree.walk import mapped_with_path
-from treering.errors import Mismatch
 
 __all__ = ["match_partition_rules"]
 
 _SMALL: Final = 16_384
-_SHOWN: Final = 10
 
 
 def match_partition_rules(
@@ -65,15 +63,5 @@ def match_partition_rules(
 
     specs = mapped_with_path(specified, tree, None)
     if unmatched:
-        raise _no_rule(unmatched)
+        raise no_rule(unmatched)
     return specs
-
-
-def _no_rule(names: list[str]) -> Mismatch:
-    message = f"Partition rule not found for param: {names[0]}"
-    if len(names) > 1:
-        message += f", and for {len(names) - 1} more: {', '.join(names[1:_SHOWN])}"
-        message += ", ..." if len(names) > _SHOWN else ""
-    error = Mismatch(message)
-    error.differences = tuple(names)
-    return error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._format.leaves_foreign import foreign_record
@@ -14,13 +14,10 @@ from treering._format.leaves_record import LeavesRecord, arrays_of
 from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.naming import naming
 from treering._store.open_leaves_folder import OpenLeaves
-from treering._values.leaf_paths import folder_of
 from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, Unsupported
 
 __all__ = ["ALL", "JudgedBranch", "Leaves", "Prefix", "is_as_read", "judged_leaves"]
-
-T = TypeVar("T")
 
 # Each try needs a whole save between reading the index and reading what it names.
 _TRIES: Final = 100

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import jax
 from jax.sharding import PartitionSpec
 
-from treering.errors import TreeringError, Unsupported
+from treering.errors import Mismatch, TreeringError, Unsupported
 
-__all__ = ["BadPattern", "fitted_spec", "rule_for", "rule_pairs", "spec_of"]
+__all__ = ["BadPattern", "fitted_spec", "no_rule", "rule_for", "rule_pairs", "spec_of"]
+
+_SHOWN: Final = 10
 
 
 class BadPattern(TreeringError, re.error):
@@ -56,6 +58,17 @@ def rule_for(pairs: Iterable[tuple[Any, Any]], name: str) -> tuple[Any, Any] | N
         re.error: a pattern is no regular expression.
     """
     return next((pair for pair in pairs if _found(pair[0], name)), None)
+
+
+def no_rule(names: Sequence[str]) -> Mismatch:
+    """Return the error for leaves that no rule fits, in eformer's words; every one is in its ``differences``."""
+    message = f"Partition rule not found for param: {names[0]}"
+    if len(names) > 1:
+        message += f", and for {len(names) - 1} more: {', '.join(names[1:_SHOWN])}"
+        message += ", ..." if len(names) > _SHOWN else ""
+    error = Mismatch(message)
+    error.differences = tuple(names)
+    return error
 
 
 def fitted_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest: int = 0) -> Any:
