@@ -14,29 +14,47 @@ from treering._format.leaves_listing import opened_index
 from treering._ops.leaves_branches import ALL, JudgedBranch, Leaves, Prefix, is_as_read, judged_leaves
 from treering._store.open_leaves_folder import OpenLeaves
 
-__all__ = ["OpenedLeaves", "opened_leaves"]
+__all__ = ["LeavesSource", "opened_leaves"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedLeaves:
-    """A leaves directory open for reading."""
+class LeavesSource(Source):
+    """A leaves directory open for reading.
 
-    source: Source
-    """Its tree: that of the one branch that was asked for, or of all of them."""
-    branches: Sequence[JudgedBranch]
-    """The branches, whose stored leaves follow each other in the source's index."""
-    folder: OpenLeaves
-    """The directory."""
+    Attributes:
+        folder: the directory.
+        branches: those that make up the tree; their stored leaves follow each other in the index.
+    """
+
+    def __init__(self, folder: OpenLeaves, leaves: Leaves, prefix: Prefix, *, mapped: bool) -> None:
+        self.folder = folder
+        self.branches: Sequence[JudgedBranch] = leaves.branches
+        records = [branch.record for branch in leaves.branches]
+        if prefix is not ALL:
+            # The tree of one branch, whatever it is called.
+            records = [dataclasses.replace(record, prefix=None) for record in records]
+        index = opened_index(records, verified=all(branch.verified for branch in leaves.branches))
+        opened = [
+            OpenBranch(record=branch.record, arrays=branch.arrays, attempt=branch.attempt, verified=branch.verified)
+            for branch in leaves.branches
+        ]
+        super().__init__(
+            index,
+            LeavesArrays(index, opened, folder, mapped=mapped),
+            structured=index.verified,
+            raw_keys=not index.verified,
+            mapped=mapped,
+            is_current=lambda: is_as_read(folder, leaves.read),
+        )
 
 
 def opened_leaves(
     path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool = False, prefix: Prefix = ALL
-) -> OpenedLeaves:
+) -> LeavesSource:
     """Open a leaves directory; it stays open until ``files`` closes it.
 
     A branch of another program is read without checksums; the source's ``structured`` and ``index.verified`` say so.
     The source's ``is_current`` tells whether a save has replaced what was opened: damage may come from that, and
-    whoever finds some opens it again (`treering._ops.one_state`).
+    whoever finds some opens it again, as `treering._ops.one_state` does.
 
     Args:
         path: the directory.
@@ -51,27 +69,4 @@ def opened_leaves(
         StoreFailed: the system refuses.
     """
     folder = files.enter_context(OpenLeaves(Path(path)))
-    leaves = judged_leaves(folder, prefix=prefix)
-    return OpenedLeaves(source=_source(folder, leaves, prefix, mapped=mapped), branches=leaves.branches, folder=folder)
-
-
-def _source(folder: OpenLeaves, leaves: Leaves, prefix: Prefix, *, mapped: bool) -> Source:
-    branches = leaves.branches
-    records = [branch.record for branch in branches]
-    if prefix is not ALL:
-        # The tree of one branch, whatever it is called.
-        records = [dataclasses.replace(record, prefix=None) for record in records]
-    index = opened_index(records, verified=all(branch.verified for branch in branches))
-    opened = [
-        OpenBranch(record=branch.record, arrays=branch.arrays, attempt=branch.attempt, verified=branch.verified)
-        for branch in branches
-    ]
-    arrays = LeavesArrays(index, opened, folder, mapped=mapped)
-    return Source(
-        index,
-        arrays,
-        structured=index.verified,
-        raw_keys=not index.verified,
-        mapped=mapped,
-        is_current=lambda: is_as_read(folder, leaves.read),
-    )
+    return LeavesSource(folder, judged_leaves(folder, prefix=prefix), prefix, mapped=mapped)

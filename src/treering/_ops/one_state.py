@@ -11,13 +11,14 @@ from treering.errors import Busy, Corrupt, NotFound
 
 __all__ = ["on_one_state"]
 
+S = TypeVar("S", bound=Source)
 T = TypeVar("T")
 
 # Each try needs a whole save while the tree is being read.
 _TRIES: Final = 100
 
 
-def on_one_state(opened: Callable[[], AbstractContextManager[Source]], work: Callable[[Source], T]) -> T:
+def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
     """Return ``work(source)``, done once more on the newer tree where a save replaced the older one meanwhile.
 
     Files that are gone, or have other bytes, are damage only as long as the tree that was opened is the one that
