@@ -1,0 +1,104 @@
+"""Documents of ours whose first line holds their version and a digest of every other byte: strict JSON in ASCII.
+
+A member stands on a line of its own, so that ``head`` and ``grep`` are of use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+from treering._codec.documents import json_text, parsed
+from treering._values.checksums import digest
+from treering.errors import Corrupt, Format, Unsupported
+
+__all__ = ["SignedForm"]
+
+_Read = TypeVar("_Read")
+
+_FIRST_LINE: Final = r'\{"%s": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{32})",\n'
+_OTHER_VERSION: Final = r'\{"%s": ([1-9][0-9]{0,8})[,}]'
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SignedForm:
+    """One form of such documents.
+
+    Example:
+        >>> form = SignedForm(member="note", version=1, name="the note", hint="write it again")
+        >>> data = form.encoded([("text", "tree"), ("number", 7)])
+        >>> print(data.decode(), end="")
+        {"note": 1, "digest": "xxh3-128:e26dc71b8e95c6027990d86998e3afe5",
+        "text": "tree",
+        "number": 7}
+        >>> form.read(data, lambda document: document["number"])
+        7
+        >>> form.read(data.replace(b"7", b"8"), lambda document: document["number"])
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: the note is damaged: its digest is not that of its bytes; write it again
+    """
+
+    member: str
+    """Name of the first member, which holds the version."""
+    version: int
+    """The version that is written, and read."""
+    name: str
+    """What such a document is called in messages."""
+    hint: str
+    """What to do about a damaged one."""
+
+    def encoded(self, members: Iterable[tuple[str, Any]]) -> bytes:
+        """Return a document of these members."""
+        lines = [f'"{name}": {json_text(value)}' for name, value in members]
+        head, body = f'{{"{self.member}": {self.version}, "digest": "', '",\n' + ",\n".join(lines) + "}\n"
+        return f"{head}{digest((head.encode(), body.encode()))}{body}".encode("ascii")
+
+    def read(self, data: bytes, read: Callable[[Any], _Read]) -> _Read:
+        """Return what ``read`` makes of the parsed document, once its digest is found right.
+
+        Raises:
+            Corrupt: it is damaged, or ``read`` finds that it contradicts itself.
+            Format: a newer version wrote it.
+            Unsupported: ``read`` finds something in it that this version does not know.
+        """
+        document = self._parsed(data)
+        try:
+            return read(document)
+        except Corrupt as error:
+            if not error.message.startswith(self.name):
+                error.message = f"{self.name} contradicts itself: {error.message}"
+            error.hint = error.hint or self.hint
+            raise
+        except (Format, Unsupported) as error:
+            error.message = f"{self.name}: {error.message}"
+            raise
+
+    def _parsed(self, data: bytes) -> Any:
+        name = re.escape(self.member)
+        first = re.match((_FIRST_LINE % name).encode(), data)
+        if first is None or digest((data[: first.start(2)], data[first.end(2) :])) != first[2].decode():
+            newer = None if first is not None else re.match((_OTHER_VERSION % name).encode(), data)
+            if newer is not None and int(newer[1]) != self.version:
+                raise self._newer(int(newer[1]))
+            problem = "its digest is not that of its bytes" if first else "it does not begin as an index does"
+            raise Corrupt(f"{self.name} is damaged: {problem}", hint=self.hint)
+        if int(first[1]) != self.version:
+            raise self._newer(int(first[1]))
+        try:
+            text = data.decode("ascii")
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"{self.name} is no ASCII", offset=error.start, hint=self.hint) from None
+        try:
+            return parsed(text, self.name)
+        except Corrupt as error:
+            error.hint = error.hint or self.hint
+            raise
+
+    def _newer(self, version: int) -> Format:
+        return Format(
+            f"{self.name} is of version {version}; this treering reads version {self.version}",
+            hint="it was written by a newer treering: use that one",
+        )
