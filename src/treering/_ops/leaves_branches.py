@@ -17,7 +17,7 @@ from treering._store.open_leaves_folder import OpenLeaves
 from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, Unsupported
 
-__all__ = ["ALL", "JudgedBranch", "Leaves", "Prefix", "is_as_read", "judged_leaves"]
+__all__ = ["ALL", "JudgedBranch", "Leaves", "Prefix", "busy", "is_as_read", "judged", "judged_leaves"]
 
 # Each try needs a whole save between reading the index and reading what it names.
 _TRIES: Final = 100
@@ -83,7 +83,7 @@ def judged_leaves(folder: OpenLeaves, *, prefix: Prefix = ALL) -> Leaves:
     for _ in range(_TRIES):
         read = _chosen(_index(folder), prefix, folder)
         try:
-            return Leaves(branches=[_judged(folder, branch) for branch in read], read=read)
+            return Leaves(branches=[judged(folder, branch) for branch in read], read=read)
         except (Corrupt, NotFound):
             # Perhaps a save replaced it meanwhile; then its index is there now.
             if is_as_read(folder, read):
@@ -142,7 +142,8 @@ def _no_branch(prefix: str | None, there: list[str], folder: OpenLeaves) -> Mism
 # ------------------------------------------------------------------------------------------------------------ judgement
 
 
-def _judged(folder: OpenLeaves, branch: Branch) -> JudgedBranch:
+def judged(folder: OpenLeaves, branch: Branch) -> JudgedBranch:
+    """Return one branch of an open directory, judged as `judged_leaves` says; raises as that does."""
     trouble: Corrupt | Format | Unsupported | None = None
     record: LeavesRecord | None = None
     try:
@@ -167,7 +168,9 @@ def _was_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None)
     """
     for name in record.folders:
         try:
-            if LEAVES_RULES.marker(_zarray(folder, name, attempt)) is not None:
+            data = _zarray(folder, name, attempt)
+            # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
+            if LEAVES_RULES.marker(data) is not None or record.attempt.encode() in data:
                 return False
         except (NotFound, Corrupt):
             return False
