@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import threading
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.properties.strategies import quick
-from treering._arrays import incoming
+from treering._arrays import incoming, jobs
 from treering._arrays.incoming import Wish
 from treering._ops.open import Checkpoint
 from treering._store.reading import LocalFile
@@ -53,7 +50,7 @@ def boxes() -> st.SearchStrategy[list[Box]]:
 def test_any_boxes_from_any_chunks(opened: list[Checkpoint], wanted: list[Box], number: int, slab: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(incoming, "_SLAB_BYTES", slab)
-        patch.setattr(incoming, "_TWO_THREADS_FROM", 10_000)
+        patch.setattr(jobs, "_TWO_THREADS_FROM", 10_000)
         patch.setattr(incoming, "_SMALL_BYTES", 1000)
         wish = Wish(0, wanted)
         opened[number]._source.read([wish], None)
@@ -88,50 +85,6 @@ def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch
     calls.clear()
     treering.load(tmp_path / "c", only=["n10", "n500"])
     assert calls == [256, 256]
-
-
-def test_progress_ends_at_its_total_whoever_comes_in_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller's thread runs out of work while the other one still reads."""
-    started, finish = threading.Event(), threading.Event()
-    main = threading.current_thread()
-
-    def job() -> int:
-        if threading.current_thread() is main:
-            assert started.wait(10)
-            finish.set()
-        else:
-            started.set()
-            assert finish.wait(10)
-        return 50
-
-    monkeypatch.setattr(incoming, "_TWO_THREADS_FROM", 1)
-    calls: list[tuple[int, int]] = []
-    for _ in range(5):
-        started.clear()
-        finish.clear()
-        calls.clear()
-        incoming._run_all(deque([job, job]), 100, lambda done, total: calls.append((done, total)))
-        assert calls[-1] == (100, 100)
-        assert calls == sorted(calls)
-
-
-def test_the_first_error_stops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_TWO_THREADS_FROM", 1)
-    ran: list[int] = []
-
-    def bad() -> int:
-        raise Corrupt("damaged")
-
-    def good() -> int:
-        ran.append(1)
-        return 1
-
-    jobs: deque[Any] = deque([bad, bad, *itertools.repeat(good, 10_000)])
-    threads = threading.active_count()
-    with pytest.raises(Corrupt, match="damaged"):
-        incoming._run_all(jobs, 10_002, None)
-    assert len(ran) < 10_000
-    assert threading.active_count() == threads
 
 
 def test_every_block_is_checked(tmp_path: Path) -> None:

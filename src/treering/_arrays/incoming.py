@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import threading
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from treering._arrays.aligned import aligned_bytes
+from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._format.blocks import damage, first_blocks
 from treering._format.index import Index
 from treering._plan.load import covering_ranges
-from treering._store.crew import Crew, FirstError
-from treering._store.reading import LocalFile
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums
@@ -31,10 +30,7 @@ from treering.errors import Format
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Progress", "StoredArrays", "Wish"]
-
-Progress: TypeAlias = Callable[[int, int], object]
-"""Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
+__all__ = ["DataReader", "Progress", "StoredArrays", "Wish"]
 
 _SMALL_BYTES: Final = 64 << 10
 _TOGETHER_BYTES: Final = 256 << 10
@@ -42,7 +38,16 @@ _TOGETHER_BYTES: Final = 256 << 10
 _SLAB_BYTES: Final = 2 << 20
 # What is only checked is touched once.
 _MAPPED_BYTES: Final = 16 << 20
-_TWO_THREADS_FROM: Final = 4 << 20
+
+
+class DataReader(Protocol):
+    """What gives the bytes of one data file, as an open ``LocalFile`` does."""
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on."""
+
+    def map(self) -> mmap.mmap:
+        """Map the whole file, read-only."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,9 +71,6 @@ class _Run:
     into: NDArray[np.uint8]
 
 
-_Job: TypeAlias = Callable[[], int]
-
-
 class StoredArrays:
     """The arrays of one opened checkpoint or safetensors file.
 
@@ -80,7 +82,7 @@ class StoredArrays:
     """
 
     def __init__(
-        self, index: Index, files: Sequence[LocalFile | None], headers: Callable[[int], None], *, mapped: bool = False
+        self, index: Index, files: Sequence[DataReader | None], headers: Callable[[int], None], *, mapped: bool = False
     ) -> None:
         self.index = index
         self._files = files
@@ -114,15 +116,23 @@ class StoredArrays:
             Corrupt: bytes do not have their checksums, or are not there.
             StoreFailed: the system refuses.
         """
-        jobs: deque[_Job] = deque()
-        small: list[tuple[int, Wish]] = []
-        total = 0
-        for wish in wishes:
-            total += self._plan(wish, jobs, small)
-        jobs.extend(self._together(small))
-        _run_all(jobs, total, progress)
+        work = self.planned(wishes)
+        run_all(work, Tally(work.nbytes, progress))
 
-    def _plan(self, wish: Wish, jobs: deque[_Job], small: list[tuple[int, Wish]]) -> int:
+    def planned(self, wishes: Sequence[Wish]) -> Work:
+        """Return what is to be done to fill ``arrays`` of every wish; large ones have their memory already.
+
+        Raises:
+            Corrupt: a file that it takes is lost, or its header is damaged.
+        """
+        work = Work()
+        small: list[tuple[int, Wish]] = []
+        for wish in wishes:
+            work.nbytes += self._plan(wish, work.jobs, small)
+        work.jobs.extend(self._together(small))
+        return work
+
+    def _plan(self, wish: Wish, jobs: deque[Job], small: list[tuple[int, Wish]]) -> int:
         """Allocate the arrays of one wish, or leave that to the small ones; return how many bytes it reads."""
         columns = self.index.chunks
         # The chunks of a leaf follow each other, in the order of the leaves.
@@ -174,7 +184,7 @@ class StoredArrays:
         raw = _bytes_of(array)
         return _Run(chunk, 0, raw[run[0] * array.itemsize : run[1] * array.itemsize])
 
-    def _split(self, runs: Sequence[_Run], work: Callable[[_Run], int], nbytes: int) -> Iterator[_Job]:
+    def _split(self, runs: Sequence[_Run], work: Callable[[_Run], int], nbytes: int) -> Iterator[Job]:
         """Cut runs into stretches of whole blocks, of ``nbytes`` or a block each."""
         for run in runs:
             step = max(nbytes, self.index.chunks.block[run.chunk])
@@ -206,7 +216,7 @@ class StoredArrays:
 
     # ---------------------------------------------------------------------------------------------- small ones together
 
-    def _together(self, small: list[tuple[int, Wish]]) -> Iterator[_Job]:
+    def _together(self, small: list[tuple[int, Wish]]) -> Iterator[Job]:
         """Read small chunks that are neighbours in a file with one call."""
         columns = self.index.chunks
         small.sort(key=lambda pair: (columns.file[pair[0]], columns.offset[pair[0]]))
@@ -254,7 +264,7 @@ class StoredArrays:
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
-    def _slab_job(self, chunk: int, start: int, stop: int, wish: Wish, dtype: np.dtype[Any]) -> _Job:
+    def _slab_job(self, chunk: int, start: int, stop: int, wish: Wish, dtype: np.dtype[Any]) -> Job:
         def work() -> int:
             columns = self.index.chunks
             room = aligned_bytes(stop - start)
@@ -281,7 +291,7 @@ class StoredArrays:
             self._maps[file] = np.frombuffer(self._file(file).map(), np.uint8)
         return np.ndarray(box_sums.shape_of(box), dtype, self._maps[file].data, columns.offset[chunk])
 
-    def _file(self, number: int) -> LocalFile:
+    def _file(self, number: int) -> DataReader:
         file = self._files[number]
         if file is None:
             raise AssertionError("a file is asked for before anything is read from it")
@@ -320,38 +330,5 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.ndarray(shape, dtype, aligned_bytes(count * dtype.itemsize))
 
 
-def _bound(work: Callable[..., int], *arguments: Any) -> _Job:
+def _bound(work: Callable[..., int], *arguments: Any) -> Job:
     return lambda: work(*arguments)
-
-
-def _run_all(jobs: deque[_Job], total: int, progress: Progress | None) -> None:
-    """Run the jobs, large totals with a second thread; ``progress`` is only ever called from this one."""
-    failure = FirstError()
-    done = reported = 0
-    lock = threading.Lock()
-
-    def work(report: Progress | None) -> None:
-        nonlocal done, reported
-        while failure.error is None:
-            with failure:
-                try:
-                    job = jobs.popleft()
-                except IndexError:
-                    return
-                count = job()
-                with lock:
-                    done += count
-                    so_far = done
-                if report is not None:
-                    reported = so_far
-                    report(so_far, total)
-
-    crew = Crew(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0)
-    try:
-        work(progress)
-    finally:
-        crew.join()
-    failure.reraise()
-    if progress is not None and reported < done:
-        # The other thread came in last.
-        progress(done, total)

@@ -1,0 +1,92 @@
+"""Work on bytes, cut into jobs: this thread and a second one take the next in turn, and progress is told from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from treering._store.crew import Crew, FirstError
+
+__all__ = ["Job", "Progress", "Tally", "Work", "run_all"]
+
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
+
+Job: TypeAlias = Callable[[], int]
+"""Does a part of the work and returns for how many bytes that counts."""
+
+_TWO_THREADS_FROM: Final = 4 << 20
+
+
+@dataclasses.dataclass(slots=True)
+class Work:
+    """Jobs, and how many bytes they are."""
+
+    jobs: deque[Job] = dataclasses.field(default_factory=deque)
+    """What is to be done, in this order."""
+    nbytes: int = 0
+    """What all of them count."""
+
+
+class Tally:
+    """Counts bytes from any thread and tells ``progress`` of them from the one that made it.
+
+    Example:
+        >>> tally = Tally(8, lambda done, total: print(done, "of", total))
+        >>> tally.add(8)
+        8 of 8
+    """
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._progress = progress
+        self._owner = threading.get_ident()
+        self._lock = threading.Lock()
+        self._done = self._told = 0
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes that are done."""
+        with self._lock:
+            self._done += nbytes
+        if nbytes and threading.get_ident() == self._owner:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell ``progress`` of what it has not heard of."""
+        done = self._done
+        if self._progress is not None and self._told < done:
+            self._told = done
+            self._progress(done, self._total)
+
+
+def run_all(shared: Work, tally: Tally, own: Work | None = None) -> None:
+    """Run all jobs; the first error of any ends the others, and is raised here.
+
+    Args:
+        shared: jobs for any thread; a second one helps where they are worth it.
+        tally: counts what the jobs return.
+        own: jobs that this thread runs alone, and first: many short ones run faster in one thread than in two.
+    """
+    failure = FirstError()
+
+    def work(jobs: deque[Job]) -> None:
+        while failure.error is None:
+            with failure:
+                try:
+                    job = jobs.popleft()
+                except IndexError:
+                    return
+                tally.add(job())
+
+    crew = Crew(lambda: work(shared.jobs), 1 if shared.nbytes >= _TWO_THREADS_FROM else 0)
+    try:
+        if own is not None:
+            work(own.jobs)
+        work(shared.jobs)
+    finally:
+        crew.join()
+    failure.reraise()
+    tally.tell()  # the other thread may have come in last
