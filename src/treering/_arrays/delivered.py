@@ -37,6 +37,8 @@ class Delivery:
     """Its boxes."""
     shape: tuple[int, ...]
     """Shape of what is stored."""
+    nbytes: int
+    """Bytes of what is stored."""
     fit: Fit
     """What it becomes."""
     sharding: jax.sharding.Sharding | None

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from treering._arrays.delivered import Delivery, delivered, turned, wish_for
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Progress
 from treering._arrays.source import Source
-from treering._format.blocks import leaf_bytes
 from treering._format.index import Index
-from treering._format.selection import Selection, select
+from treering._format.selection import select
 from treering._format.structure import build
+from treering._ops.arrivals import brought, planned
+from treering._ops.into_like import into_like
+from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
-from treering._tree.fit import Fit, stored_dtype
-from treering._tree.flatten import Flattened, flatten_like, opaque_of
-from treering._tree.likeness import KEPT, Matched, matched
+from treering._ops.warned import warn_of
+from treering._tree.fit import stored_dtype
+from treering._tree.flatten import Flattened, flatten_like
+from treering._tree.likeness import KEPT, Matched, as_stored, matched
 from treering._tree.placement import Shardings, aval_of, resolved
-from treering._tree.unflatten import rebuilt, static_differences
-from treering.errors import KeptOnHost, StaticFieldsDiffer, Unsupported
+from treering.errors import KeptOnHost, Unsupported
 
 __all__ = ["load"]
-
-# Arrays are read and placed about this many bytes at a time: host copies of device arrays do not add up.
-_BATCH_BYTES: Final = 256 << 20
-_SHOWN: Final = 20
 
 
 def load(
@@ -51,7 +46,8 @@ def load(
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
     _require_sense(like, only=only, at=at, rename=rename, missing=missing, cast=cast)
     require_path(path)
-    with opened_source(path, mapped=mapped) as source:
+
+    def work(source: Source) -> Any:
         index = source.index
         if at is None and only is None:
             source.check_files()  # also those that hold nothing: all of it was asked for
@@ -59,20 +55,16 @@ def load(
         known = select(index.structure, index.keys, at=at, only=None).keys
         asked = _Asked(shardings=shardings, mesh=mesh, known=known)
         if like is None:
-            fits = [Fit(leaf_type.kind, impl=leaf_type.impl) for leaf_type in index.types]
-            matches = [Matched(leaf, fits[index.leaf_types[leaf]]) for leaf in part.leaves]
+            matches = as_stored(index, part)
             placements = _placements(index, part.keys, matches, None, asked)
             return build(part.structure, _leaves(source, matches, placements, progress))
         target = flatten_like(like)
         matches = matched(index, part, target, rename=rename, missing=missing, cast=cast, raw_keys=source.raw_keys)
         placements = _placements(index, target.keys, matches, target, asked)
         leaves = _leaves(source, matches, placements, progress)
-    for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
-        if match.fit is KEPT or kind == "opaque":
-            leaves[number] = target.leaves[number]
-    if source.structured:
-        _report_static(index, part, target, matches)
-    return rebuilt(like, leaves)
+        return into_like(like, target, source, part=part, matches=matches, leaves=leaves)
+
+    return on_one_state(lambda: opened_source(path, mapped=mapped), work)
 
 
 def _require_sense(like: Any, *, only: Any, at: Any, rename: Any, missing: str, cast: bool) -> None:
@@ -134,7 +126,7 @@ def _placements(
             if placed[number] is not None and match.fit.kind == "numpy":
                 matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
     if too_wide:
-        _warn("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
+        warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
     return placed
 
 
@@ -161,78 +153,7 @@ def _leaves(
     source: Source, matches: Sequence[Matched], placements: Sequence[Any], progress: Progress | None
 ) -> list[Any]:
     """Return the leaves of the result: read, checked and placed."""
-    index = source.index
-    result: list[Any] = [None] * len(matches)
-    deliveries: list[Delivery] = []
-    for number, (match, sharding) in enumerate(zip(matches, placements, strict=True)):
-        if match.fit is KEPT:
-            continue
-        leaf_type = index.type_of(match.leaf)
-        if leaf_type.stored:
-            shape = leaf_type.shape or ()
-            wish = wish_for(match.leaf, shape, sharding)
-            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, match.fit, sharding))
-        else:
-            result[number] = turned(index.values[match.leaf], match.fit, sharding)
-    by_type = list(map(leaf_bytes, index.types))
-    sizes = [by_type[index.leaf_types[delivery.wish.leaf]] for delivery in deliveries]
-    report = _Report(progress, sum(sizes))
-    # A map is no copy: nothing adds up.
-    for batch, nbytes in _batches(deliveries, sizes, sum(sizes) if source.mapped else _BATCH_BYTES):
-        source.read([delivery.wish for delivery in batch], report.step)
-        report.add(nbytes)
-        for delivery, leaf in zip(batch, delivered(batch, mapped=source.mapped), strict=True):
-            result[delivery.number] = leaf
+    result, deliveries = planned(source, matches, placements)
+    for delivery, leaf in zip(deliveries, brought(source, deliveries, progress), strict=True):
+        result[delivery.number] = leaf
     return result
-
-
-class _Report:
-    """Adds the batches up for the user's ``progress``, which counts the bytes of the leaves."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._before = 0
-        self.step: Progress | None = self._step if progress else None
-
-    def _step(self, done: int, batch: int) -> None:
-        del batch
-        if self._progress is not None:
-            self._progress(min(self._before + done, self._total), self._total)
-
-    def add(self, nbytes: int) -> None:
-        self._before += nbytes
-
-
-def _batches(deliveries: Sequence[Delivery], sizes: Sequence[int], most: int) -> Iterator[tuple[list[Delivery], int]]:
-    """Yield runs of deliveries of some ``most`` bytes, and the bytes of each run."""
-    batch: list[Delivery] = []
-    held = 0
-    for delivery, nbytes in zip(deliveries, sizes, strict=True):
-        batch.append(delivery)
-        held += nbytes
-        if held >= most:
-            yield batch, held
-            batch, held = [], 0
-    if batch:
-        yield batch, held
-
-
-def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched]) -> None:
-    """Warn where functions and static fields of ``like`` are others than those that were saved."""
-    same = len(part.structure) == len(target.tokens) and all(map(operator.eq, part.structure, target.tokens))
-    lines = [] if same else static_differences(part.structure, target.tokens)
-    for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
-        if kind == "opaque" and match.fit is not KEPT:
-            saved, here = index.values[match.leaf], opaque_of(leaf)
-            if saved != here:
-                lines.append(f"{key}: saved as {saved.text}, like has {here.text}")
-    if lines:
-        _warn("what lies in no file comes from `like`, and differs from what was saved", lines, StaticFieldsDiffer)
-
-
-def _warn(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
-    more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    shown = "\n  ".join(lines[:_SHOWN])
-    # Past our own frames, to the line that called treering.load.
-    warnings.warn(f"{what}:\n  {shown}{more}", category, stacklevel=5)

@@ -14,7 +14,7 @@ from treering._tree.flatten import Flattened
 from treering._values.keys import split_key
 from treering.errors import Mismatch
 
-__all__ = ["KEPT", "Matched", "matched"]
+__all__ = ["KEPT", "Matched", "as_stored", "matched"]
 
 _SHOWN: Final = 20
 _COMPARED: Final = 1000
@@ -31,6 +31,12 @@ class Matched:
     """Number of the stored leaf; -1 where ``like``'s own value is kept."""
     fit: Fit
     """What it becomes."""
+
+
+def as_stored(index: Index, selection: Selection) -> list[Matched]:
+    """Return for every stored leaf of a part that it comes back as what it was."""
+    fits = [Fit(leaf_type.kind, impl=leaf_type.impl) for leaf_type in index.types]
+    return [Matched(leaf, fits[index.leaf_types[leaf]]) for leaf in selection.leaves]
 
 
 def matched(

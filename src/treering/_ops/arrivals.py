@@ -1,0 +1,94 @@
+"""Leaves on their way out of an opened tree: read, checked and placed, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from treering._arrays.delivered import Delivery, delivered, turned, wish_for
+from treering._arrays.incoming import Progress
+from treering._arrays.source import Source
+from treering._format.blocks import leaf_bytes
+from treering._tree.likeness import KEPT, Matched
+
+__all__ = ["brought", "planned"]
+
+# Arrays are read and placed about this many bytes at a time: host copies of device arrays do not add up.
+_BATCH_BYTES: Final = 256 << 20
+
+
+def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any]) -> tuple[list[Any], list[Delivery]]:
+    """Return the leaves of the result, as far as they need no reading, and what is to be read for the others.
+
+    Args:
+        source: the opened tree.
+        matches: what each leaf of the result becomes.
+        placements: where each of them goes; None is the default device, or the host for what stays there.
+    """
+    index = source.index
+    result: list[Any] = [None] * len(matches)
+    deliveries: list[Delivery] = []
+    by_type = list(map(leaf_bytes, index.types))
+    for number, (match, sharding) in enumerate(zip(matches, placements, strict=True)):
+        if match.fit is KEPT:
+            continue
+        leaf_type = index.type_of(match.leaf)
+        if leaf_type.stored:
+            shape = leaf_type.shape or ()
+            wish = wish_for(match.leaf, shape, sharding)
+            nbytes = by_type[index.leaf_types[match.leaf]]
+            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, nbytes, match.fit, sharding))
+        else:
+            result[number] = turned(index.values[match.leaf], match.fit, sharding)
+    return result, deliveries
+
+
+def brought(source: Source, deliveries: Sequence[Delivery], progress: Progress | None = None) -> list[Any]:
+    """Return the leaves of some deliveries, in their order.
+
+    Raises:
+        Corrupt: bytes are damaged or not there.
+        Mismatch, Unsupported: an array does not become what is wanted of it.
+        StoreFailed: the system refuses.
+    """
+    total = sum(delivery.nbytes for delivery in deliveries)
+    report = _Report(progress, total)
+    leaves: list[Any] = []
+    # A map is no copy: nothing adds up.
+    for batch, nbytes in _batches(deliveries, total if source.mapped else _BATCH_BYTES):
+        source.read([delivery.wish for delivery in batch], report.step)
+        report.add(nbytes)
+        leaves += delivered(batch, mapped=source.mapped)
+    return leaves
+
+
+class _Report:
+    """Adds the batches up for the user's ``progress``, which counts the bytes of the leaves."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._before = 0
+        self.step: Progress | None = self._step if progress else None
+
+    def _step(self, done: int, batch: int) -> None:
+        del batch
+        if self._progress is not None:
+            self._progress(min(self._before + done, self._total), self._total)
+
+    def add(self, nbytes: int) -> None:
+        self._before += nbytes
+
+
+def _batches(deliveries: Sequence[Delivery], most: int) -> Iterator[tuple[list[Delivery], int]]:
+    """Yield runs of deliveries of some ``most`` bytes, and the bytes of each run."""
+    batch: list[Delivery] = []
+    held = 0
+    for delivery in deliveries:
+        batch.append(delivery)
+        held += delivery.nbytes
+        if held >= most:
+            yield batch, held
+            batch, held = [], 0
+    if batch:
+        yield batch, held

@@ -1,0 +1,53 @@
+"""Leaves that were read -> the containers of ``like``, with what lies in no file taken from there."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from treering._arrays.source import Source
+from treering._format.index import Index
+from treering._format.selection import Selection
+from treering._ops.warned import warn_of
+from treering._tree.flatten import Flattened, opaque_of
+from treering._tree.likeness import KEPT, Matched
+from treering._tree.unflatten import rebuilt, static_differences
+from treering.errors import StaticFieldsDiffer
+
+__all__ = ["into_like"]
+
+
+def into_like(
+    like: Any, target: Flattened, source: Source, *, part: Selection, matches: Sequence[Matched], leaves: list[Any]
+) -> Any:
+    """Return ``like``'s containers around the leaves; functions, and what is kept, come from ``like``.
+
+    Warns where functions and static fields of ``like`` are others than those that were saved.
+
+    Args:
+        like: the tree.
+        target: the same, flattened.
+        source: what the leaves were read from.
+        part: which part of it.
+        matches: what each leaf became.
+        leaves: one for each leaf of ``like``.
+    """
+    for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
+        if match.fit is KEPT or kind == "opaque":
+            leaves[number] = target.leaves[number]
+    if source.structured:
+        _report_static(source.index, part, target, matches)
+    return rebuilt(like, leaves)
+
+
+def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched]) -> None:
+    same = len(part.structure) == len(target.tokens) and all(map(operator.eq, part.structure, target.tokens))
+    lines = [] if same else static_differences(part.structure, target.tokens)
+    for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
+        if kind == "opaque" and match.fit is not KEPT:
+            saved, here = index.values[match.leaf], opaque_of(leaf)
+            if saved != here:
+                lines.append(f"{key}: saved as {saved.text}, like has {here.text}")
+    if lines:
+        warn_of("what lies in no file comes from `like`, and differs from what was saved", lines, StaticFieldsDiffer)

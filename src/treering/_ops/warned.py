@@ -1,0 +1,30 @@
+"""Warnings that point at the user's own line."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["warn_of"]
+
+_SHOWN: Final = 20
+
+
+def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
+    """Warn of several things at once, at the line outside of treering from which the call came.
+
+    Args:
+        what: what they have in common.
+        lines: one for each.
+        category: the class of the warning.
+    """
+    more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    shown = "\n  ".join(lines[:_SHOWN])
+    level = 1
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "treering":
+        frame = frame.f_back
+        level += 1
+    warnings.warn(f"{what}:\n  {shown}{more}", category, stacklevel=level)
