@@ -9,6 +9,7 @@ Source: RFC 3986, section 2.1, for the form of the escapes.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -176,7 +177,7 @@ def overlapping(folders: Iterable[str]) -> tuple[str, str] | None:
     """
     # In the order of texts, everything that begins as a folder does follows right behind it.
     ends = sorted(f"{folder}/" for folder in folders)
-    for outer, inner in zip(ends, ends[1:], strict=False):
+    for outer, inner in itertools.pairwise(ends):
         if inner.startswith(outer):
             return outer[:-1], inner[:-1]
     return None
