@@ -1,8 +1,9 @@
 """treering turns JAX pytrees into bytes and back.
 
 ``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` what was saved. Beside them stand
-``treering.serialization`` (flax's state dicts and msgpack), ``treering.sharding`` and ``treering.tree``. Each loads
-when it is first touched, so that importing treering costs nothing.
+``treering.serialization`` (flax's state dicts and msgpack), ``treering.leaves`` (eformer's leaves directories),
+``treering.sharding`` and ``treering.tree``. Each loads when it is first touched, so that importing treering costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treering import checkpoint, errors, serialization, sharding, tree
+    from treering import checkpoint, errors, leaves, serialization, sharding, tree
     from treering._format.structure import StandIn, register_node
     from treering._ops.diff import diff
     from treering._ops.inspect import inspect
@@ -26,6 +27,7 @@ __all__ = [
     "diff",
     "errors",
     "inspect",
+    "leaves",
     "load",
     "open",
     "register_node",
@@ -36,7 +38,7 @@ __all__ = [
     "verify",
 ]
 
-_DOORS = frozenset({"checkpoint", "errors", "serialization", "sharding", "tree"})
+_DOORS = frozenset({"checkpoint", "errors", "leaves", "serialization", "sharding", "tree"})
 _HOMES = {
     "StandIn": "treering._tree.stand_in",
     "diff": "treering._ops.diff",
