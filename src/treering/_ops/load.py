@@ -20,10 +20,9 @@ from treering._ops.into_like import into_like
 from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
 from treering._ops.warned import warn_of
-from treering._tree.fit import stored_dtype
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import KEPT, Matched, as_stored, matched
-from treering._tree.placement import Shardings, aval_of, resolved
+from treering._tree.likeness import Matched, array_dtype, as_stored, aval_shape, matched
+from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
 from treering.errors import KeptOnHost, Unsupported
 
 __all__ = ["load"]
@@ -105,7 +104,7 @@ def _placements(
     holds: dict[np.dtype[Any], bool] = {}
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
-        dtype = _array_dtype(index, match) if explicit or like is not None else None
+        dtype = array_dtype(index, match) if explicit or like is not None else None
         if dtype is None or isinstance(like, np.ndarray | np.generic):
             continue
         if dtype not in holds:
@@ -115,9 +114,9 @@ def _placements(
                 too_wide.append(f"{keys[number]} ({dtype.name})")
             continue
         if explicit:
-            avals[keys[number]] = aval_of(_aval_shape(index, match), dtype)
+            avals[keys[number]] = aval_of(aval_shape(index, match), dtype)
         elif match.fit.kind in ("jax", "key"):
-            placed[number] = _like_placement(like)
+            placed[number] = sharding_of(like)
     if explicit:
         chosen = resolved(asked.shardings, asked.mesh, avals, [*keys, *asked.known])
         for number, key in enumerate(keys):
@@ -128,25 +127,6 @@ def _placements(
     if too_wide:
         warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
     return placed
-
-
-def _array_dtype(index: Index, match: Matched) -> np.dtype[Any] | None:
-    if match.fit is KEPT or match.fit.kind not in ("jax", "key", "numpy"):
-        return None
-    if match.fit.dtype is not None:
-        return match.fit.dtype
-    return stored_dtype(index.type_of(match.leaf))
-
-
-def _aval_shape(index: Index, match: Matched) -> tuple[int, ...]:
-    shape = index.type_of(match.leaf).shape or ()
-    return shape[:-1] if match.fit.kind == "key" else shape
-
-
-def _like_placement(like: Any) -> Any:
-    """Return where ``like``'s array lies; an array that jax may move freely stays one."""
-    sharding = getattr(like, "sharding", None)
-    return sharding if sharding is not None and getattr(like, "committed", True) else None
 
 
 def _leaves(

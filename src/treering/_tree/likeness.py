@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import Selection
-from treering._tree.fit import Fit, fitted, found_text, wanted_text
+from treering._tree.fit import Fit, fitted, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
 from treering._values.keys import split_key
 from treering.errors import Mismatch
 
-__all__ = ["KEPT", "Matched", "as_stored", "matched"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["KEPT", "Matched", "Wording", "array_dtype", "as_stored", "aval_shape", "matched"]
 
 _SHOWN: Final = 20
 _COMPARED: Final = 1000
@@ -39,6 +42,31 @@ def as_stored(index: Index, selection: Selection) -> list[Matched]:
     return [Matched(leaf, fits[index.leaf_types[leaf]]) for leaf in selection.leaves]
 
 
+def array_dtype(index: Index, match: Matched) -> np.dtype[Any] | None:
+    """Return the dtype of a leaf that may go on devices, None for any other."""
+    if match.fit is KEPT or match.fit.kind not in ("jax", "key", "numpy"):
+        return None
+    if match.fit.dtype is not None:
+        return match.fit.dtype
+    return stored_dtype(index.type_of(match.leaf))
+
+
+def aval_shape(index: Index, match: Matched) -> tuple[int, ...]:
+    """Return the shape of such a leaf; that of keys is without their data."""
+    shape = index.type_of(match.leaf).shape or ()
+    return shape[:-1] if match.fit.kind == "key" else shape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wording:
+    """How the caller speaks to its user."""
+
+    called: str = "like"
+    """What the target is called."""
+    advice: str = ""
+    """What comes before advice about the arguments of ``treering.load``, where it is another function that speaks."""
+
+
 def matched(
     index: Index,
     selection: Selection,
@@ -48,6 +76,7 @@ def matched(
     missing: Literal["error", "keep"],
     cast: bool,
     raw_keys: bool,
+    wording: Wording = Wording(),
 ) -> list[Matched]:
     """Return for every leaf of ``like`` the stored leaf that goes there.
 
@@ -59,13 +88,14 @@ def matched(
         missing: what to do where nothing is stored for a leaf.
         cast: see ``fitted``.
         raw_keys: see ``fitted``.
+        wording: how the differences are told.
 
     Raises:
         Mismatch: with one line for each difference.
     """
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     renamed = _renamed(target.keys, rename or {})
-    report = _Report()
+    report = _Report(wording)
     result: list[Matched] = []
     used: set[str] = set()
     fits: dict[Any, Fit | None] = {}
@@ -133,6 +163,7 @@ class _Missing:
 class _Report:
     """What does not fit, in the order of ``like``."""
 
+    wording: Wording
     lines: list[str | _Missing] = dataclasses.field(default_factory=list)
     unexpected: dict[str, str] = dataclasses.field(default_factory=dict)
     castable: bool = False
@@ -150,7 +181,7 @@ class _Report:
         count = f"{len(found)} differences" if len(found) > 1 else "1 difference"
         shown = "\n  ".join(found[:_SHOWN])
         hint = self._hint()
-        message = f"{count} between `like` and the checkpoint:\n  {shown}{more}"
+        message = f"{count} between `{self.wording.called}` and the checkpoint:\n  {shown}{more}"
         error = Mismatch(f"{message}\n  {hint}" if hint else message)
         error.differences = tuple(found)
         raise error
@@ -159,20 +190,20 @@ class _Report:
         where = "" if line.source == line.key else f" (looked for {_shown(line.source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if line.keep else ""
         near = self._near(line.source, line.wanted) if suggest else ""
-        return f"{_shown(line.key)}: missing{where}, `like` has {line.wanted}{near}{kept}"
+        return f"{_shown(line.key)}: missing{where}, `{self.wording.called}` has {line.wanted}{near}{kept}"
 
     def _hint(self) -> str:
         hints = []
         if self.castable:
-            hints.append("cast=True makes numbers what `like` has, within a category")
+            hints.append(f"cast=True makes numbers what `{self.wording.called}` has, within a category")
         missing = any(isinstance(line, _Missing) for line in self.lines)
         if missing:
-            hints.append('missing="keep" keeps what `like` has')
+            hints.append(f'missing="keep" keeps what `{self.wording.called}` has')
         if self.unexpected:
             hints.append("only= and at= load a part")
         if missing and self.unexpected:
             hints.append("rename={wanted: saved} finds what was renamed")
-        return "; ".join(hints)
+        return self.wording.advice + "; ".join(hints) if hints else ""
 
     def _near(self, key: str, wanted: str) -> str:
         others = [other for other, found in self.unexpected.items() if found == wanted]

@@ -17,13 +17,14 @@ from treering._tree.walk import mapped_with_path
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
-__all__ = ["Shardings", "aval_of", "resolved"]
+__all__ = ["Choice", "Shardings", "aval_of", "is_placement", "placed", "require_mesh", "resolved", "sharding_of"]
 
 Shardings: TypeAlias = Any
 """A ``Sharding``, ``Device`` or ``PartitionSpec``; a prefix tree of them (None: the default device); a function of
 (key, ``jax.ShapeDtypeStruct``) that returns one; or partition rules, pairs of a pattern and a ``PartitionSpec``."""
 
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
+"""Says of a key and its array where it goes: ``Sharding``, ``Device`` or ``PartitionSpec``; None: the default device."""
 
 _PAIR: Final = 2
 _SHOWN: Final = 20
@@ -47,9 +48,29 @@ def resolved(
         Mismatch: a leaf has no sharding or no rule, or its shape cannot be divided so; all of them at once.
         Unsupported: this is no sharding.
     """
+    require_mesh(mesh)
+    return placed(_choice(shardings, mesh, known), mesh, avals)
+
+
+def require_mesh(mesh: Any) -> None:
+    """Refuse what is no mesh of devices.
+
+    Raises:
+        Unsupported: it is none.
+    """
     if not isinstance(mesh, jax.sharding.Mesh | None):
         raise Unsupported(f"mesh is a {type(mesh).__name__}, not a jax.sharding.Mesh of devices")
-    choice = _choice(shardings, mesh, known)
+
+
+def placed(
+    choice: Choice, mesh: jax.sharding.Mesh | None, avals: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Sharding | None]:
+    """Return the sharding that is chosen for every leaf in ``avals``, if it fits the leaf; None is the default device.
+
+    Raises:
+        Mismatch: shapes cannot be divided so; all of them at once.
+        Unsupported: this is no sharding.
+    """
     result: dict[str, Sharding | None] = {}
     wrong: list[str] = []
     for key, aval in avals.items():
@@ -79,11 +100,17 @@ def aval_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return aval
 
 
+def sharding_of(like: Any) -> Any:
+    """Return where an array of a target lies; None for one that jax may move freely, and for what has no place."""
+    sharding = getattr(like, "sharding", None)
+    return sharding if sharding is not None and getattr(like, "committed", True) else None
+
+
 def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequence[str]) -> Choice:
     if shardings is None:
         fallback = spec_of() if mesh is not None else None
         return lambda _key, _aval: fallback
-    if _is_placement(shardings) or isinstance(shardings, jax.sharding.Mesh):
+    if is_placement(shardings) or isinstance(shardings, jax.sharding.Mesh):
         return lambda _key, _aval: shardings
     if _is_rules(shardings):
         pairs = rule_pairs(shardings)
@@ -95,7 +122,8 @@ def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequenc
     return _by_prefix(shardings, known)
 
 
-def _is_placement(x: Any) -> bool:
+def is_placement(x: Any) -> bool:
+    """Tell whether something says where an array goes."""
     return isinstance(x, Sharding | PartitionSpec | jax.Device)
 
 
@@ -126,7 +154,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
         found[path] = leaf  # a model mapped to shardings still holds its functions: they matter where an array is
         return leaf
 
-    mapped_with_path(note, tree, _is_placement)
+    mapped_with_path(note, tree, is_placement)
     _require_known(found, known)
 
     def choose(key: str, aval: jax.ShapeDtypeStruct) -> Any:
