@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
-import platform
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import jax
-import ml_dtypes
-import numpy as np
-
-from treering import __version__
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import Outgoing, outgoing
 from treering._arrays.written import Layout, Written, content
@@ -24,6 +17,7 @@ from treering._format.blocks import file_digest, leaf_bytes
 from treering._format.document import data_name, encode_index, parse_index
 from treering._format.index import DataFile, Index
 from treering._format.safetensors import Row, laid_out
+from treering._ops.versions import versions
 from treering._plan.save import LeafLayout, plan_save
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering._tree.flatten import Flattened, flatten
@@ -105,7 +99,7 @@ def index_of(
     leaves = layout.leaves
     return Index(
         attempt=attempt,
-        written=_versions(),
+        written=versions(),
         processes=1,
         meshes=leaves.meshes,
         structure=flat.tokens,
@@ -119,14 +113,6 @@ def index_of(
         replaces=(),
         metadata=metadata,
     )
-
-
-def _versions() -> dict[str, str]:
-    """Return who writes, with what, and when: nothing of the machine or its user."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
-    # From the modules: importlib.metadata would read files, in the middle of a save.
-    return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}
 
 
 def _signed(index: Index, headers: Sequence[bytes], *, replaces: Sequence[str]) -> Index:

@@ -1,0 +1,69 @@
+"""A tree -> zarr v2 arrays in a leaves directory, durable when this returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from treering._arrays.incoming import Progress
+from treering._arrays.leaf_writer import write_leaves
+from treering._format.leaves_record import LeavesRecord, arrays_of, encode_record
+from treering._format.leaves_update import LEAVES_RULES
+from treering._ops.pending_leaves import kept_records, update_dropping
+from treering._ops.planned_leaves import planned_leaves
+from treering._store.leaves_folder import StagedLeaves
+from treering._store.leaves_rules import Update
+from treering._store.open_leaves_folder import OpenLeaves
+
+__all__ = ["acknowledge", "serialize_leaves"]
+
+
+def serialize_leaves(
+    path: Path,
+    tree: Any,
+    *,
+    prefix: str | None,
+    commit_callback: Callable[[], object] | None,
+    write_index: bool,
+    compressor: Mapping[str, Any] | None,
+    chunk_bytes: int | None,
+    progress: Progress | None,
+) -> None:
+    """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
+    plan = planned_leaves(tree, prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
+    with StagedLeaves(path, LEAVES_RULES) as staged:
+        staged.require_space(plan.nbytes)
+        record = plan.record(staged.attempt)
+        sizes, checksums = write_leaves(staged, record.folders, plan.leaves, arrays_of(record), progress=progress)
+        acknowledge(
+            path, staged, dataclasses.replace(record, sizes=sizes, checksums=checksums), write_index=write_index
+        )
+    if commit_callback is not None:
+        commit_callback()
+
+
+def acknowledge(path: Path, staged: StagedLeaves, record: LeavesRecord, *, write_index: bool) -> None:
+    """Make a written save the one that the index names; without the index, one that `index_leaves` finds.
+
+    Raises:
+        Mismatch: a leaf would lie in or around the folder of another branch's leaf; nothing was changed.
+        Exists: files of others lie where leaves belong; nothing was changed.
+        Corrupt: the index that is there is damaged; nothing was changed.
+        Busy: another process is saving there.
+    """
+    document = encode_record(record)
+    if write_index:
+        staged.commit(document, lambda old: _update(path, record, old))
+    else:
+        staged.leave(document)
+
+
+def _update(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
+    """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
+    with OpenLeaves(path) as folder:
+        pending = folder.pending()
+        kept = kept_records(folder) if pending else {}
+        older = [kept[attempt] for attempt in pending & kept.keys() if kept[attempt].prefix == record.prefix]
+        return update_dropping(folder, old, [record], older)
