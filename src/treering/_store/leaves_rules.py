@@ -1,7 +1,8 @@
 """What the store has to be told about a leaves directory, for it knows no JSON: indexes, moves, markers.
 
-A save into a leaves directory is two indexes and what to do between them. The first index is the commit: it sends readers
-to the staged files. Then old leaves are cleared, staged ones are moved to their key paths, and the second index says so.
+A save into a leaves directory is two indexes and what to do between them. The first index is the commit: it sends
+readers to the staged files. Then old leaves are cleared, staged ones are moved to their key paths, and the second index
+says so.
 """
 
 from __future__ import annotations
@@ -60,9 +61,6 @@ class IndexRules(Protocol):
 
     def attempts(self, index: bytes) -> frozenset[str]:
         """Return all attempts that an index names, moved or not."""
-
-    def is_readable(self, index: bytes) -> bool:
-        """Whether it is an index at all. While it is not, nobody knows which attempts it named, and none is swept."""
 
     def marker(self, zarray: bytes) -> str | None:
         """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
