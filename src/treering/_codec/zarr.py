@@ -42,6 +42,8 @@ _SIZE_LIMIT: Final = 1 << 63
 _LONGEST_DOCUMENT: Final = 1 << 20
 _LONGEST_CACHED: Final = 1 << 10
 _LONGEST_COMPRESSOR: Final = 1 << 12
+_FREE_ITEMS: Final = 1 << 22
+_MOST_PADDING: Final = 8
 
 # Zarr's codes, without the byte order; one byte an item has none.
 _CODES: Final = {
@@ -80,6 +82,7 @@ _WRITTEN: Final = {
 }
 _BIG_ENDIAN: Final = {name: f">{code}" for name, code in _CODES.items() if code[1:] != "1"}
 _READ: Final = {
+    **{order + code: (name, False) for name, code in _CODES.items() for order in "<>" if code[1:] == "1"},
     **{text: (name, False) for name, text in _WRITTEN.items()},
     **{text: (name, True) for name, text in _BIG_ENDIAN.items()},
 }
@@ -155,10 +158,9 @@ def _parse(data: bytes) -> ZarrArray:
     if len(shape) != len(chunks):
         raise Corrupt(f".zarray: the shape has {len(shape)} axes and a chunk has {len(chunks)}", hint=_DAMAGED)
     dtype, big_endian = _dtype(node)
-    if "filters" not in node:
-        raise Corrupt(".zarray has no member 'filters'", hint=_DAMAGED)
-    if node["filters"] not in (None, []):
+    if node.get("filters") not in (None, []):
         raise Unsupported(".zarray names filters, which this cannot undo", hint="write the array again without them")
+    _check_padding(shape, chunks)
     return ZarrArray(
         shape=shape,
         chunks=chunks,
@@ -182,6 +184,16 @@ def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
         if type(size) is not int or not least <= size < _SIZE_LIMIT:
             raise Corrupt(f".zarray: {shown(size)} in {name!r} is no size", hint=_DAMAGED)
     return tuple(sizes)
+
+
+def _check_padding(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+    """Refuse chunks that are nearly all padding: they would take memory that no item needs."""
+    used = math.prod(map(min, shape, chunks))
+    if used and math.prod(chunks) > max(_FREE_ITEMS, _MOST_PADDING * used):
+        raise Unsupported(
+            f".zarray: chunks of shape {chunks} for an array of shape {shape} are nearly all padding",
+            hint="write the array again with smaller chunks",
+        )
 
 
 def _dtype(node: dict[str, Any]) -> tuple[str, bool]:

@@ -1,0 +1,108 @@
+"""Chunks that go through TensorStore, in memory: blosc, and what it says about any other compressor.
+
+Source: https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst for the header of blosc.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
+from treering.errors import Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["compressor_in_full", "through_tensorstore", "unblosced"]
+
+_BLOSC_HEADER: Final = 16
+
+# Items as TensorStore gets them: of the right size, which is all that a shuffle looks at, and never used as numbers.
+_TYPES: Final = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+def compressor_in_full(compressor: str) -> dict[str, Any]:
+    """Return a compressor's configuration with what it left open filled in.
+
+    Args:
+        compressor: the configuration as JSON.
+
+    Raises:
+        Unsupported: TensorStore does not know this codec or this setting.
+
+    Example:
+        >>> compressor_in_full('{"id":"blosc","cname":"zstd"}')["clevel"]
+        5
+    """
+    try:
+        store = _in_memory(compressor, "|u1", 1)
+    except ValueError as error:
+        reason = _reason(error).rsplit("object member ", 1)[-1].split(": ", 1)[-1]
+        raise Unsupported(f"the compressor {compressor[:200]} is none that TensorStore knows: {reason}") from None
+    full: dict[str, Any] = json.loads(store.kvstore[".zarray"])["compressor"]
+    return full
+
+
+def through_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
+    """Return the bytes of a chunk of flat items that lie in memory as they are to lie in the file.
+
+    Raises:
+        Unsupported: the compressor takes no chunk of this size.
+    """
+    items = items.view(_TYPES[items.itemsize])
+    store = _in_memory(compressor, "|u1" if items.itemsize == 1 else f"<{_TYPES[items.itemsize]}", len(items))
+    try:
+        store.write(items).result()
+    except ValueError as error:
+        raise Unsupported(
+            f"the compressor {compressor[:200]} takes no chunk of {items.nbytes} bytes: {_reason(error)}",
+            hint="make the chunks smaller",
+        ) from None
+    data: bytes = store.kvstore["0"]
+    return data
+
+
+def unblosced(file: ChunkFile, target: memoryview) -> None:
+    """Fill ``target`` with what the blosc data in a file holds.
+
+    Raises:
+        Corrupt: it is damaged, or holds less or more than ``target``.
+    """
+    if not _BLOSC_HEADER < file.left <= len(target) + _BLOSC_HEADER:
+        raise damaged(f"no blosc data of {len(target)} bytes takes {file.left}")
+    data = file.take(file.left)
+    held = int.from_bytes(data[4:8], "little")
+    if held != len(target):
+        raise wrong_size(str(held), target)
+    if int.from_bytes(data[12:16], "little") != len(data):
+        raise overlong()
+    store = _in_memory('{"id":"blosc"}', "|u1", held)
+    store.kvstore["0"] = data
+    try:
+        target[:] = store.read().result().data
+    except ValueError as error:
+        raise damaged(_reason(error)) from None
+
+
+def _in_memory(compressor: str, dtype: str, items: int) -> Any:
+    """Return a TensorStore of one chunk that is in no file."""
+    import tensorstore
+
+    document = {
+        "zarr_format": 2,
+        "shape": [items],
+        "chunks": [items],
+        "dtype": dtype,
+        "compressor": json.loads(compressor),
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+    }
+    spec = {"driver": "zarr", "kvstore": "memory://", "metadata": document}
+    return tensorstore.open(spec, create=True, open=True, context=tensorstore.Context()).result()
+
+
+def _reason(error: ValueError) -> str:
+    """Return what TensorStore says, without the specification that it dumps behind it."""
+    return str(error).split(" [", 1)[0]

@@ -1,0 +1,149 @@
+"""zstd: one frame a chunk, undone straight into the caller's memory.
+
+Source: RFC 8878, section 3.1.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import IO, TYPE_CHECKING, Final, cast
+
+from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
+
+if TYPE_CHECKING:
+    import zstandard
+
+__all__ = ["compressed", "decompressed"]
+
+_IN_ONE_GO: Final = 1 << 20
+_PIECE: Final = 1 << 20
+_FEED: Final = 64 << 10
+_LARGEST_BLOCK: Final = 128 << 10
+_SHORTEST_START: Final = 5  # what says how long the frame's header is
+_BLOCK_HEADER: Final = 3
+_REPEATED_BYTE: Final = 1
+_NO_KIND: Final = 3
+
+_own = threading.local()  # compressors and decompressors serve one thread at a time
+
+
+def compressed(data: memoryview, level: int) -> bytes:
+    """Return data as one frame with its size and a checksum of its content, which every reader of zstd checks.
+
+    Example:
+        >>> len(compressed(memoryview(bytes(100_000)), 1)) < 100
+        True
+    """
+    compressors: dict[int, zstandard.ZstdCompressor] = _own.__dict__.setdefault("compressors", {})
+    if level not in compressors:
+        import zstandard
+
+        compressors[level] = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    return compressors[level].compress(data)
+
+
+def decompressed(file: ChunkFile, target: memoryview) -> None:
+    """Fill ``target`` with what the one frame in a file holds.
+
+    Raises:
+        Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
+
+    Example:
+        >>> import io
+        >>> data = compressed(memoryview(b"tree"), 1)
+        >>> memory = bytearray(4)
+        >>> decompressed(ChunkFile(io.BytesIO(data).read, len(data)), memoryview(memory))
+        >>> memory
+        bytearray(b'tree')
+    """
+    import zstandard
+
+    try:
+        if len(target) <= _IN_ONE_GO and file.left <= 2 * _IN_ONE_GO:
+            _at_once(file, target)
+        else:
+            _by_blocks(_Frame(file), target)
+    except zstandard.ZstdError as error:
+        raise damaged(error) from None
+
+
+def _at_once(file: ChunkFile, target: memoryview) -> None:
+    import zstandard
+
+    data = file.take(file.left)
+    size = zstandard.frame_content_size(data)
+    if size not in (len(target), -1):  # -1: the frame does not say
+        raise wrong_size(str(size), target)
+    decompressor: zstandard.ZstdDecompressor | None = _own.__dict__.get("decompressor")
+    if decompressor is None:
+        decompressor = _own.decompressor = zstandard.ZstdDecompressor()
+    items = decompressor.decompress(data, max_output_size=len(target), allow_extra_data=False)
+    if len(items) != len(target):
+        raise wrong_size(str(len(items)), target)
+    target[:] = items
+
+
+def _by_blocks(frame: _Frame, target: memoryview) -> None:
+    import zstandard
+
+    if frame.size not in (len(target), None):
+        raise wrong_size(str(frame.size), target)
+    reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", frame), read_size=_FEED)
+    at = 0
+    while at < len(target):
+        count = reader.readinto(target[at : at + _PIECE])
+        if not count:
+            raise wrong_size(str(at), target)
+        at += count
+    if reader.read(1):
+        raise wrong_size("more", target)
+    if not frame.given:
+        raise overlong()
+
+
+class _Frame:
+    """The frame in a file, given out block by block.
+
+    The headers of the blocks say where the frame ends: zstandard's reader says neither that a frame is cut short nor
+    that bytes follow it.
+    """
+
+    def __init__(self, file: ChunkFile) -> None:
+        import zstandard
+
+        self._file = file
+        start = file.take(_SHORTEST_START)
+        head = start + file.take(zstandard.frame_header_size(start) - len(start))
+        parameters = zstandard.get_frame_parameters(head)
+        known = parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN
+        self.size = parameters.content_size if known else None
+        self._checksum = 4 if parameters.has_checksum else 0
+        self._waiting = head + file.take(_BLOCK_HEADER)
+        self._next = self._following(self._waiting)
+
+    @property
+    def given(self) -> bool:
+        """Whether all of the frame was given out."""
+        return not (self._waiting or self._next)
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of the frame, none behind its end: what zstandard asks a file for."""
+        if not self._waiting and self._next:
+            taken, self._next = self._file.take(self._next), 0
+            if not self._last:
+                self._next = self._following(taken)
+            elif self._file.left:
+                raise overlong()
+            self._waiting = taken
+        given, self._waiting = self._waiting[:size], self._waiting[size:]
+        return given
+
+    def _following(self, taken: bytes) -> int:
+        """Return how many bytes the block takes whose header was taken last, with the header or checksum behind it."""
+        header = int.from_bytes(taken[-_BLOCK_HEADER:], "little")
+        self._last = bool(header & 1)
+        kind, size = header >> 1 & 3, header >> 3
+        if kind == _NO_KIND or size > _LARGEST_BLOCK:
+            raise damaged("a block of zstd data is of no known kind, or too large")
+        behind = self._checksum if self._last else _BLOCK_HEADER
+        return (1 if kind == _REPEATED_BYTE else size) + behind
