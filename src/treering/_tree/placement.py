@@ -17,14 +17,24 @@ from treering._tree.walk import mapped_with_path
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
-__all__ = ["Choice", "Shardings", "aval_of", "is_placement", "placed", "require_mesh", "resolved", "sharding_of"]
+__all__ = [
+    "Choice",
+    "Shardings",
+    "aval_of",
+    "is_placement",
+    "is_rules",
+    "placed",
+    "require_mesh",
+    "resolved",
+    "sharding_of",
+]
 
 Shardings: TypeAlias = Any
 """A ``Sharding``, ``Device`` or ``PartitionSpec``; a prefix tree of them (None: the default device); a function of
 (key, ``jax.ShapeDtypeStruct``) that returns one; or partition rules, pairs of a pattern and a ``PartitionSpec``."""
 
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
-"""Says of a key and its array where it goes: ``Sharding``, ``Device`` or ``PartitionSpec``; None: the default device."""
+"""Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
 
 _PAIR: Final = 2
 _SHOWN: Final = 20
@@ -112,7 +122,7 @@ def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequenc
         return lambda _key, _aval: fallback
     if is_placement(shardings) or isinstance(shardings, jax.sharding.Mesh):
         return lambda _key, _aval: shardings
-    if _is_rules(shardings):
+    if is_rules(shardings):
         pairs = rule_pairs(shardings)
         return lambda key, aval: _by_rules(pairs, key, aval)
     # A tree may be callable too, as equinox modules are.
@@ -127,7 +137,7 @@ def is_placement(x: Any) -> bool:
     return isinstance(x, Sharding | PartitionSpec | jax.Device)
 
 
-def _is_rules(x: Any) -> bool:
+def is_rules(x: Any) -> bool:
     """Tell rules from a prefix tree, which holds no strings."""
     return (
         isinstance(x, list | tuple)
