@@ -69,7 +69,7 @@ class Verification:
     checked: bool
     """Whether there were checksums to compare with."""
     note: str | None = None
-    """What the check could not say, if anything."""
+    """What the check could not say, or saw beside what it checked, if anything."""
 
     @property
     def ok(self) -> bool:
@@ -85,12 +85,16 @@ class Verification:
     def __str__(self) -> str:
         size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"
         if not self.findings:
-            seen = f"{self.path!r} is whole: {size}, every byte checked"
-            return seen if self.checked else f"{self.path!r} has sound headers, and {self.note}"
+            if not self.checked:
+                return f"{self.path!r} has sound headers, and {self.note}"
+            more = f"; note: {self.note}" if self.note else ""
+            return f"{self.path!r} is whole: {size}, every byte checked{more}"
         lines = [f"{self.path!r} is damaged: {_counted(len(self.findings), 'finding', 'findings')}"]
         lines += [f"  {finding}" for finding in self.findings[:_MOST_LINES]]
         if len(self.findings) > _MOST_LINES:
             lines.append(f"  and {len(self.findings) - _MOST_LINES} more")
+        if self.note:
+            lines.append(f"  note: {self.note}")
         return "\n".join(lines)
 
 

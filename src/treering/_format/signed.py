@@ -76,11 +76,19 @@ class SignedForm:
             error.message = f"{self.name}: {error.message}"
             raise
 
+    def is_whole(self, data: bytes) -> bool:
+        """Tell whether the digest of a document is right, whichever version wrote it."""
+        first = self._first_line(data)
+        return first is not None and _is_right(first, data)
+
+    def _first_line(self, data: bytes) -> re.Match[bytes] | None:
+        return re.match((_FIRST_LINE % re.escape(self.member)).encode(), data)
+
     def _parsed(self, data: bytes) -> Any:
-        name = re.escape(self.member)
-        first = re.match((_FIRST_LINE % name).encode(), data)
-        if first is None or digest((data[: first.start(2)], data[first.end(2) :])) != first[2].decode():
-            newer = None if first is not None else re.match((_OTHER_VERSION % name).encode(), data)
+        first = self._first_line(data)
+        if first is None or not _is_right(first, data):
+            other = re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
+            newer = None if first is not None else other
             if newer is not None and int(newer[1]) != self.version:
                 raise self._newer(int(newer[1]))
             problem = "its digest is not that of its bytes" if first else "it does not begin as an index does"
@@ -102,3 +110,7 @@ class SignedForm:
             f"{self.name} is of version {version}; this treering reads version {self.version}",
             hint="it was written by a newer treering: use that one",
         )
+
+
+def _is_right(first: re.Match[bytes], data: bytes) -> bool:
+    return digest((data[: first.start(2)], data[first.end(2) :])) == first[2].decode()
