@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._arrays.incoming import Progress
+from treering._ops.folder_path import folder_path
 from treering._ops.save import save_checkpoint
 from treering._ops.save_file import save_msgpack
 from treering._ops.save_safetensors import save_safetensors
@@ -47,7 +48,7 @@ def save(
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
-    """Return the path; a folder's may end in a separator, as a shell completes it."""
-    if isinstance(path, str) and path.endswith(("/", os.sep)) and Path(path).suffix.lower() not in _FILES:
-        path = f"{path}."
-    return local_path(path)
+    """Return the path; a folder's may end in a separator."""
+    if isinstance(path, str) and Path(path).suffix.lower() in _FILES:
+        return local_path(path)
+    return folder_path(path)
