@@ -48,9 +48,9 @@ _COLUMNS = 100
 def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     """Print the leaf KEY of PATH, or the part of it in brackets; only what is needed is read, and checked.
 
-    PATH is a checkpoint's folder, a safetensors file or a msgpack file; treering ls names its keys. In the brackets
-    stand integers, start:stop:step and ..., with commas between them, as in Python. Arrays of more than 1000 items
-    are shown by their edges, unless --all says otherwise. Python values are printed as Python writes them.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file; treering ls names its keys.
+    In the brackets stand integers, start:stop:step and ..., with commas between them, as in Python. Arrays of more than
+    1000 items are shown by their edges, unless --all says otherwise. Python values are printed as Python writes them.
     """
     with open_leaves(path) as leaves:
         leaf, name, slices = _found(leaves, path, key)

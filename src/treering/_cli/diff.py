@@ -32,8 +32,8 @@ __all__ = ["diff"]
 def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
 
-    Each is a checkpoint's folder, a safetensors file or a msgpack file; what only one of the two forms keeps is no
-    difference. Exit code 0: they are the same; 1: they differ; 2: they could not be compared.
+    Each is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file; what only one of the two
+    forms keeps is no difference. Exit code 0: they are the same; 1: they differ; 2: they could not be compared.
     """
     try:
         with ProgressLine("comparing") as progress:

@@ -1,4 +1,4 @@
-"""``treering du``: where the bytes of a checkpoint or file are."""
+"""``treering du``: where the bytes of a checkpoint, leaves directory or file are."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ _USUAL_DEPTH = 2
 def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """Show where the bytes in PATH are: the branches N levels down and the leaves above them, the largest first.
 
-    PATH is a checkpoint's folder, a safetensors file or a msgpack file. The lines add up to the whole, no byte is
-    counted twice; names, headers and checksums are not counted. GLOBs choose leaves as in treering ls.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. The lines add up to the
+    whole, no byte is counted twice; names, headers, checksums and compressors are not counted. GLOBs choose leaves as
+    in treering ls.
     """
     patterns = [Glob.parse(glob) for glob in globs]
     root = listing_of(path).root

@@ -1,4 +1,4 @@
-"""``treering inspect``: what is in a checkpoint or file, from its headers alone."""
+"""``treering inspect``: what is in a checkpoint, leaves directory or file, from its headers alone."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ __all__ = ["inspect"]
 def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """Show the tree in PATH: dtype, shape and size of every leaf, totals of every branch.
 
-    PATH is a checkpoint's folder, a safetensors file or a msgpack file. Only headers are read, so any size takes a
-    moment. With GLOBs only the leaves that one of them matches are shown, and everything below a branch that one
-    matches: * is any run inside a part of a key, ** any number of parts. Quote them, or the shell expands them.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. Only headers are read, so
+    any size takes a moment. With GLOBs only the leaves that one of them matches are shown, and everything below a
+    branch that one matches: * is any run inside a part of a key, ** any number of parts. Quote them, or the shell
+    expands them.
     """
     patterns = [Glob.parse(glob) for glob in globs]
     listing = listing_of(path)

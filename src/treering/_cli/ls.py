@@ -1,4 +1,4 @@
-"""``treering ls``: the leaves of a checkpoint or file, one a line."""
+"""``treering ls``: the leaves of a checkpoint, leaves directory or file, one a line."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["ls"]
 def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     """List the leaves in PATH, one a line: key, dtype, shape or value, bytes.
 
-    PATH is a checkpoint's folder, a safetensors file or a msgpack file. With GLOBs only the leaves that one of them
-    matches, and everything below a branch that one matches: * is any run inside a part of a key, ** any number of
-    parts. Quote them, or the shell expands them.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. With GLOBs only the leaves
+    that one of them matches, and everything below a branch that one matches: * is any run inside a part of a key, **
+    any number of parts. Quote them, or the shell expands them.
     """
     patterns = [Glob.parse(glob) for glob in globs]
     listing = listing_of(path)

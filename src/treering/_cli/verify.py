@@ -30,9 +30,9 @@ _LONGEST = 1000
 def verify(path: str, as_json: bool) -> int:
     """Read every byte of PATH and compare it with its checksums; every damaged place is one line.
 
-    PATH is a checkpoint's folder, a safetensors file or a msgpack file. What another program wrote, and msgpack, has
-    no checksums: then only headers are checked, and the answer says so. Exit code 0: nothing is wrong; 1: it is
-    damaged; 2: it could not be read.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. What another program wrote,
+    and msgpack, has no checksums: then only headers and sizes are checked, and the answer says so. Exit code 0: nothing
+    is wrong; 1: it is damaged; 2: it could not be read.
     """
     with ProgressLine("checking") as progress:
         found = check(path, progress=progress)
@@ -40,6 +40,8 @@ def verify(path: str, as_json: bool) -> int:
         write_lines(_json_lines(found))
     else:
         lines = [str(found).splitlines()[0], *(f"  {finding}" for finding in found.findings)]
+        if found.findings and found.note:
+            lines.append(f"  note: {found.note}")
         write_lines(visible(line, _LONGEST).replace("\\\\", "\\") for line in lines)
     return GOOD if found.ok else NO
 

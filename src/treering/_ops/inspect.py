@@ -1,4 +1,4 @@
-"""A checkpoint or file -> what its headers say, without jax or numpy."""
+"""A checkpoint, leaves directory or file -> what its headers say, without jax or numpy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Inspection:
     path: str
     """Where it is, as it was given."""
     form: str
-    """"checkpoint", "safetensors", "msgpack" or "msgpack in gzip"."""
+    """"checkpoint", "leaves", "safetensors", "msgpack" or "msgpack in gzip"."""
     nbytes: int
     """Bytes of its files together; of a gzip file what it unpacks to."""
     files: Sequence[FileRecord]
-    """The files of a checkpoint, each with ``name`` and ``nbytes``; empty where there is but the one."""
+    """The files of a checkpoint, each with ``name`` and ``nbytes``; of a leaves directory its index; else empty."""
     root: Any
     """The tree: dicts, lists and tuples as saved; ``LeafRecord`` for arrays, small Python values themselves."""
     metadata: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Inspection:
     written: Mapping[str, Any]
     """Who wrote it, when, and with which versions, as far as the form says so."""
     verified: bool
-    """Whether it holds checksums of its arrays."""
+    """Whether it holds checksums of its arrays, of all of them."""
     listing: Listing = dataclasses.field(repr=False)
     """Everything above, and how the arrays lay on devices."""
 
@@ -67,15 +67,15 @@ class Inspection:
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
-    """Look at a checkpoint, a safetensors file or a msgpack file through its headers alone.
+    """Look at a checkpoint, a leaves directory, a safetensors file or a msgpack file through its headers alone.
 
     No array is read, so that any size takes a moment. Neither jax nor numpy is imported.
 
     Args:
-        path: a checkpoint's folder, or a file.
+        path: a checkpoint's folder, a leaves directory, in which prefixes are branches, or a file.
 
     Raises:
-        NotFound: nothing is there, or a folder that is no checkpoint.
+        NotFound: nothing is there, or a folder that is neither.
         Corrupt: the headers are damaged.
         Format: another form, or a newer version.
         StoreFailed: not readable.
@@ -102,10 +102,12 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
 
 def listing_of(path: str | os.PathLike[str]) -> Listing:
-    """Return the listing of a checkpoint or file, whichever form it has; raises as `inspect` does."""
+    """Return the listing of what stands at a path, whichever form it has; raises as `inspect` does."""
     match detect(path):
         case Form.CHECKPOINT:
             return _checkpoint(path)
+        case Form.LEAVES:
+            return _leaves(path)
         case Form.SAFETENSORS:
             return _safetensors(path)
         case _:
@@ -126,6 +128,12 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
     files = [FileRecord(name=INDEX, nbytes=len(data))]
     files += [FileRecord(name=file.name, nbytes=file.nbytes) for file in index.files]
     return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
+
+
+def _leaves(path: str | os.PathLike[str]) -> Listing:
+    from treering._ops.list_leaves import listed_leaves
+
+    return listed_leaves(path)
 
 
 def _safetensors(path: str | os.PathLike[str]) -> Listing:

@@ -20,7 +20,7 @@ from treering._format.structure import build
 from treering._ops.source import opened_source, require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text
-from treering.errors import TreeringError
+from treering.errors import Busy, Corrupt, NotFound, TreeringError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,7 +96,9 @@ class LeafView:
 class Checkpoint(Mapping[str, Any]):
     """A checkpoint or single file opened for reading: key text -> ``LeafView``, or the value of a Python leaf.
 
-    A context manager; views work until it is closed. What a later save does to the path is not seen here.
+    A context manager; views work until it is closed. What a later save does to the path is not seen here, but a save
+    into a leaves directory takes away what it replaces: reading that is ``Busy`` then, or, where another program made
+    both, something of the new one.
 
     Attributes:
         index: everything that is known without reading an array; its form may change between versions.
@@ -156,7 +158,13 @@ class Checkpoint(Mapping[str, Any]):
                 hint="read what is needed before it is closed, inside the `with` block",
             )
         wish = Wish(number, (box,))
-        self._source.read([wish], None)
+        try:
+            self._source.read([wish], None)
+        except (Corrupt, NotFound) as error:
+            if self._source.is_current():
+                raise
+            message = f"{self._path!r} was saved anew after it was opened, and {self.index.keys[number]!r} is gone"
+            raise Busy(message, hint="open it again") from error
         return wish.arrays[0].copy() if self._source.held else wish.arrays[0]
 
     def _leaf(self, number: int) -> Any:

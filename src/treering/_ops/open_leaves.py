@@ -1,4 +1,4 @@
-"""A checkpoint or file opened for looking at leaves one by one, as the command line does; never with jax."""
+"""Whatever stands at a path, opened for looking at leaves one by one, as the command line does; never with jax."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ArrayView(Protocol):
 
 
 class OpenLeaves:
-    """An open checkpoint or file.
+    """An open checkpoint, leaves directory or file.
 
     Attributes:
         listing: what its headers say.
@@ -77,11 +77,18 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
                 fetch = _fetch_from(data)
             yield _msgpack(size, fetch)
         return
-    from treering._ops.open import open_path
+    from treering._ops.leaves_source import LeavesSource
+    from treering._ops.list_leaves import leaves_listing
+    from treering._ops.open import Checkpoint
+    from treering._ops.source import opened_source
 
-    with open_path(path) as checkpoint:
-        index = checkpoint.index
-        listing = list_index(index, form=form.value, files=(), file_bytes=sum(file.nbytes for file in index.files))
+    with opened_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
+        checkpoint = Checkpoint(os.fspath(path), source, closing)
+        index = source.index
+        if isinstance(source, LeavesSource):
+            listing = leaves_listing(index, source.branches)
+        else:
+            listing = list_index(index, form=form.value, files=(), file_bytes=sum(file.nbytes for file in index.files))
 
         def stored(record: LeafRecord) -> Any:
             return checkpoint[index.keys[record.number or 0]]

@@ -1,4 +1,4 @@
-"""Whatever stands at a path, opened for reading leaves: a checkpoint, a safetensors file, a msgpack file."""
+"""Whatever stands at a path, opened for reading leaves: a checkpoint, a leaves directory, a single file."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sou
         yield msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
         return
     with contextlib.ExitStack() as files:
+        if form is Form.LEAVES:
+            from treering._ops.leaves_source import opened_leaves
+
+            yield opened_leaves(path, files, mapped=mapped)
+            return
         index, arrays = open_stored(path, form, files, mapped=mapped)
         yield Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
 

@@ -1,4 +1,4 @@
-"""Every byte of a checkpoint or file compared with its checksums; jax is not needed for it."""
+"""Every byte of a checkpoint, leaves directory or file compared with its checksums; jax is not needed for it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _WRONG_BYTES: Final = "is damaged"
 
 
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Verification:
-    """Read every byte of a checkpoint, or of a single file, and compare it with what was saved.
+    """Read every byte of a checkpoint, a leaves directory or a single file, and compare it with what was saved.
 
     What `treering.load` would refuse is a finding here, and the reverse. All damage is listed, not only the first.
 
     Args:
-        path: a checkpoint's folder, a ``.safetensors`` file or a msgpack file. Of files that treering did not write,
-            and of msgpack, only the headers can be checked; ``note`` says so, and ``checked`` is False.
+        path: a checkpoint's folder, a leaves directory, a ``.safetensors`` file or a msgpack file. Of what treering did
+            not write, and of msgpack, only headers and sizes can be checked; ``note`` says so, ``checked`` is False.
         progress: called as ``progress(done, total)``, in bytes, now and then, in the caller's thread.
 
     Returns:
@@ -65,6 +65,10 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     match detect(path):
         case Form.CHECKPOINT:
             return _verify_folder(path, progress)
+        case Form.LEAVES:
+            from treering._ops.verify_leaves import verify_leaves
+
+            return verify_leaves(path, progress)
         case Form.SAFETENSORS:
             return _verify_safetensors(path, progress)
         case _:
