@@ -53,24 +53,16 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
     found = _in_order(_tree(prefix, entries))
     types: dict[LeafType, int] = {}
     layouts: dict[Layout, int] = {}
-    leaf_types, leaf_layouts = [], []
+    leaf_types: list[int] = []
+    leaf_layouts: list[int] = []
+    known: dict[int, tuple[int, int]] = {}
     for number, path in zip(found.entries, found.paths, strict=True):
         this = arrays[number]
-        try:
-            shape = check_shape(list(this.shape), this.dtype, "the array")
-        except (Corrupt, Unsupported) as error:
-            error.path = path
-            raise
-        kind = LeafType(kind="jax", dtype=this.dtype, shape=shape)
-        layout = Layout(
-            chunks=this.chunks,
-            compressor=this.compressor,
-            order=this.order,
-            separator=this.separator,
-            big_endian=this.big_endian,
-        )
-        leaf_types.append(types.setdefault(kind, len(types)))
-        leaf_layouts.append(layouts.setdefault(layout, len(layouts)))
+        if id(this) not in known:
+            kind, layout = _described(this, path)
+            known[id(this)] = types.setdefault(kind, len(types)), layouts.setdefault(layout, len(layouts))
+        leaf_types.append(known[id(this)][0])
+        leaf_layouts.append(known[id(this)][1])
     return LeavesRecord(
         prefix=prefix,
         attempt=UNMARKED,
@@ -87,6 +79,22 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         sizes=[],
         checksums=array("Q"),
     )
+
+
+def _described(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, Layout]:
+    try:
+        shape = check_shape(list(this.shape), this.dtype, "the array")
+    except (Corrupt, Unsupported) as error:
+        error.path = path
+        raise
+    layout = Layout(
+        chunks=this.chunks,
+        compressor=this.compressor,
+        order=this.order,
+        separator=this.separator,
+        big_endian=this.big_endian,
+    )
+    return LeafType(kind="jax", dtype=this.dtype, shape=shape), layout
 
 
 def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:

@@ -7,12 +7,14 @@ not understood stays as it is.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from treering._codec.documents import check_json, json_text, member, parsed, quoted, shown
+from treering._codec.documents import check_json, member, parsed, quoted, shown
 from treering._format.index import ARRAY_KINDS
 from treering._format.leaves_record import LeavesRecord, arrays_of, parse_record, stored_leaves
 from treering._values.checksums import digest
@@ -24,6 +26,7 @@ __all__ = [
     "Entry",
     "LeavesIndex",
     "encode_leaves_index",
+    "encode_steps",
     "entries_of",
     "parse_leaves_index",
     "record_of",
@@ -35,10 +38,11 @@ LEAVES_INDEX: Final = "tensorstore_index.json"
 _OURS: Final = "treering"
 _OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
 _OF_ENTRY: Final = ["path", "shape", "dtype"]
+_MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
 _DAMAGED: Final = "treering.leaves.index_leaves makes it anew where it is missing"
-# What may not stand in a path; lines stand for paths, so a path of several lines is looked at again by itself.
-_SUSPECT: Final = re.compile(r"(?:^|/)(?:\.\.?)?(?:/|$)|^\.treering(?:/|$)|[\0\ud800-\udfff]", re.MULTILINE)
+# What may not stand in a path, and what has to be there somewhere for it when paths are lines.
 _UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
+_SUSPECT: Final = ("/.", "\n.", "//", "/\n", "\n/", "\n\n", "\0")
 
 
 class Entry(NamedTuple):
@@ -145,17 +149,33 @@ def _check_depth(node: dict[str, Any], what: str) -> None:
 def _entries(nodes: list[Any], prefix: str | None) -> list[Entry]:
     what = "an entry" if prefix is None else f"an entry of {prefix[:200]!r}"
     paths = [member(node, "path", str, what) for node in nodes]
-    if _SUSPECT.search("\n".join(paths)):
+    if not _are_flat(nodes):
+        for node in nodes:
+            _check_depth(node, what)
+    lines = "\n".join(("", *paths, ""))
+    if nodes and (not lines.isascii() or any(text in lines for text in _SUSPECT)):
         for path in paths:
             if _UNSOUND.search(path) and path != ".":
                 raise Corrupt(f"the path {path[:200]!r} of {what} leads out of the directory, or is none")
         paths = ["" if path == "." else path for path in paths]
-    for node in nodes:
-        shape = node.get("shape")
-        usual = list(node) == _OF_ENTRY and type(shape) is list and type(node["dtype"]) is str
-        if not usual or not set(map(type, shape)) <= {int}:
-            _check_depth(node, what)
     return list(map(Entry, paths, nodes))
+
+
+def _are_flat(nodes: list[dict[str, Any]]) -> bool:
+    """Tell whether entries hold nothing but path, shape and dtype, as nearly all do, with columns that run in C."""
+    try:
+        columns = list(zip(*map(_MEMBERS_OF_ENTRY, nodes), strict=True))
+    except KeyError:
+        return False
+    if not columns:
+        return True
+    _, shapes, dtypes = columns
+    return (
+        set(map(len, nodes)) == {len(_OF_ENTRY)}
+        and set(map(type, shapes)) == {list}
+        and set(map(type, itertools.chain.from_iterable(shapes))) <= {int}
+        and set(map(type, dtypes)) == {str}
+    )
 
 
 def _record_node(node: Any, prefix: str) -> tuple[bytes, tuple[str, ...] | None]:
@@ -259,18 +279,42 @@ def encode_leaves_index(index: LeavesIndex) -> bytes:
         >>> json.loads(encode_leaves_index(index))
         {'format': 'tensorstore', 'version': '1.0', 'prefixes': {}, 'arrays': [], 'by': 'me'}
     """
-    members = ",\n".join(f"  {quoted(name)}: {text}" for name, text in _members(index))
+    return _encoded(index, _lists(index))
+
+
+def encode_steps(index: LeavesIndex, moved: Collection[str | None]) -> tuple[bytes, bytes]:
+    """Return an index and, behind it, the same one when the files of some branches have been moved.
+
+    Args:
+        index: with ``moving`` where files are to be moved.
+        moved: prefixes of the branches that have none in the second one.
+    """
+    lists = _lists(index)
+    branches = {
+        prefix: dataclasses.replace(branch, moving=None) if prefix in moved else branch
+        for prefix, branch in index.branches.items()
+    }
+    return _encoded(index, lists), _encoded(dataclasses.replace(index, branches=branches), lists)
+
+
+def _lists(index: LeavesIndex) -> dict[str | None, str]:
+    """Return the list of entries of each branch, laid out."""
+    return {prefix: _list(branch.entries, 2 if prefix is None else 3) for prefix, branch in index.branches.items()}
+
+
+def _encoded(index: LeavesIndex, lists: Mapping[str | None, str]) -> bytes:
+    members = ",\n".join(f"  {quoted(name)}: {text}" for name, text in _members(index, lists))
     return f"{{\n{members}\n}}".encode("ascii")
 
 
-def _members(index: LeavesIndex) -> Iterator[tuple[str, str]]:
-    plain = index.branches.get(None)
-    prefixed = {prefix: branch for prefix, branch in index.branches.items() if prefix is not None}
+def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tuple[str, str]]:
+    prefixed = [prefix for prefix in lists if prefix is not None]
     yield "format", quoted("tensorstore")
     yield "version", quoted("2.0" if prefixed else "1.0")
-    yield "prefixes", _object(((prefix, _list(branch.entries, 3)) for prefix, branch in prefixed.items()), 1)
-    if plain is not None:
-        yield "arrays", _list(plain.entries, 2)
+    items = ",".join(f"\n    {quoted(prefix)}: {lists[prefix]}" for prefix in prefixed)
+    yield "prefixes", f"{{{items}\n  }}" if items else "{}"
+    if None in lists:
+        yield "arrays", lists[None]
     ours = {prefix or "": _our_node(index, branch) for prefix, branch in index.branches.items() if branch.record}
     if ours:
         yield _OURS, _text(ours, 1)
@@ -295,26 +339,18 @@ def _text(value: Any, level: int) -> str:
     return json.dumps(value, indent=2).replace("\n", "\n" + "  " * level)
 
 
-def _object(members: Iterable[tuple[str, str]], level: int) -> str:
-    inner, outer = "\n" + "  " * (level + 1), "\n" + "  " * level
-    text = ",".join(f"{inner}{quoted(name)}: {value}" for name, value in members)
-    return f"{{{text}{outer}}}" if text else "{}"
-
-
 def _list(entries: Sequence[Entry], level: int) -> str:
     """Return the entries of a branch; ten thousand of them have few shapes, whose text is made once."""
     tails: dict[str, str] = {}
-    inner = "\n" + "  " * level
+    line = "\n" + "  " * level
     items = []
-    for entry in entries:
-        node = entry.document
+    for _, node in entries:
         if list(node) != _OF_ENTRY:
-            items.append(inner + _text(node, level))
+            items.append(f"{line}{_text(node, level)}")
             continue
-        known = json_text([node["shape"], node["dtype"]])
-        tail = tails.get(known)
-        if tail is None:
-            text = _text({"path": "", "shape": node["shape"], "dtype": node["dtype"]}, level)
-            tail = tails[known] = text[text.index('""') + 2 :]
-        items.append(f'{inner}{{{inner}  "path": {quoted(node["path"])}{tail}')
-    return f"[{','.join(items)}{inner[:-2]}]" if items else "[]"
+        path, shape, dtype = _MEMBERS_OF_ENTRY(node)
+        known = f"{shape!r} {dtype!r}"
+        if known not in tails:
+            tails[known] = _text({"shape": shape, "dtype": dtype}, level).removeprefix("{")
+        items.append(f'{line}{{{line}  "path": {quoted(path)},{tails[known]}')
+    return f"[{','.join(items)}{line[:-2]}]" if items else "[]"

@@ -11,7 +11,7 @@ from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count,
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
 from treering._format.key_text import key_text
 from treering._format.leaves_record import UNMARKED, LeavesRecord, arrays_of, first_checksums, stored_leaves
-from treering._values.boxes import Box, whole
+from treering._values.boxes import Box
 from treering._values.checksums import block_bytes
 from treering._values.keys import escape_part
 
@@ -155,17 +155,17 @@ class _Rows:
     """The rows of chunks as they are found, leaf after leaf."""
 
     def __init__(self, *, verified: bool) -> None:
-        self.verified = verified
         self.folders: list[str] = []
         self.arrays: list[ZarrArray] = []
         self.firsts: list[int] = [0]
         self.owners: list[int] = []
         self.checksums: array[int] = array("Q")
+        self._verified = verified
         self._leaf: list[int] = []
         self._box: list[Box | None] = []
         self._nbytes: list[int] = []
         self._block: list[int] = []
-        self._unchecked = 0
+        self._room = _MOST_UNCHECKED_ROWS
 
     def add(self, record: LeavesRecord, first: int) -> None:
         """Add the rows of a record's plain leaves.
@@ -175,44 +175,27 @@ class _Rows:
             first: number of its first leaf in the index.
         """
         checked = record.attempt != UNMARKED
-        starts = first_checksums(record) if checked and self.verified else []
-        known: dict[int, tuple[int, list[Box | None], int] | None] = {}
+        starts = first_checksums(record) if checked and self._verified else []
         arrays = arrays_of(record)
+        known: dict[int, tuple[int, list[Box | None], int]] = {}
         for number, (leaf, folder, this) in enumerate(zip(stored_leaves(record), record.folders, arrays, strict=True)):
             if id(this) not in known:
-                known[id(this)] = self._described(this, checked=checked)
-            found = known[id(this)]
-            if found is None:
-                continue
-            nbytes, boxes, block = found
+                known[id(this)] = _described(this, None if checked else _MOST_UNCHECKED_ROWS)
+            nbytes, boxes, block = known[id(this)]
             count = len(boxes)
-            if not checked:
-                self._unchecked += count
-                if self._unchecked > _MOST_UNCHECKED_ROWS:
-                    continue
-            self.owners.extend([len(self.folders)] * count)
+            if not count or (not checked and count > self._room):
+                continue
+            self._room -= 0 if checked else count
+            self._leaf += [first + leaf] * count
+            self._box += boxes
+            self._nbytes += [nbytes] * count
+            self._block += [block] * count
+            self.owners += [len(self.folders)] * count
+            self.firsts.append(self.firsts[-1] + count)
             self.folders.append(folder)
             self.arrays.append(this)
-            self.firsts.append(self.firsts[-1] + count)
-            self._leaf.extend([first + leaf] * count)
-            self._box.extend(boxes)
-            self._nbytes.extend([nbytes] * count)
-            self._block.extend([block] * count)
             if starts:
-                self.checksums.extend(record.checksums[starts[number] : starts[number + 1]])
-
-    def _described(self, this: ZarrArray, *, checked: bool) -> tuple[int, list[Box | None], int] | None:
-        """Return size, boxes and block of the chunk files of a leaf; None where they are not plain and whole."""
-        count = chunk_count(this)
-        if not this.plain or any(length % chunk for length, chunk in zip(this.shape, this.chunks, strict=True)):
-            return None
-        if not checked and count > _MOST_UNCHECKED_ROWS:
-            return None
-        boxes: list[Box | None] = [chunk_box(this, chunk) for chunk in range(count)]
-        if boxes == [whole(this.shape)]:
-            boxes = [None]
-        nbytes = chunk_bytes(this)
-        return nbytes, boxes, block_bytes(nbytes)
+                self.checksums += record.checksums[starts[number] : starts[number + 1]]
 
     def chunks(self) -> Chunks:
         """Return the columns."""
@@ -225,3 +208,13 @@ class _Rows:
             nbytes=self._nbytes,
             block=self._block,
         )
+
+
+def _described(this: ZarrArray, most: int | None) -> tuple[int, list[Box | None], int]:
+    """Return size, boxes and block of the chunk files of a leaf; no boxes where they are not plain and whole."""
+    count, nbytes = chunk_count(this), chunk_bytes(this)
+    whole_chunks = not any(length % chunk for length, chunk in zip(this.shape, this.chunks, strict=True))
+    boxes: list[Box | None] = []
+    if this.plain and whole_chunks and (most is None or count <= most):
+        boxes = [None] if count == 1 else [chunk_box(this, chunk) for chunk in range(count)]
+    return nbytes, boxes, block_bytes(nbytes)

@@ -14,6 +14,7 @@ from treering._format.leaves_index import (
     Entry,
     LeavesIndex,
     encode_leaves_index,
+    encode_steps,
     entries_of,
     parse_leaves_index,
 )
@@ -25,7 +26,7 @@ from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupporte
 __all__ = ["LEAVES_RULES", "update_for"]
 
 # In the index a record is a string, so its quotes have a backslash in front.
-_ATTEMPT: Final = re.compile(rb'\\?"attempt\\?": ?\\?"([0-9a-f]{16})')
+_ATTEMPT: Final = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
 
 
 def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
@@ -62,17 +63,9 @@ def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
         )
         moves.append(Move(attempt=record.attempt, cleared=cleared))
     _check_apart(records, branches)
-    saved = {record.prefix for record in records}
-    moving = LeavesIndex(branches=branches, document=index.document)
-    settled = {
-        prefix: dataclasses.replace(branch, moving=None) if prefix in saved else branch
-        for prefix, branch in branches.items()
-    }
-    return Update(
-        moving=encode_leaves_index(moving),
-        settled=encode_leaves_index(LeavesIndex(branches=settled, document=index.document)),
-        moves=tuple(moves),
-    )
+    saved = [record.prefix for record in records]
+    moving, settled = encode_steps(LeavesIndex(branches=branches, document=index.document), saved)
+    return Update(moving=moving, settled=settled, moves=tuple(moves))
 
 
 def _cleared(before: Branch) -> tuple[str, ...]:
