@@ -11,7 +11,7 @@ from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._tree.likeness import KEPT, Matched
 
-__all__ = ["brought", "planned"]
+__all__ = ["brought", "checked", "planned"]
 
 # Arrays are read and placed about this many bytes at a time: host copies of device arrays do not add up.
 _BATCH_BYTES: Final = 256 << 20
@@ -60,6 +60,18 @@ def brought(source: Source, deliveries: Sequence[Delivery], progress: Progress |
         report.add(nbytes)
         leaves += delivered(batch, mapped=source.mapped)
     return leaves
+
+
+def checked(source: Source, deliveries: Sequence[Delivery]) -> None:
+    """Read the bytes of some deliveries and let go of them again: they are those that were saved.
+
+    Raises:
+        Corrupt, StoreFailed: as `brought`.
+    """
+    for batch, _ in _batches(deliveries, _BATCH_BYTES):
+        source.read([delivery.wish for delivery in batch], None)
+        for delivery in batch:
+            delivery.wish.arrays = []
 
 
 class _Report:

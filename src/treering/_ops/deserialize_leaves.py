@@ -1,0 +1,128 @@
+"""A leaves directory -> the tree of one of its branches, each array where it is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from treering._ops.folder_path import folder_path
+from treering._ops.leaves_source import LeavesSource, opened_leaves
+from treering._ops.leaves_tree import Callback, Wanted, tree_of
+from treering._ops.one_state import on_one_state
+from treering._tree.leaf_shardings import Said
+from treering.errors import Unsupported
+
+if TYPE_CHECKING:
+    import jax
+
+__all__ = ["tree_deserialize_leaves"]
+
+
+def tree_deserialize_leaves(
+    checkpoint_dir: str | os.PathLike[str],
+    mesh: jax.sharding.Mesh | None = None,
+    manager: Any = None,
+    *,
+    prefix: str | None = None,
+    partition_rules: Any = None,
+    shardings: Any = None,
+    callback: Callback | None = None,
+    chunk_size: int | None = None,
+    target: Any = None,
+    structure: Literal["dicts", "exact"] = "dicts",
+    x64: Literal["error", "numpy"] = "error",
+) -> Any:
+    """Load the tree that `tree_serialize_leaves` of treering or eformer saved; every byte is checked on the way.
+
+    The result is eformer's: nested dicts with text keys for all containers. Leaves of every kind come back, what
+    was numpy as numpy unless a sharding or rule is given for it. All arrays of another program's tree are jax arrays,
+    and it has no checksums. If a save replaces the tree meanwhile, the newer one is loaded.
+
+    Args:
+        checkpoint_dir: the directory.
+        mesh: one of one axis replicates what nothing else is said of; one of several axes needs a rule or sharding for
+            each array. None: the default device.
+        manager: is waited for. Its ``deserialize_with_paths``, if it has that, reads what it can, after the checks.
+        prefix: which tree; None and "" for the one without prefix.
+        partition_rules: pairs of a pattern, searched in keys with ``/`` and without prefix, and a ``PartitionSpec``.
+            They win over ``shardings``; what has no axes is replicated.
+        shardings: a ``Sharding``, ``PartitionSpec`` or device for all arrays, a function of (dotted key,
+            ``jax.ShapeDtypeStruct``) that returns one, or a tree of these: nested, or flat with dotted keys.
+        callback: ``callback(array, dotted key)`` is called for each array, in order; its result is the leaf.
+        chunk_size: how many arrays are read at a time. ``callback`` runs after each batch, and only what it keeps stays
+            in memory. None, 0 or less: all.
+        target: a tree of the structure, shapes, dtypes and, where nothing else is said, shardings that are wanted.
+        structure: "dicts", or "exact" for the containers that were saved.
+        x64: "error" or "numpy" for 64-bit jax arrays where jax_enable_x64 is off.
+
+    Raises:
+        NotFound: there is no directory, or no index in it.
+        Mismatch: no such prefix, no rule or sharding for an array, or ``target`` differs; all of it is named.
+        Unsupported: arrays that jax cannot hold, or an argument that makes no sense; also a ``TypeError``.
+        Corrupt, Format: bytes are not there, or not those that were saved; the index is of another format.
+        Busy: a save replaced the tree after ``callback`` had been called.
+
+    Source: eformer.serialization.tree_deserialize_leaves.
+
+    Example:
+        >>> import tempfile
+        >>> from treering.leaves import tree_serialize_leaves
+        >>> path = tempfile.mkdtemp()
+        >>> tree_serialize_leaves(path, {"layers": [2.5, None], "step": 7})
+        >>> tree_deserialize_leaves(path)
+        {'layers': {'0': 2.5, '1': None}, 'step': 7}
+    """
+    wanted = _wanted(
+        Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings), manager,
+        callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64,
+    )  # fmt: skip
+    return _deserialize(folder_path(checkpoint_dir), prefix, manager, wanted)
+
+
+def _wanted(
+    said: Said, manager: Any, *, callback: Any, chunk_size: Any, target: Any, structure: Any, x64: Any
+) -> Wanted:
+    """Refuse arguments that make no sense, before anything is opened."""
+    if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
+        raise Unsupported(f"manager is a {type(manager).__name__}, which has no wait_until_finished()")
+    if callback is not None and not callable(callback):
+        raise Unsupported(f"callback is a {type(callback).__name__}, not a function of (array, key)")
+    for name, given, choices in (("structure", structure, ("dicts", "exact")), ("x64", x64, ("error", "numpy"))):
+        if given not in choices:
+            raise Unsupported(f"{name}={given!r:.100} is neither {choices[0]!r} nor {choices[1]!r}")
+    return Wanted(
+        said=said,
+        reader=manager if callable(getattr(manager, "deserialize_with_paths", None)) else None,
+        callback=callback,
+        batch=_batch(chunk_size),
+        target=target,
+        structure=structure,
+        x64=x64,
+    )
+
+
+def _batch(chunk_size: Any) -> int | None:
+    """Return how many arrays make a batch, None for all."""
+    if chunk_size is None:
+        return None
+    try:
+        count = operator.index(chunk_size)
+    except TypeError as error:
+        raise Unsupported(f"chunk_size={chunk_size!r:.100} is no whole number of arrays") from error
+    return count if count > 0 else None
+
+
+def _deserialize(path: Path, prefix: str | None, manager: Any, wanted: Wanted) -> Any:
+    if manager is not None:
+        manager.wait_until_finished()
+    return on_one_state(lambda: _opened(path, prefix or None), lambda source: tree_of(source, wanted))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, prefix: str | None) -> Iterator[LeavesSource]:
+    with contextlib.ExitStack() as files:
+        yield opened_leaves(path, files, prefix=prefix)
