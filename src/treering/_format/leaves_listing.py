@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, overload
+from typing import Any, Final, TypeAlias, overload
 
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
@@ -19,6 +19,9 @@ __all__ = ["ChunkFiles", "opened_index"]
 
 # Rows of leaves without checksums, in all: their number is what a ``.zarray`` claims, and no table bears it out.
 _MOST_UNCHECKED_ROWS: Final = 100_000
+
+_Described: TypeAlias = tuple[int, list[Box | None], int]
+"""Size, boxes and block of the chunk files of one array."""
 
 
 class ChunkFiles(Sequence[DataFile]):
@@ -177,25 +180,44 @@ class _Rows:
         checked = record.attempt != UNMARKED
         starts = first_checksums(record) if checked and self._verified else []
         arrays = arrays_of(record)
-        known: dict[int, tuple[int, list[Box | None], int]] = {}
-        for number, (leaf, folder, this) in enumerate(zip(stored_leaves(record), record.folders, arrays, strict=True)):
-            if id(this) not in known:
-                known[id(this)] = _described(this, None if checked else _MOST_UNCHECKED_ROWS)
-            nbytes, boxes, block = known[id(this)]
+        most = None if checked else _MOST_UNCHECKED_ROWS
+        known = {key: _described(this, most) for key, this in {id(this): this for this in arrays}.items()}
+        found = [known[id(this)] for this in arrays]
+        leaves = [first + leaf for leaf in stored_leaves(record)]
+        if checked and all(len(boxes) == 1 for _, boxes, _ in known.values()):
+            self._add_single(leaves, record.folders, arrays, found)
+            if starts:
+                self.checksums += record.checksums
+            return
+        for number, (nbytes, boxes, block) in enumerate(found):
             count = len(boxes)
             if not count or (not checked and count > self._room):
                 continue
             self._room -= 0 if checked else count
-            self._leaf += [first + leaf] * count
+            self._leaf += [leaves[number]] * count
             self._box += boxes
             self._nbytes += [nbytes] * count
             self._block += [block] * count
             self.owners += [len(self.folders)] * count
             self.firsts.append(self.firsts[-1] + count)
-            self.folders.append(folder)
-            self.arrays.append(this)
+            self.folders.append(record.folders[number])
+            self.arrays.append(arrays[number])
             if starts:
                 self.checksums += record.checksums[starts[number] : starts[number + 1]]
+
+    def _add_single(
+        self, leaves: list[int], folders: Sequence[str], arrays: Sequence[ZarrArray], found: Sequence[_Described]
+    ) -> None:
+        """Add leaves that have one chunk each, as thousands of small ones have, by columns."""
+        self._leaf += leaves
+        self._box += [None] * len(leaves)
+        self._nbytes += [nbytes for nbytes, _, _ in found]
+        self._block += [block for _, _, block in found]
+        self.owners += range(len(self.folders), len(self.folders) + len(leaves))
+        last = self.firsts[-1]
+        self.firsts += range(last + 1, last + 1 + len(leaves))
+        self.folders += folders
+        self.arrays += arrays
 
     def chunks(self) -> Chunks:
         """Return the columns."""
@@ -210,7 +232,7 @@ class _Rows:
         )
 
 
-def _described(this: ZarrArray, most: int | None) -> tuple[int, list[Box | None], int]:
+def _described(this: ZarrArray, most: int | None) -> _Described:
     """Return size, boxes and block of the chunk files of a leaf; no boxes where they are not plain and whole."""
     count, nbytes = chunk_count(this), chunk_bytes(this)
     whole_chunks = not any(length % chunk for length, chunk in zip(this.shape, this.chunks, strict=True))

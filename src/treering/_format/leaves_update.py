@@ -162,14 +162,6 @@ class _Rules:
         """Return all attempts that an index names; in one that is damaged, all that look like one."""
         return frozenset(found.decode() for found in _ATTEMPT.findall(index))
 
-    def is_readable(self, index: bytes) -> bool:
-        """Whether it is an index, each of whose records is whole."""
-        try:
-            branches = parse_leaves_index(index).branches
-        except TreeringError:
-            return False
-        return all(branch.record is None or attempt_of(branch.record) for branch in branches.values())
-
     def marker(self, zarray: bytes) -> str | None:
         """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
         try:

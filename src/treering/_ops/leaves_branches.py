@@ -196,7 +196,8 @@ def _foreign(folder: OpenLeaves, branch: Branch, trouble: Exception | None) -> J
         arrays.append(array)
     with naming(folder.path / LEAVES_INDEX):
         record = foreign_record(branch.prefix, branch.entries, arrays)
-    return JudgedBranch(prefix=branch.prefix, record=record, arrays=arrays, attempt=None, verified=False)
+    # In the order of the leaves, which is not that of the entries where those of one folder do not stand together.
+    return JudgedBranch(prefix=branch.prefix, record=record, arrays=arrays_of(record), attempt=None, verified=False)
 
 
 def _zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
