@@ -1,36 +1,28 @@
-"""The arrays of an opened leaves directory: each chunk file opened when it is touched, checked, and closed again."""
+"""The arrays of an opened leaves directory: each chunk file opened when it is touched, checked, and closed again.
+
+Three ways lead to an array. A small leaf is read whole, many in one job, by one thread. Chunks that lie in their files
+as they are go the way of a checkpoint's (`StoredArrays`), one file each. All others are undone chunk by chunk.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from treering._arrays.incoming import Progress, Wish
+from treering._arrays.jobs import Tally, Work, run_all
+from treering._arrays.leaf_branch import BranchArrays, dtype_in
+from treering._arrays.leaf_files import BranchFiles, OpenBranch
+from treering._arrays.open_chunks import OpenChunks
 from treering._format.index import Index
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from treering._codec.zarr import ZarrArray
-    from treering._format.leaves_record import LeavesRecord
     from treering._store.open_leaves_folder import OpenLeaves
 
 __all__ = ["LeavesArrays", "OpenBranch"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OpenBranch:
-    """One branch of a leaves directory, as its record says."""
-
-    record: LeavesRecord
-    """What was saved, or what was made up for another writer's branch."""
-    arrays: Sequence[ZarrArray]
-    """The layout of each stored leaf, in leaf order."""
-    attempt: str | None
-    """Whose staged files are to be looked at first; None when all of them have been moved."""
-    verified: bool
-    """Whether the record came with the checksums of its saver."""
 
 
 class LeavesArrays:
@@ -46,21 +38,40 @@ class LeavesArrays:
     def __init__(
         self, index: Index, branches: Sequence[OpenBranch], folder: OpenLeaves, *, mapped: bool = False
     ) -> None:
-        raise NotImplementedError
+        self.index = index
+        self._open = OpenChunks()
+        self._branches: list[BranchArrays] = []
+        stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
+        at = 0
+        for branch in branches:
+            some = stored[at : at + len(branch.arrays)]
+            at += len(branch.arrays)
+            if some:
+                files = BranchFiles(branch, [index.keys[leaf] for leaf in some], folder)
+                self._branches.append(BranchArrays(index, some, files, self._open, mapped=mapped))
+        if at != len(stored):
+            raise AssertionError(f"the index has {len(stored)} stored leaves, its branches have {at}")
+        self._first_leaves = [branch.leaves[0] for branch in self._branches]
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of what is stored of a leaf."""
-        raise NotImplementedError
+        return dtype_in(self.index, leaf)
 
     def check_files(self) -> None:
-        """Check what reading every leaf would not."""
-        raise NotImplementedError
+        """Nothing is left to check: reading a leaf looks at all files that it has, of which an empty one has one."""
 
     def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
         """Fill ``arrays`` of every wish.
 
         Raises:
-            Corrupt: a file is missing, short, too long, or its bytes are not those that were saved.
+            Corrupt: a file is missing, cut short, too long, or its bytes are not those that were saved.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        small, shared = Work(), Work()
+        by_branch: dict[int, list[Wish]] = {}
+        for wish in wishes:
+            by_branch.setdefault(bisect.bisect_right(self._first_leaves, wish.leaf) - 1, []).append(wish)
+        with self._open:
+            for number, some in by_branch.items():
+                self._branches[number].plan(some, small, shared)
+            run_all(shared, Tally(small.nbytes + shared.nbytes, progress), small)

@@ -1,0 +1,209 @@
+"""The files of stored leaves: opened when they are touched, held to their size and ``.zarray``, and closed again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
+from treering._codec.zarr_chunks import check_chunk_file
+from treering._format.blocks import DAMAGE_HINT
+from treering._format.leaves_record import LeavesRecord, first_checksums
+from treering._store.open_folder import DataFileMissing
+from treering._values.checksums import block_bytes, block_count
+from treering._values.keys import split_key
+from treering.errors import Corrupt, TreeringError
+
+if TYPE_CHECKING:
+    from treering._store.open_leaves_folder import OpenLeaves
+    from treering._store.reading import LocalFile
+
+__all__ = ["BranchFiles", "OpenBranch", "damaged", "naming"]
+
+_ZARRAY: Final = ".zarray"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBranch:
+    """One branch of a leaves directory, as its record says."""
+
+    record: LeavesRecord
+    """What was saved, or what was made up for another writer's branch."""
+    arrays: Sequence[ZarrArray]
+    """The layout of each stored leaf, in leaf order."""
+    attempt: str | None
+    """Whose staged files are to be looked at first; None when all of them have been moved."""
+    verified: bool
+    """Whether the record came with the checksums of its saver."""
+
+
+class BranchFiles:
+    """The files of one branch. Leaves are counted among the stored ones of the branch; any thread may ask.
+
+    Args:
+        branch: the branch.
+        keys: key text of each stored leaf, for messages.
+        folder: the open directory.
+    """
+
+    def __init__(self, branch: OpenBranch, keys: Sequence[str], folder: OpenLeaves) -> None:
+        self.branch = branch
+        self.keys = keys
+        self._folder = folder
+        self._described = bytearray(len(branch.arrays))
+
+    def require_described(self, leaf: int) -> None:
+        """Compare a leaf's ``.zarray`` with what the record says, once.
+
+        Raises:
+            Corrupt: it is missing, or another.
+        """
+        # That of another writer was read to know the array at all.
+        if self._described[leaf] or not self.branch.verified:
+            return
+        wanted = zarray_bytes(self.branch.arrays[leaf])
+        with self._opened(leaf, _ZARRAY) as file:
+            if file.size != len(wanted) or file.read(0, file.size) != wanted:
+                raise damaged(self.keys[leaf], f"{self._shown(leaf, _ZARRAY)} is not the one that was saved")
+        self._described[leaf] = 1
+
+    def require_names(self, leaf: int) -> None:
+        """Require that another writer's array has as many files as its ``.zarray`` has chunks, before they are counted.
+
+        Raises:
+            Corrupt: it has fewer.
+        """
+        zarr = self.branch.arrays[leaf]
+        if self.branch.verified or chunk_count(zarr) <= 1:
+            return
+        grid = grid_of(zarr)
+        folder = self.branch.record.folders[leaf]
+        for count in (math.prod(grid),) if zarr.separator == "." else grid:
+            found = set(self._folder.names(folder, self.branch.attempt))
+            if len(found) < count:
+                numbers = map(str, itertools.count())
+                lost = next(
+                    name for name in (chunk_names(zarr) if zarr.separator == "." else numbers) if name not in found
+                )
+                raise damaged(self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {count} chunks")
+            folder += "/0"
+
+    def read_small(self, leaf: int, nbytes: int) -> bytes:
+        """Return the bytes of a leaf that is one file, checked; its ``.zarray`` is checked too.
+
+        Raises:
+            Corrupt: one of the files is missing, or not the one that was saved.
+        """
+        self.require_described(leaf)
+        with self.open_chunk(leaf, 0) as file:
+            data = file.read(0, nbytes)
+        if self.branch.verified:
+            found, wanted = xxhash.xxh3_64_intdigest(data), self.branch.record.checksums[self.first_checksums[leaf]]
+            if found != wanted:
+                what = f"has the checksum {found:016x} instead of {wanted:016x}"
+                raise damaged(self.keys[leaf], f"{self.shown_chunk(leaf, 0)} {what}")
+        return data
+
+    def all_checksums_of(self, leaf: int) -> array[int]:
+        """Return the checksums of all files of a leaf, none for a branch that has none."""
+        if not self.branch.verified:
+            return array("Q")
+        return self.branch.record.checksums[self.first_checksums[leaf] : self.first_checksums[leaf + 1]]
+
+    def open_chunk(self, leaf: int, chunk: int) -> LocalFile:
+        """Open a chunk file; the caller closes it.
+
+        Raises:
+            Corrupt: it is missing, or not of its size.
+        """
+        name = chunk_name(self.branch.arrays[leaf], chunk)
+        file = self._opened(leaf, name)
+        try:
+            with naming(self.keys[leaf], self._shown(leaf, name)):
+                self._check_size(leaf, chunk, file.size)
+        except BaseException:  # an interrupt too; raised again below
+            file.close()
+            raise
+        return file
+
+    def _check_size(self, leaf: int, chunk: int, found: int) -> None:
+        wanted = self.size_of(leaf, chunk)
+        if wanted is not None and found != wanted:
+            how = "cut short" if found < wanted else "too long"
+            raise Corrupt(f"it is {how}: {wanted} bytes were written, {found} are there")
+        check_chunk_file(self.branch.arrays[leaf], found)
+
+    def shown_chunk(self, leaf: int, chunk: int) -> str:
+        """Return the path of a chunk file for people."""
+        return self._shown(leaf, chunk_name(self.branch.arrays[leaf], chunk))
+
+    def size_of(self, leaf: int, chunk: int) -> int | None:
+        """Return how many bytes a chunk file has to have; None where nothing says it."""
+        zarr = self.branch.arrays[leaf]
+        if zarr.compressor is None:
+            return chunk_bytes(zarr)
+        return self.branch.record.sizes[self._first_sizes[leaf] + chunk] if self.branch.verified else None
+
+    def checksums_of(self, leaf: int, chunk: int) -> array[int] | None:
+        """Return the checksums of the blocks of a chunk file; None for a branch that has none."""
+        if not self.branch.verified:
+            return None
+        first = self.first_checksums[leaf]
+        if self.branch.arrays[leaf].compressor is None:
+            first += chunk * _blocks(self.size_of(leaf, chunk) or 0)
+        else:
+            sizes = self._first_sizes[leaf]
+            first += self._packed_blocks[sizes + chunk] - self._packed_blocks[sizes]
+        return self.branch.record.checksums[first : first + _blocks(self.size_of(leaf, chunk) or 0)]
+
+    @functools.cached_property
+    def first_checksums(self) -> list[int]:
+        """Where the checksums of each leaf begin."""
+        return first_checksums(self.branch.record)
+
+    @functools.cached_property
+    def _first_sizes(self) -> list[int]:
+        counts = (0 if zarr.compressor is None else chunk_count(zarr) for zarr in self.branch.arrays)
+        return list(itertools.accumulate(counts, initial=0))
+
+    @functools.cached_property
+    def _packed_blocks(self) -> list[int]:
+        return list(itertools.accumulate(map(_blocks, self.branch.record.sizes), initial=0))
+
+    def _opened(self, leaf: int, name: str) -> LocalFile:
+        try:
+            return self._folder.open(self.branch.record.folders[leaf], name, self.branch.attempt)
+        except DataFileMissing as error:
+            raise damaged(self.keys[leaf], f"{self._shown(leaf, name)} is missing") from error
+
+    def _shown(self, leaf: int, name: str) -> str:
+        return f"{self.branch.record.folders[leaf]}/{name}"
+
+
+def _blocks(size: int) -> int:
+    return block_count(size, block_bytes(size))
+
+
+def damaged(key: str, what: str) -> Corrupt:
+    """Return the error for a leaf whose files are not what they have to be."""
+    return Corrupt(f"leaf {key!r} is damaged: {what}", hint=DAMAGE_HINT)
+
+
+@contextlib.contextmanager
+def naming(key: str, file: str) -> Iterator[None]:
+    """Say which leaf, and which file of it, an error is about."""
+    try:
+        yield
+    except Corrupt as error:
+        raise damaged(key, f"{file}: {error.message}") from error
+    except TreeringError as error:
+        error.path = split_key(key)
+        raise
