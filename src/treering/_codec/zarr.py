@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from treering._codec.documents import check_json, member, parsed, shown
-from treering._values.boxes import Box
+from treering._values.boxes import Box, whole
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -305,6 +305,8 @@ def check_compressor(config: Mapping[str, Any]) -> str:
 
 def grid_of(array: ZarrArray) -> tuple[int, ...]:
     """Return how many chunks there are along each axis: none along one of size zero."""
+    if array.shape == array.chunks:
+        return (1,) * len(array.shape)  # most leaves lie in one chunk
     return tuple(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
 
 
@@ -315,7 +317,10 @@ def chunk_count(array: ZarrArray) -> int:
 
 def chunk_names(array: ZarrArray) -> Iterator[str]:
     """Yield the names of the chunk files in C order; with "/" between the numbers they are paths."""
-    return map(functools.partial(chunk_name, array), range(chunk_count(array)))
+    count = chunk_count(array)
+    if count == 1:
+        return iter((array.separator.join("0" * len(array.shape)) or "0",))
+    return map(functools.partial(chunk_name, array), range(count))
 
 
 def chunk_name(array: ZarrArray, number: int) -> str:
@@ -353,6 +358,8 @@ def number_of_chunk(array: ZarrArray, name: str) -> int | None:
 
 def chunk_box(array: ZarrArray, number: int) -> Box:
     """Return the part of the array that a chunk holds, by its number in C order."""
+    if array.shape == array.chunks:
+        return whole(array.shape)
     places = _place(grid_of(array), number)
     return tuple(
         (place * chunk, min((place + 1) * chunk, size))
@@ -368,6 +375,8 @@ def is_whole(array: ZarrArray, number: int) -> bool:
         >>> is_whole(array, 1), is_whole(array, 2)
         (True, False)
     """
+    if array.shape == array.chunks:
+        return True
     places = _place(grid_of(array), number)
     return all(
         (place + 1) * chunk <= size for place, chunk, size in zip(places, array.chunks, array.shape, strict=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from treering._values.boxes import Box, shape_of
 
 __all__ = ["chunk_shape"]
+
+_MOST_TRIES: Final = 1 << 12
 
 
 def chunk_shape(shape: tuple[int, ...], boxes: Sequence[Box], itemsize: int, limit: int | None) -> tuple[int, ...]:
@@ -69,8 +72,9 @@ def _part(size: int, length: int, most: int) -> int:
     """Return how long the parts of a box of ``length`` are, ``most`` at most, along an axis of ``size``."""
     if length < size:
         # More boxes follow along this axis: parts that divide a box lie in one box each.
-        divisor = next(part for part in range(most, 0, -1) if length % part == 0)
-        if 2 * divisor >= most:
-            return divisor
+        fewest = -(-length // most)
+        for count in range(fewest, min(2 * fewest, fewest + _MOST_TRIES) + 1):
+            if length % count == 0 and 2 * (length // count) >= most:
+                return length // count
     # As few parts as can be, about equally long, so that the last one is hardly padded.
     return -(-size // -(-size // most))
