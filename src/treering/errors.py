@@ -31,6 +31,7 @@ __all__ = [
     "KeptOnHost",
     "Mismatch",
     "NotFound",
+    "NotSharded",
     "StaticFieldsDiffer",
     "StoreFailed",
     "TreeringError",
@@ -191,3 +192,7 @@ class StaticFieldsDiffer(UserWarning):
 
 class KeptOnHost(UserWarning):
     """Arrays that were to go on devices came back as numpy: jax, as it is configured, cannot hold their dtype."""
+
+
+class NotSharded(UserWarning):
+    """Arrays stay where they are: the sharding tree does not fit them."""

@@ -1,4 +1,8 @@
-"""Shardings for whole trees, by rules over the names of leaves."""
+"""Shardings for whole trees: by rules over the names of leaves, from the index of a leaves directory, and applied.
+
+The names are those of eformer's ``escale`` and ``sharding_utils``. What differs is listed in
+``docs/coming-from-eformer.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,18 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from treering._ops.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
+from treering._ops.sharding_tree import create_sharding_tree_from_index
 from treering._tree.rules import fitted_spec, no_rule, rule_for, rule_pairs, spec_of
 from treering._tree.walk import mapped_with_path
 
-__all__ = ["match_partition_rules"]
+__all__ = [
+    "apply_sharding_tree",
+    "create_sharding_tree_from_index",
+    "make_itsharded",
+    "match_partition_rules",
+    "validate_sharding_tree",
+]
 
 _SMALL: Final = 16_384
 
