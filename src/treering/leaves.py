@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from treering._ops.deserialize_leaves import tree_deserialize_leaves
 from treering._ops.folder_path import folder_path
 from treering._ops.index_leaves import index_directory
 from treering._ops.serialize_any import serialize
@@ -20,6 +21,7 @@ __all__ = [
     "is_array_like",
     "join_key",
     "leaf_key_paths",
+    "tree_deserialize_leaves",
     "tree_serialize_leaves",
 ]
 

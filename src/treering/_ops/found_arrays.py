@@ -41,7 +41,7 @@ def index_of_others(arrays: Mapping[str, ZarrArray], taken: Collection[str | Non
     """
     entries: dict[str | None, list[Entry]] = {}
     for name, array in arrays.items():
-        document = {"path": name, "shape": list(array.shape), "dtype": array.dtype}
+        document = {"path": name or ".", "shape": list(array.shape), "dtype": array.dtype}
         entries.setdefault(_free_prefix(name, taken), []).append(Entry(name, document))
     branches = {
         prefix: Branch(prefix=prefix, entries=listed, record=None, moving=None) for prefix, listed in entries.items()
