@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import sys
 from types import ModuleType
 
@@ -35,6 +36,7 @@ __all__ = [
     "reserve",
     "start_writeback",
     "sync",
+    "sync_file_system",
     "sync_folder",
     "unlock",
 ]
@@ -44,6 +46,12 @@ _NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.E
 
 _SYNC_FILE_RANGE_WRITE = 2
 _KIB = 1024
+
+# File systems whose ``syncfs`` waits for the disk and tells what it refused. Others (FUSE, overlays) may keep that to
+# themselves. The numbers: https://man7.org/linux/man-pages/man2/statfs.2.html
+_SYNCED_AS_A_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})  # ext, xfs, btrfs, f2fs, tmpfs
+_TELLING_KERNEL = (5, 8)
+_STATFS_BYTES = 256
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -224,3 +232,37 @@ def sync_folder(descriptor: int) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+
+
+def sync_file_system(descriptor: int) -> bool:
+    """Make everything on the file system of an open folder durable, in one call for any number of files.
+
+    What the disk refused since the folder was opened is an error here, as with ``sync``.
+
+    Returns:
+        False where there is no such call, or where it would not tell of what was refused: nothing is promised then.
+
+    Raises:
+        OSError: the disk refused something.
+    """
+    if sys.platform != "linux" or not _syncs_as_a_whole(descriptor):
+        return False
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) == 0:
+        return True
+    reason = ctypes.get_errno()
+    if reason in _NO_SUCH_REQUEST:
+        return False
+    raise OSError(reason, os.strerror(reason))
+
+
+def _syncs_as_a_whole(descriptor: int) -> bool:
+    """Whether the kernel tells errors of ``syncfs`` (since 5.8), and the file system is one that has them."""
+    kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if kernel is None or (int(kernel[1]), int(kernel[2])) < _TELLING_KERNEL:
+        return False
+    about = ctypes.create_string_buffer(_STATFS_BYTES)  # larger than the answer, whose first word is the type
+    try:
+        known = ctypes.CDLL(None).fstatfs(descriptor, about) == 0 and hasattr(ctypes.CDLL(None), "syncfs")
+    except (OSError, AttributeError):  # a C library of another kind
+        return False
+    return known and ctypes.c_ulong.from_buffer(about).value in _SYNCED_AS_A_WHOLE

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 from treering._store.checkpoint_names import INDEX
+from treering._store.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import StoreFailed, TreeringError
 
 __all__ = ["naming"]
@@ -50,4 +51,6 @@ def _hint(reason: int, shown: str) -> str | None:
 
 def _holds_something(path: str) -> bool:
     """Whether a file or a checkpoint is there; a folder without an index is perhaps the one that we have just made."""
-    return os.path.lexists(os.path.join(path, INDEX) if os.path.isdir(path) else path)
+    if os.path.isdir(path):
+        return any(os.path.lexists(os.path.join(path, index)) for index in (INDEX, LEAVES_INDEX))
+    return os.path.lexists(path)

@@ -5,23 +5,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from treering._store import descriptors
+from treering._store.attempt_folder import AttemptFolder
+from treering._store.failures import naming
+from treering._store.folder import Folder
+from treering._store.folder_tree import FolderTree, Parts
+from treering._store.folders import make_folder, remove_folders, resolved_folder, sync_parent
+from treering._store.leaf_files import missing, opened_below
+from treering._store.leaves_commit import LeavesCommit
+from treering._store.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves
 from treering._store.leaves_rules import IndexRules, Update
+from treering._store.leaves_sync import sync_all
+from treering._store.open_folder import LinkRefused
 from treering._store.pieces import Buffer
 from treering._store.reading import LocalFile
+from treering._store.writing import write_content
+from treering.errors import TreeringError, Unsupported
 
 __all__ = ["StagedLeaves"]
+
+_TRIES = 20
+# Smaller files are made durable all together, by one call.
+_SYNCED_ALONE = 1 << 20
+# No system that this is for takes a longer path, the name of a chunk included.
+_LONGEST_PATH = 4095
+_CHUNK_NAME_BYTES = 255
 
 
 class StagedLeaves:
     """One save on its way into a leaves directory: left without `commit` or `leave`, nothing has changed.
 
-    Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context manager, or
-    used without ``with`` and ended by `close`, as when another thread commits later.
+    Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
+    manager, or used without ``with`` and ended by `close`, as when another thread commits later.
 
     Attributes:
         attempt: 16 hexadecimal digits, new for each save.
@@ -35,10 +58,28 @@ class StagedLeaves:
         LinkRefused: ``.treering`` there is a link.
     """
 
-    attempt: str
-
     def __init__(self, path: Path, rules: IndexRules) -> None:
-        raise NotImplementedError
+        self._shown = os.fspath(path)
+        self._rules = rules
+        self._lock = threading.Lock()
+        self._made: list[str] = []
+        self._names: dict[Parts, list[str]] = {}
+        self._given: set[Parts] = set()
+        self._folder: Folder | None = None
+        with naming(self._shown, "write"):
+            target = resolved_folder(self._shown)
+            for _ in range(_TRIES - 1):
+                try:
+                    self._begin(target)
+                except FileNotFoundError as error:
+                    if isinstance(error, TreeringError):
+                        raise
+                    # A saver that failed removed the directory that it had made: begin again.
+                else:
+                    break
+            else:
+                self._begin(target)
+        self.attempt = self._own.attempt
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +91,13 @@ class StagedLeaves:
 
     def close(self) -> None:
         """Remove what was not committed or left, give everything back. May be called twice."""
-        raise NotImplementedError
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            self._own.end()
+            self._tree.close()
+            if not self._own.kept:
+                remove_folders(self._made)
+            folder.close()
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
@@ -58,7 +105,8 @@ class StagedLeaves:
         Raises:
             StoreFailed: the file system has fewer than ``size`` bytes free.
         """
-        raise NotImplementedError
+        with naming(self._shown, "write"):
+            self._open_folder.require_space(size)
 
     def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
         """Make the folder of a leaf and its files, in few system calls: for thousands of small leaves.
@@ -67,14 +115,20 @@ class StagedLeaves:
             StoreFailed: the system refused.
             Unsupported: the folder's path is longer than the system takes.
         """
-        raise NotImplementedError
+        with naming(self._shown, "write"):
+            parts = self._noted(folder, [name for name, _ in files])
+            try:
+                self._tree.fill((*self._staged, *parts), files)
+            except FileNotFoundError:
+                self._tree.make((*self._staged, *parts))
+                self._tree.fill((*self._staged, *parts), files)
 
     def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
 
         Args:
             folder: the folder of the leaf, made if it is missing.
-            name: a file in it that is not there yet; ``0/0`` for a chunk in a folder of its own.
+            name: a file in it that is not there yet.
             buffers: C-contiguous buffers of any item type, asked for one after the other.
             size: how many bytes they hold together.
 
@@ -82,11 +136,32 @@ class StagedLeaves:
             StoreFailed: the system refused, or the buffers hold another number of bytes.
             Unsupported: the folder's path is longer than the system takes.
         """
-        raise NotImplementedError
+        with naming(self._shown, "write"):
+            parts = self._noted(folder, [name])
+            self._tree.make((*self._staged, *parts))
+            descriptor = self._tree.create((*self._staged, *parts), name)
+            try:
+                write_content(descriptor, buffers, size)
+                if size >= _SYNCED_ALONE:
+                    descriptors.sync(descriptor)
+            except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
+                with contextlib.suppress(OSError):  # the error that brought us here says more
+                    os.close(descriptor)
+                raise
+            os.close(descriptor)
 
     def path_of(self, folder: str) -> str:
-        """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made."""
-        raise NotImplementedError
+        """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
+
+        Raises:
+            StoreFailed: the system refused.
+            Unsupported: the folder's path is longer than the system takes.
+        """
+        with naming(self._shown, "write"):
+            parts = self._noted(folder, [])
+            self._given.add(parts)
+            self._tree.make((*self._staged, *parts[:-1]))
+            return os.path.join(self._open_folder.path, *self._staged, *parts)
 
     def open(self, folder: str, name: str) -> LocalFile:
         """Open a staged file for reading; the caller closes it.
@@ -96,7 +171,12 @@ class StagedLeaves:
             LinkRefused: it, or a folder on the way, is a link.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        parts = (*self._staged, *parts_of(folder), *name.split("/"))
+        with naming(self._shown, "read"):
+            try:
+                return opened_below(self._tree, parts[:-1], parts[-1])
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise missing(self._tree, parts[:-1], parts[-1]) from error
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a staged folder, sorted; none when it is not there.
@@ -104,7 +184,11 @@ class StagedLeaves:
         Raises:
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        with naming(self._shown, "read"):
+            try:
+                return sorted(self._tree.scan((*self._staged, *parts_of(folder))))
+            except FileNotFoundError:
+                return []
 
     def rewrite(self, folder: str, name: str, data: bytes) -> None:
         """Put ``data`` in the place of a staged file.
@@ -112,26 +196,32 @@ class StagedLeaves:
         Raises:
             StoreFailed: the system refused.
         """
-        raise NotImplementedError
+        with naming(self._shown, "write"):
+            parts = (*self._staged, *parts_of(folder))
+            self._tree.remove(parts, name)
+            self._tree.fill(parts, [(name, data)])
 
     def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
         """Make everything durable, make ``update(index)`` the index, move the files to their key paths.
 
-        Waits up to a minute for other savers. Roll-forward of a dead save comes first: ``update`` gets an index without moves.
+        Waits up to a minute for other savers. What a dead save left to be moved is moved first.
 
         Args:
             record: the copy of the record that is kept under ``.treering``.
-            update: gets the present index, None when there is none, while nobody else can change it; what it raises is
-                raised here, and then nothing has changed.
+            update: gets the present index, which promises no moves, or None when there is none, while nobody else can
+                change it; what it raises is raised here, and then nothing has changed.
 
         Raises:
             Busy: others kept saving, or the directory was moved away.
             Exists: files that no index lists stand where new ones would go.
-            LinkRefused: the index is a link.
-            StoreFailed: the system refused. Nothing has changed, except when the message says that the new content is in
-                place: then readers get it, and the next save finishes what is left to do.
+            LinkRefused: the index, or a folder on the way of a leaf, is a link.
+            StoreFailed: the system refused. Nothing has changed, except when the message says that the new content is
+                in place: then readers get it, and the next save does what is left to do.
         """
-        raise NotImplementedError
+        with naming(self._shown, "write"):
+            self._make_durable(record)
+            with self._committing() as saving:
+                saving.change(update, lambda _: self._wanted())
 
     def leave(self, record: bytes) -> None:
         """Make everything durable, and leave it to be indexed later (`commit_pending`).
@@ -139,7 +229,65 @@ class StagedLeaves:
         The files are moved to their key paths if nothing is there; else they stay staged until then.
 
         Raises:
-            Busy: others kept saving, or the directory was moved away.
-            StoreFailed: the system refused.
+            StoreFailed: the system refused. Nothing has changed.
         """
-        raise NotImplementedError
+        with naming(self._shown, "write"):
+            self._make_durable(record)
+            self._own.write(PENDING, b"")
+            self._tree.sync(self._own.parts)
+            self._own.kept = True
+            # It is saved. Whatever cannot be moved now is moved when an index takes it up.
+            with contextlib.suppress(OSError, LinkRefused), self._committing() as saving:
+                saving.moved(self._wanted())
+
+    @property
+    def _open_folder(self) -> Folder:
+        if self._folder is None:
+            raise RuntimeError("this save is over")
+        return self._folder
+
+    @property
+    def _staged(self) -> Parts:
+        return staged_leaves(self._own.attempt)
+
+    def _begin(self, target: str) -> None:
+        """Make the directory and the folder of this attempt in it."""
+        with contextlib.ExitStack() as undo:
+            made = make_folder(target)
+            undo.callback(remove_folders, made)
+            folder = Folder(target)
+            undo.callback(folder.close)
+            tree = FolderTree(folder, self._shown)
+            undo.callback(tree.close)
+            own = AttemptFolder(tree)
+            undo.callback(own.end)
+            tree.make(staged_leaves(own.attempt))
+            undo.pop_all()
+        self._made, self._folder, self._tree, self._own = made, folder, tree, own
+
+    def _committing(self) -> LeavesCommit:
+        return LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown)
+
+    def _make_durable(self, record: bytes) -> None:
+        folder = self._open_folder
+        self._own.write(RECORD, record)
+        sync_all(folder, self._tree, self._own.parts)
+        if not self._made and self._tree.find((), INDEX) is None:
+            with contextlib.suppress(PermissionError):  # a folder above that is not ours
+                sync_parent(folder.path)
+
+    def _noted(self, folder: str, names: list[str]) -> Parts:
+        """Remember what is written, to see before the commit whether its place is free; return the folder's parts."""
+        parts = parts_of(folder)
+        above = len(os.fsencode(self._open_folder.path)) + len("//".join(self._staged)) + _CHUNK_NAME_BYTES
+        if above + len(os.fsencode(folder)) > _LONGEST_PATH:
+            shown = f"{folder[:80]}...{folder[-40:]}"
+            raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
+        with self._lock:
+            self._names.setdefault(parts, []).extend(names)
+        return parts
+
+    def _wanted(self) -> Mapping[Parts, Sequence[str]]:
+        for parts in self._given:
+            self._names[parts] = list(self._tree.scan((*self._staged, *parts)))
+        return self._names

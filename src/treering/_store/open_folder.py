@@ -17,7 +17,7 @@ from treering._store.folders import resolved_folder
 from treering._store.reading import LocalFile
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
 
-__all__ = ["LARGEST_INDEX", "DataFileMissing", "LinkRefused", "OpenFolder", "index_bytes"]
+__all__ = ["LARGEST_INDEX", "DataFileMissing", "LinkRefused", "OpenFolder", "index_bytes", "shown_names"]
 
 LARGEST_INDEX = 2 << 30
 """No index is larger than this many bytes."""
@@ -136,10 +136,10 @@ class OpenFolder:
             return "it is empty"
         checkpoints = [name for name in names if os.path.lexists(os.path.join(self._folder.path, name, INDEX))]
         if checkpoints:
-            return f"there are checkpoints in it: {_shown(checkpoints)}"
+            return f"there are checkpoints in it: {shown_names(checkpoints)}"
         if any(name.startswith(f".{INDEX}.") for name in names):
             return "it holds the files of a save that is running, or did not end; try again"
-        return f"it holds {_shown(names)}"
+        return f"it holds {shown_names(names)}"
 
 
 def index_bytes(folder: Folder, path: Path) -> bytes:
@@ -207,6 +207,7 @@ def _not_found(error: NotFound, path: Path) -> NotFound:
     return error
 
 
-def _shown(names: list[str]) -> str:
+def shown_names(names: list[str]) -> str:
+    """Return the first few names, as a sentence shows them."""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more

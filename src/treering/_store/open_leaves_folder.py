@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from treering._store.attempt_folder import attempts_in
+from treering._store.folder import Folder
+from treering._store.folder_tree import FolderTree, Parts
+from treering._store.folders import resolved_folder
+from treering._store.leaf_files import index_bytes, missing, opened_below
+from treering._store.leaves_listing import array_folders, what_is_there
+from treering._store.leaves_names import INDEX, PENDING, RECORD, attempt_folder, is_attempt, parts_of, staged_leaves
 from treering._store.reading import LocalFile
+from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
 __all__ = ["OpenLeaves"]
 
@@ -24,10 +35,25 @@ class OpenLeaves:
     Raises:
         NotFound: nothing is at the path.
         StoreFailed: a file is there, or the system refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp())
+        >>> (path / "w").mkdir()
+        >>> _ = (path / "w" / ".zarray").write_bytes(b"{}")
+        >>> with OpenLeaves(path) as directory, directory.open("w", ".zarray", None) as file:
+        ...     list(directory.array_folders()), file.read(0, file.size)
+        (['w'], b'{}')
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._shown = os.fspath(path)
+        try:
+            self._folder = Folder(resolved_folder(self._shown))
+        except OSError as error:
+            raise StoreFailed.of(error, path, "read") from error
+        self._tree = FolderTree(self._folder, self._shown)
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +65,8 @@ class OpenLeaves:
 
     def close(self) -> None:
         """Close the directory; files opened from it stay open."""
-        raise NotImplementedError
+        self._tree.close()
+        self._folder.close()
 
     def read_index(self) -> bytes:
         """Return the bytes of ``tensorstore_index.json``.
@@ -50,7 +77,16 @@ class OpenLeaves:
             Format: it is larger than any index.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        with _reading(self._shown):
+            index = index_bytes(self._tree)
+        if index is not None:
+            return index
+        message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
+        error = NotFound(message, hint=what_is_there(self._tree))
+        error.errno = errno.ENOENT
+        error.strerror = os.strerror(errno.ENOENT)
+        error.filename = os.path.join(self._shown, INDEX)
+        raise error
 
     def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it.
@@ -66,7 +102,17 @@ class OpenLeaves:
             Corrupt: the text leads elsewhere than into the directory.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        *below, last = parts_of(name) or ("",)
+        parts = (*parts_of(folder), *below)
+        with _reading(self._shown):
+            # Files only ever go from the first place to the second, so this order misses none.
+            if attempt is not None:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    return self._opened((*_staging(attempt), *parts), last)
+            try:
+                return self._opened(parts, last)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise missing(self._tree, parts, last) from error
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
         """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
@@ -76,7 +122,14 @@ class OpenLeaves:
             Corrupt: the text leads elsewhere than into the directory.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        parts = parts_of(folder)
+        found: set[str] = set()
+        with _reading(self._shown):
+            for start in (_staging(attempt), ()) if attempt is not None else ((),):
+                self._tree.forget((*start, *parts))  # another one may be there by now
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    found.update(self._tree.scan((*start, *parts)))
+        return sorted(found)
 
     def records(self) -> dict[str, bytes]:
         """Return the copies of records that are there, by attempt.
@@ -85,7 +138,15 @@ class OpenLeaves:
             LinkRefused: one of them, or a folder on the way, is a link.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        found: dict[str, bytes] = {}
+        with _reading(self._shown):
+            for attempt in attempts_in(self._tree):
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    opened_below(self._tree, attempt_folder(attempt), RECORD) as file,
+                ):
+                    found[attempt] = file.read(0, file.size)
+        return found
 
     def pending(self) -> set[str]:
         """Return the attempts that were saved without an index and that no index has taken up yet.
@@ -94,7 +155,9 @@ class OpenLeaves:
             LinkRefused: a folder on the way is a link.
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        with _reading(self._shown):
+            attempts = attempts_in(self._tree)
+            return {one for one in attempts if self._tree.find(attempt_folder(one), PENDING) is not None}
 
     def array_folders(self) -> Iterator[str]:
         """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
@@ -104,4 +167,31 @@ class OpenLeaves:
         Raises:
             StoreFailed: the system refuses.
         """
-        raise NotImplementedError
+        with _reading(self._shown):
+            for parts in array_folders(self._tree):
+                yield "/".join(parts)
+
+    def _opened(self, parts: Parts, name: str) -> LocalFile:
+        try:
+            return opened_below(self._tree, parts, name)
+        except FileNotFoundError:
+            # A folder that was opened before may be gone, and another one in its place.
+            self._tree.forget(parts)
+            return opened_below(self._tree, parts, name)
+
+
+def _staging(attempt: str) -> Parts:
+    if not is_attempt(attempt):
+        raise Corrupt(f"{attempt!r} is no attempt")
+    return staged_leaves(attempt)
+
+
+@contextlib.contextmanager
+def _reading(shown: str) -> Iterator[None]:
+    """Turn every ``OSError`` of the block into one that names the directory; our own errors pass."""
+    try:
+        yield
+    except TreeringError:
+        raise
+    except OSError as error:
+        raise StoreFailed.of(error, shown, "read") from error

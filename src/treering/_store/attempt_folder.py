@@ -1,0 +1,148 @@
+"""The folder of one attempt under ``.treering``: made, locked while its saver lives, swept when that one is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+
+from treering._store import descriptors
+from treering._store.folder_tree import FOLDER, FolderTree
+from treering._store.leaves_names import ATTEMPTS, LEAVES, PENDING, RECORD, attempt_folder, is_attempt
+from treering._store.open_folder import LinkRefused
+from treering._store.pieces import write_all
+from treering._store.rights import take_over
+
+__all__ = ["AttemptFolder", "attempts_in", "remove_attempt", "remove_if_dead"]
+
+_TRIES = 20
+_AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+
+
+class AttemptFolder:
+    """The folder of an attempt that this process has made and holds the lock of.
+
+    Attributes:
+        attempt: 16 hexadecimal digits, new for each one.
+        parts: where it is.
+        kept: an index names it, or it waits for one: `end` leaves it there.
+    """
+
+    def __init__(self, tree: FolderTree) -> None:
+        """Make it.
+
+        Raises:
+            LinkRefused: ``.treering`` is a link.
+            OSError: the system refused; ENOENT when a saver that failed removed the directory meanwhile.
+        """
+        self._tree = tree
+        self._descriptor = -1
+        self.kept = False
+        tree.make((ATTEMPTS,))
+        for _ in range(_TRIES):
+            self.attempt = secrets.token_hex(8)
+            self.parts = attempt_folder(self.attempt)
+            tree.make(self.parts)
+            try:
+                if self._lock():
+                    return
+            except BaseException:  # an interrupt too: nothing half made stays; raised again below
+                self.end()
+                raise
+            # A sweeper met it between its making and its lock, and took it for a leftover.
+            self.end()
+        raise OSError(errno.EAGAIN, "other savers keep removing its staged files")
+
+    def write(self, name: str, data: bytes, old: os.stat_result | None = None) -> None:
+        """Make a file in it, durable but for its name, with the rights of the file that it will replace, if any.
+
+        Raises:
+            OSError: the system refused.
+        """
+        self._tree.remove(self.parts, name)
+        descriptor = self._tree.create(self.parts, name)
+        try:
+            if old is not None:
+                take_over(descriptor, old)
+            write_all(descriptor, memoryview(data))
+            descriptors.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def end(self) -> None:
+        """Let go of it. Unless it is kept it is removed, as far as that goes; so is ``.treering`` when it is empty."""
+        if not self.kept:
+            with contextlib.suppress(OSError, LinkRefused):  # what stays is swept by the next save
+                remove_attempt(self._tree, self.attempt)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            descriptors.unlock(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        if not self.kept:
+            with contextlib.suppress(OSError, LinkRefused):
+                self._tree.remove_empty((ATTEMPTS,))
+
+    def discard(self) -> None:
+        """Let go of it and remove it, kept or not: it was a place for indexes on their way."""
+        self.kept = False
+        self.end()
+
+    def _lock(self) -> bool:
+        """Lock it, and look whether it still is there."""
+        if descriptors.fcntl is None:  # Windows opens no folders, and sweeps nothing
+            return True
+        self._descriptor = self._tree.open((ATTEMPTS,), self.attempt, _AS_FOLDER)
+        if descriptors.lock(self._descriptor) is False:
+            return False
+        found = self._tree.find((ATTEMPTS,), self.attempt)
+        return found is not None and os.path.samestat(found, os.fstat(self._descriptor))
+
+
+def attempts_in(tree: FolderTree) -> list[str]:
+    """Return the attempts that have a folder.
+
+    Raises:
+        LinkRefused: ``.treering`` is a link.
+        OSError: the system refused.
+    """
+    try:
+        found = tree.scan((ATTEMPTS,))
+    except FileNotFoundError:
+        return []
+    return sorted(name for name, kind in found.items() if kind == FOLDER and is_attempt(name))
+
+
+def remove_attempt(tree: FolderTree, attempt: str) -> None:
+    """Remove the folder of an attempt: the record first, for what has none proves nothing.
+
+    Raises:
+        OSError: the system refused.
+    """
+    parts = attempt_folder(attempt)
+    tree.remove(parts, RECORD)
+    tree.remove_all(parts)
+
+
+def remove_if_dead(tree: FolderTree, attempt: str, *, lost: bool) -> None:
+    """Remove the folder of an attempt that no index names, if its saver is dead and left it to nobody.
+
+    What cannot be removed stays, and does not stand in the way of a save. Where the lock of a folder cannot be
+    asked for, whether a saver lives cannot be told, and nothing is removed.
+
+    Args:
+        tree: the directory.
+        attempt: the attempt.
+        lost: there was no index before: a record without staged files is of a save that was whole, and stays.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = tree.open((ATTEMPTS,), attempt, _AS_FOLDER)
+        try:
+            if not descriptors.lock(descriptor):
+                return
+            found = tree.scan(attempt_folder(attempt))
+            if PENDING not in found and not (lost and RECORD in found and LEAVES not in found):
+                remove_attempt(tree, attempt)
+        finally:
+            os.close(descriptor)

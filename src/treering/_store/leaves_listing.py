@@ -1,0 +1,62 @@
+"""What lies in a leaves directory whose index is missing: arrays, and a word to whoever looked for the index."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from treering._store.checkpoint_names import INDEX as CHECKPOINT
+from treering._store.folder_tree import FILE, FOLDER, FolderTree, Parts
+from treering._store.leaves_names import ARRAY, ATTEMPTS, INDEX
+from treering._store.open_folder import shown_names
+from treering.errors import TreeringError
+
+__all__ = ["array_folders", "what_is_there"]
+
+# No path that a program can name is deeper.
+_DEEPEST = 2048
+_LOOKED_AT = 200
+
+
+def array_folders(tree: FolderTree) -> Iterator[Parts]:
+    """Yield the way to every folder that holds a ``.zarray``, sorted by its parts.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    return (parts for parts in _folders(tree) if parts is not None)
+
+
+def _folders(tree: FolderTree) -> Iterator[Parts | None]:
+    """Yield the way to each array that is met, None for each other folder."""
+    waiting: list[Parts] = [()]
+    while waiting:
+        here = waiting.pop()
+        try:
+            found = tree.scan(here)
+        except (FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
+            continue
+        if found.get(ARRAY) == FILE:
+            yield here
+            continue
+        yield None
+        if len(here) < _DEEPEST:
+            below = sorted((name for name, kind in found.items() if kind == FOLDER), reverse=True)
+            waiting += [(*here, name) for name in below if here or name != ATTEMPTS]
+
+
+def what_is_there(tree: FolderTree) -> str:
+    """Say what a directory without an index holds, and what to do about it."""
+    try:
+        found = tree.scan(())
+        if CHECKPOINT in found:
+            return f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
+        folders = sorted(name for name, kind in found.items() if kind == FOLDER)
+        if ATTEMPTS in folders or any(one is not None for one in itertools.islice(_folders(tree), _LOOKED_AT)):
+            return "it holds arrays: treering.leaves.index_leaves makes an index of them"
+        others = [name for name in folders if tree.find((name,), INDEX) is not None]
+    except (OSError, TreeringError) as error:
+        return f"what is there cannot be read: {error}"
+    if others:
+        return f"there are leaves directories in it: {shown_names(others)}"
+    return f"it holds {shown_names(sorted(found))}" if found else "it is empty"

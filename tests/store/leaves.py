@@ -1,0 +1,194 @@
+"""Small leaves directories whose index is JSON of these tests, and what is found of them.
+
+An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders] or none}}}``;
+a ``.zarray`` is ``{"marker": ..., "chunks": [names]}``.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from treering._store.leaves_folder import StagedLeaves
+from treering._store.leaves_pending import commit_pending
+from treering._store.leaves_rules import Move, Update
+from treering._store.open_folder import DataFileMissing
+from treering._store.open_leaves_folder import OpenLeaves
+
+Tree = Mapping[str, bytes]
+"""The content of the leaves of one branch, by folder."""
+
+INDEX = "tensorstore_index.json"
+CHUNK = 4
+"""Bytes of a chunk."""
+
+
+class Rules:
+    """How these tests write an index."""
+
+    def moves(self, index: bytes) -> tuple[Move, ...]:
+        return tuple(
+            Move(attempt=branch["attempt"], cleared=tuple(branch["moving"]))
+            for branch in branches_of(index).values()
+            if "moving" in branch
+        )
+
+    def settled(self, index: bytes) -> bytes:
+        return encoded(
+            {
+                prefix: {key: value for key, value in branch.items() if key != "moving"}
+                for prefix, branch in branches_of(index).items()
+            }
+        )
+
+    def attempts(self, index: bytes) -> frozenset[str]:
+        return frozenset(branch["attempt"] for branch in branches_of(index).values())
+
+    def marker(self, zarray: bytes) -> str | None:
+        try:
+            marker = json.loads(zarray)["marker"]
+        except (ValueError, KeyError):
+            return None
+        return str(marker)
+
+    def is_chunk(self, zarray: bytes, name: str) -> bool:
+        try:
+            return name in json.loads(zarray)["chunks"]
+        except (ValueError, KeyError):
+            return False
+
+
+RULES = Rules()
+
+
+def branches_of(index: bytes | None) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(index or b"{}").get("branches", {})
+    except ValueError:
+        return {}
+    return found
+
+
+def encoded(branches: Mapping[str, Any]) -> bytes:
+    return json.dumps({"branches": branches}).encode()
+
+
+def chunks_of(content: bytes) -> list[tuple[str, bytes]]:
+    return [(str(number), content[start : start + CHUNK]) for number, start in enumerate(range(0, len(content), CHUNK))]
+
+
+def array_text(attempt: str, content: bytes) -> bytes:
+    return json.dumps({"marker": attempt, "chunks": [name for name, _ in chunks_of(content)]}).encode()
+
+
+def write(saving: StagedLeaves, tree: Tree) -> dict[str, list[str]]:
+    """Stage a tree, its leaves by turns small and large; return what an index says of it."""
+    for number, (folder, content) in enumerate(tree.items()):
+        text = array_text(saving.attempt, content)
+        if number % 2:
+            saving.write_small(folder, [(".zarray", text), *chunks_of(content)])
+        else:
+            for name, chunk in chunks_of(content):
+                saving.write_file(folder, name, [chunk[:1], chunk[1:]], len(chunk))
+            saving.write_file(folder, ".zarray", [text], len(text))
+    return {folder: [name for name, _ in chunks_of(content)] for folder, content in tree.items()}
+
+
+def update_for(
+    attempts: Mapping[str, tuple[str, Mapping[str, list[str]]]], dropped: Iterable[str] = (), also: Iterable[str] = ()
+) -> Callable[[bytes | None], Update]:
+    """Return what makes the index of those branches: prefix -> attempt and leaves."""
+
+    def update(old: bytes | None) -> Update:
+        branches = branches_of(old)
+        moves = []
+        for prefix, (attempt, leaves) in attempts.items():
+            cleared = [*branches.get(prefix, {}).get("leaves", {}), *also]
+            moves.append(Move(attempt=attempt, cleared=tuple(cleared)))
+            branches[prefix] = {"attempt": attempt, "leaves": dict(leaves), "moving": cleared}
+        moving = encoded(branches)
+        return Update(moving=moving, settled=RULES.settled(moving), moves=tuple(moves), dropped=tuple(dropped))
+
+    return update
+
+
+def save(path: Path, tree: Tree, *, prefix: str = "", leave: bool = False) -> str:
+    """Save a tree and return the attempt."""
+    with StagedLeaves(path, RULES) as saving:
+        leaves = write(saving, tree)
+        record = json.dumps([prefix, leaves]).encode()
+        if leave:
+            saving.leave(record)
+        else:
+            saving.commit(record, update_for({prefix: (saving.attempt, leaves)}))
+    return saving.attempt
+
+
+def take_up(path: Path) -> None:
+    """Put all pending saves into the index."""
+
+    def update(old: bytes | None) -> Update | None:
+        with OpenLeaves(path) as directory:
+            pending = directory.pending()
+            found = {attempt: json.loads(text) for attempt, text in directory.records().items() if attempt in pending}
+        if not found:
+            return None
+        return update_for({prefix: (attempt, leaves) for attempt, (prefix, leaves) in found.items()})(old)
+
+    commit_pending(path, RULES, update)
+
+
+def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
+    """Return the tree that is saved there, None when there is none. Its parts are all of one attempt."""
+    for _ in range(50):
+        with OpenLeaves(path) as directory:
+            branch = branches_of(directory.read_index()).get(prefix)
+            if branch is None:
+                return None
+            try:
+                found = _leaves(directory, branch)
+            except DataFileMissing:
+                if branches_of(directory.read_index()).get(prefix) == branch:
+                    raise
+                continue
+            if found is not None:
+                return found
+    raise AssertionError("always on the way")
+
+
+def _leaves(directory: OpenLeaves, branch: Mapping[str, Any]) -> dict[str, bytes] | None:
+    attempt = branch["attempt"] if "moving" in branch else None
+    found = {}
+    for folder, names in branch["leaves"].items():
+        with directory.open(folder, ".zarray", attempt) as file:
+            text = json.loads(file.read(0, file.size))
+        if text != {"marker": branch["attempt"], "chunks": names}:
+            return None
+        parts = []
+        for name in names:
+            with directory.open(folder, name, attempt) as file:
+                parts.append(file.read(0, file.size))
+        found[folder] = b"".join(parts)
+    return found
+
+
+def everything(path: Path) -> list[str]:
+    """All files there and all empty folders, but for records."""
+    return sorted(
+        str(entry.relative_to(path)) + ("/" if entry.is_dir() and not entry.is_symlink() else "")
+        for entry in path.rglob("*")
+        if (not entry.is_dir() or entry.is_symlink() or not any(entry.iterdir())) and entry.name != "record.json"
+    )
+
+
+def expected(branches: Mapping[str, Tree], others: Iterable[str] = ()) -> list[str]:
+    """What `everything` gives after those branches were saved."""
+    return sorted(
+        [INDEX, *others]
+        + [
+            f"{folder}/{name}"
+            for tree in branches.values()
+            for folder, content in tree.items()
+            for name in (".zarray", *dict(chunks_of(content)))
+        ]
+    )
