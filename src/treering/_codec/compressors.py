@@ -13,7 +13,7 @@ from treering._codec.in_tensorstore import compressor_in_full
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
 from treering.errors import Corrupt, Unsupported
 
-__all__ = ["check_chunk_file", "codec_of", "known_compressor", "level_of"]
+__all__ = ["check_chunk_file", "codec_of", "completed", "known_compressor", "level_of"]
 
 # The level that TensorStore takes where none is said, the least, and the greatest.
 _LEVELS: Final = {"zstd": (1, -131072, 22), "gzip": (1, 0, 9), "zlib": (1, 0, 9), "bz2": (1, 1, 9)}
@@ -37,11 +37,16 @@ def known_compressor(config: Mapping[str, Any]) -> str:
         ...
         treering.errors.Unsupported: the compressor {"id":"lz4"} is none that TensorStore knows: "lz4" is not registered
     """
-    return _in_full(check_compressor(config))
+    return completed(check_compressor(config))
 
 
 @functools.lru_cache(maxsize=64)
-def _in_full(text: str) -> str:
+def completed(text: str) -> str:
+    """Return the text of a configuration with what it left open filled in.
+
+    Raises:
+        Unsupported: TensorStore does not know this codec or this setting.
+    """
     config = json.loads(text)
     if config["id"] not in _LEVELS:
         return check_compressor(compressor_in_full(text))
@@ -66,13 +71,14 @@ def codec_of(compressor: str) -> str:
     return str(json.loads(compressor)["id"])
 
 
+@functools.lru_cache(maxsize=64)
 def level_of(compressor: str) -> int:
     """Return the level of a codec that has one; the usual one where the configuration leaves it open.
 
     Raises:
         Unsupported: TensorStore does not know this setting.
     """
-    return int(json.loads(_in_full(compressor))["level"])
+    return int(json.loads(completed(compressor))["level"])
 
 
 def check_chunk_file(array: ZarrArray, nbytes: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from treering._codec import streamed, zstd
 from treering._codec.chunk_file import DAMAGED, ChunkFile, filled
-from treering._codec.compressors import check_chunk_file, codec_of, known_compressor, level_of
+from treering._codec.compressors import check_chunk_file, codec_of, completed, known_compressor, level_of
 from treering._codec.in_tensorstore import through_tensorstore, unblosced
 from treering._codec.zarr import ZarrArray, chunk_bytes
 from treering.errors import Corrupt
@@ -61,7 +61,7 @@ def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
         case "bz2":
             return streamed.bzipped(data, level_of(array.compressor))
         case _:
-            return through_tensorstore(array.compressor, items)
+            return through_tensorstore(completed(array.compressor), items)
 
 
 def decode(array: ZarrArray, read: Callable[[int], bytes], nbytes: int, into: NDArray[Any]) -> None:
