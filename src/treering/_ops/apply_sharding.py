@@ -11,14 +11,14 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from treering._arrays.host import jax_holds
 from treering._ops.warned import warn_of
-from treering._tree.paired import is_placement, paired
-from treering._tree.placement import aval_of, resolved
+from treering._tree.paired import paired
+from treering._tree.placement import aval_of, is_placement, require_mesh, resolved
 from treering._tree.rules import spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.keys import join_key
 from treering.errors import Mismatch, NotSharded, Unsupported
 
-__all__ = ["apply_sharding_tree", "make_itsharded", "require_mesh", "validate_sharding_tree"]
+__all__ = ["apply_sharding_tree", "make_itsharded", "validate_sharding_tree"]
 
 _ARRAYS: Final = (jax.Array, np.ndarray, np.generic)
 _WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -183,13 +183,3 @@ def make_itsharded(xs: Any, mesh: Mesh) -> Any:
         return jax.device_put(x, everywhere) if isinstance(x, jax.Array) and x.is_fully_addressable else x
 
     return mapped_with_path(moved, xs, None)
-
-
-def require_mesh(mesh: Any) -> None:
-    """Refuse what is no mesh of devices.
-
-    Raises:
-        Unsupported: it is neither a ``jax.sharding.Mesh`` nor None.
-    """
-    if not isinstance(mesh, Mesh | None):
-        raise Unsupported(f"mesh is a {type(mesh).__name__}, not a jax.sharding.Mesh of devices")

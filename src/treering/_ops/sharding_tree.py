@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from treering._format.index import ARRAY_KINDS, Container, LeafType, Token
-from treering._format.key_text import key_text
+from treering._format.dict_structure import as_dicts
+from treering._format.index import ARRAY_KINDS, LeafType
 from treering._format.leaves_record import stored_leaves
 from treering._format.structure import build
-from treering._ops.apply_sharding import require_mesh
 from treering._ops.folder_path import folder_path
 from treering._ops.leaves_branches import judged_leaves
 from treering._store.open_leaves_folder import OpenLeaves
-from treering._tree.paired import is_placement
+from treering._tree.placement import is_placement, require_mesh
 from treering._tree.rules import spec_of
 from treering.errors import Unsupported
 
@@ -71,7 +70,7 @@ def create_sharding_tree_from_index(
         kind = record.types[record.leaf_types[leaf]]
         if kind.kind in ARRAY_KINDS:
             places[leaf] = place_of(path, kind)
-    return build(_as_dicts(record.structure), places)
+    return build(as_dicts(record.structure), places)
 
 
 def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]:
@@ -104,11 +103,3 @@ def _cut(sharding: Any, axes: int) -> Any:
         return sharding
     spec = spec_of(*tuple(sharding.spec)[:axes])
     return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-
-
-def _as_dicts(structure: Sequence[Token]) -> list[Token]:
-    """Return the structure with a dict in place of every container."""
-    return [
-        Container(node="dict", keys=tuple(map(key_text, token.keys))) if isinstance(token, Container) else token
-        for token in structure
-    ]

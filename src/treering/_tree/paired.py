@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import jax
-from jax.sharding import PartitionSpec, Sharding
-
 from treering._codec.msgpack.wire import MAX_DEPTH
+from treering._tree.placement import is_placement
 from treering._tree.registry import opened_node, text_keyed
 from treering._tree.state_dict import TooDeep
 from treering._values.keys import join_key
 from treering._values.trail import Trail, unwound
 from treering.errors import TreeringError
 
-__all__ = ["is_placement", "paired"]
+__all__ = ["paired"]
 
 _LONGEST: Final = 200
-
-
-def is_placement(x: Any) -> bool:
-    """Tell whether ``x`` says by itself where an array goes."""
-    return isinstance(x, Sharding | PartitionSpec | jax.Device)
 
 
 def paired(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any, Any]], list[str]]:
