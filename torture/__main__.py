@@ -57,10 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     cutting.add_argument("--peers", type=int, default=3, help="cuts after saves of others, each of them (3)")
     cutting.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (six of them)")
     cutting.add_argument("--seed", type=int, default=None, help="for the random moments (random)")
-    flipping = attacks.add_parser("flip", help="bit rot: every bit of a small checkpoint, random bits of a larger one")
+    flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
-    flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of the small one (1)")
-    flipping.add_argument("--random", type=int, default=2000, help="how many bits of the larger one (2000)")
+    flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of what is small (1)")
+    flipping.add_argument("--random", type=int, default=2000, help="how many bits of each larger one (2000)")
     flipping.add_argument("--seed", type=int, default=None, help="for the random bits (random)")
     return parser
 

@@ -1,4 +1,4 @@
-"""Bit rot: one bit of a checkpoint is flipped, and load and verify must both see it, or nothing may have changed."""
+"""Bit rot: one bit of a checkpoint or leaves directory is flipped: load and verify see it, or nothing has changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +21,19 @@ import numpy as np
 import treering
 from torture.scenes import fingerprint
 from treering.errors import TreeringError
+from treering.leaves import tree_serialize_leaves
 
-__all__ = ["Tally", "every_bit", "flip", "flipped", "look", "random_bits"]
+__all__ = ["SUBJECTS", "Bit", "Subject", "Tally", "every_bit", "flip", "flipped", "look", "random_bits"]
 
 _METADATA = {"run": "torture", "loss": 0.25}
 _LARGE_BYTES = 3_000_000
 
 
 class Bit(NamedTuple):
-    """One bit of a checkpoint."""
+    """One bit of what was saved."""
 
     file: str
-    """Name of the file."""
+    """Name of the file, below the folder."""
     byte: int
     """Position in it."""
     bit: int
@@ -89,21 +90,76 @@ def large() -> dict[Any, Any]:
     return {"whole": whole, "sharded": sharded, "layers": layers}
 
 
-_STATES = {"small": small, "large": large}
+def small_leaves() -> dict[str, Any]:
+    """Return what is in a leaves directory of some hundred bytes: a tree without prefix, two prefixes."""
+    plain = {"step": 7, "bias": np.arange(5).astype(ml_dtypes.bfloat16), "name": None}
+    model = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "empty": np.zeros((0, 2)), "a.b": np.array(7)}
+    # As an index lists them: prefixes first.
+    return {"model": model, "ema": {"kernel": np.arange(40, dtype=np.int16) % 3, "lr": 0.5}, **plain}
+
+
+def large_leaves() -> dict[str, Any]:
+    """Return what is in a larger one: large files, many small ones, chunks, compressed ones."""
+    state = large()
+    return {"model": {"sharded": state["sharded"]}, "ema": {"layers": state["layers"][:100]}, "whole": state["whole"]}
+
+
+def _save_checkpoint(path: Path, state: Any) -> None:
+    treering.save(path, state, metadata=_METADATA)
+
+
+def _save_leaves(path: Path, state: Any) -> None:
+    """Save the branches of a state as prefixes; one of them compressed."""
+    state = dict(state)
+    model, ema = state.pop("model"), state.pop("ema")
+    tree_serialize_leaves(path, state)
+    tree_serialize_leaves(path, model, prefix="model")
+    tree_serialize_leaves(path, ema, prefix="ema", compressor={"id": "zstd", "level": 1})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Something saved, of which bits are flipped."""
+
+    state: Callable[[], Any]
+    """What is saved, and has to come back."""
+    save: Callable[[Path, Any], None]
+    """Saves it."""
+    metadata: dict[str, Any]
+    """What has to be found beside it."""
+    index: str
+    """Name of the index."""
+
+
+def _checkpoint(state: Callable[[], Any]) -> Subject:
+    return Subject(state=state, save=_save_checkpoint, metadata=_METADATA, index="treering.json")
+
+
+def _leaves(state: Callable[[], Any]) -> Subject:
+    return Subject(state=state, save=_save_leaves, metadata={}, index="tensorstore_index.json")
+
+
+SUBJECTS = {
+    "small checkpoint": _checkpoint(small),
+    "large checkpoint": _checkpoint(large),
+    "small leaves directory": _leaves(small_leaves),
+    "large leaves directory": _leaves(large_leaves),
+}
+"""Of the small ones every bit is flipped, of the large ones random bits."""
 
 
 def flip(processes: int, stride: int, count: int, seed: int) -> int:
-    """Flip every ``stride``-th bit of a small checkpoint, ``count`` random bits of a larger one, and tell.
+    """Flip every ``stride``-th bit of what is small, ``count`` random bits of what is larger, and tell.
 
     Returns:
         The exit code: 1 when something was wrong.
     """
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="treering-flip-") as folder:
-        for name in ("small", "large"):
-            path = Path(folder, name)
-            treering.save(path, _STATES[name](), metadata=_METADATA)
-            bits = every_bit(path, stride) if name == "small" else random_bits(path, count, seed)
+        for name, subject in SUBJECTS.items():
+            path = Path(folder, name.replace(" ", "-"))
+            subject.save(path, subject.state())
+            bits = every_bit(path, stride) if name.startswith("small") else random_bits(path, count, seed)
             if bits:
                 wrong += _shared_out(name, path, bits, processes)
     return 1 if wrong else 0
@@ -112,7 +168,7 @@ def flip(processes: int, stride: int, count: int, seed: int) -> int:
 def _shared_out(name: str, path: Path, bits: Sequence[Bit], processes: int) -> int:
     """Let fresh processes flip, each in a copy of its own; print and return the number of violations."""
     start = time.monotonic()
-    copies = [path.with_name(f"{name}-{number}") for number in range(processes)]
+    copies = [path.with_name(f"{path.name}-{number}") for number in range(processes)]
     for copy in copies:
         shutil.copytree(path, copy)
     tally = Tally()
@@ -120,9 +176,9 @@ def _shared_out(name: str, path: Path, bits: Sequence[Bit], processes: int) -> i
         jobs = [(name, copy, bits[number::processes]) for number, copy in enumerate(copies)]
         for other in pool.starmap(flipped, jobs, chunksize=1):
             tally.add(other)
-    nbytes = sum(file.stat().st_size for file in path.iterdir())
+    nbytes = sum(file.stat().st_size for file in _files(path).values())
     seconds = time.monotonic() - start
-    print(f"{name} checkpoint of {nbytes:,} bytes: {len(bits):,} bits flipped, one at a time, in {seconds:.0f} s")
+    print(f"{name} of {nbytes:,} bytes: {len(bits):,} bits flipped, one at a time, in {seconds:.0f} s")
     for outcome, number in sorted(tally.outcomes.items()):
         print(f"  {number:,} in the {outcome}")
     print(f"  {len(tally.violations)} violations")
@@ -131,39 +187,48 @@ def _shared_out(name: str, path: Path, bits: Sequence[Bit], processes: int) -> i
     return len(tally.violations)
 
 
+def _files(path: Path) -> dict[str, Path]:
+    """Return the files that a reader needs, by their names below ``path``: not the copies that a save keeps."""
+    found = {str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()}
+    return {name: file for name, file in found.items() if not name.startswith(".treering/")}
+
+
 def every_bit(path: Path, stride: int) -> list[Bit]:
-    """Return every bit of a checkpoint, or every ``stride``-th."""
-    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
+    """Return every bit of what was saved, or every ``stride``-th."""
+    sizes = {name: file.stat().st_size for name, file in _files(path).items()}
     return [Bit(name, at // 8, at % 8) for name, size in sizes.items() for at in range(0, 8 * size, stride)]
 
 
 def random_bits(path: Path, count: int, seed: int) -> list[Bit]:
-    """Return random bits of a checkpoint, as many from its index as from its data files."""
+    """Return random bits of what was saved, as many from its index as from each data file."""
     source = random.Random(seed)
-    files = sorted(path.iterdir())
+    files = {name: file for name, file in _files(path).items() if file.stat().st_size}
     chosen: list[Bit] = []
     for _ in range(count):
-        file = source.choice(files)
-        chosen.append(Bit(file.name, source.randrange(file.stat().st_size), source.randrange(8)))
+        name = source.choice(list(files))
+        chosen.append(Bit(name, source.randrange(files[name].stat().st_size), source.randrange(8)))
     return chosen
 
 
 def flipped(name: str, path: Path, bits: Iterable[Bit]) -> Tally:
-    """Flip each bit of the checkpoint at ``path`` in turn and look."""
-    truth = fingerprint(_STATES[name]())
+    """Flip each bit of what is at ``path`` in turn and look."""
+    subject = SUBJECTS[name]
+    truth = fingerprint(subject.state())
     places = _places(path)
     tally = Tally()
     for bit in bits:
         with (path / bit.file).open("r+b", buffering=0) as file:
             before = os.pread(file.fileno(), 1, bit.byte)
             os.pwrite(file.fileno(), bytes([before[0] ^ 1 << bit.bit]), bit.byte)
-            outcome, wrong = look(path, truth, places.named(bit))
+            outcome, wrong = look(path, truth, places.named(bit), subject.metadata)
             os.pwrite(file.fileno(), before, bit.byte)
-        kind = "index" if bit.file == "treering.json" else "data files"
+        kind = "index" if bit.file == subject.index else "data files"
+        if bit.file.endswith(".zarray"):
+            kind = ".zarray files"
         tally.outcomes[f"{kind}: {outcome}"] += 1
         tally.violations += (f"{bit}: {what}" for what in wrong)
-    if look(path, truth, "") != ("unharmed", []):
-        tally.violations.append("the checkpoint does not load after its bits were put back")
+    if look(path, truth, "", subject.metadata) != ("unharmed", []):
+        tally.violations.append("it does not load after its bits were put back")
     return tally
 
 
@@ -183,6 +248,10 @@ class _Places:
 
 
 def _places(path: Path) -> _Places:
+    if not (path / "treering.json").exists():
+        # A folder for each leaf; only keys with a dot in them are escaped.
+        files = [name for name in _files(path) if "/" in name]
+        return _Places({name: [(0, 1 << 62, name.rpartition("/")[0].replace("%2E", "."))] for name in files})
     index = json.loads((path / "treering.json").read_bytes())
     chunks = index["chunks"]
     spans: dict[str, list[tuple[int, int, str]]] = {}
@@ -194,7 +263,7 @@ def _places(path: Path) -> _Places:
     return _Places(spans)
 
 
-def look(path: Path, truth: str, named: str) -> tuple[str, list[str]]:
+def look(path: Path, truth: str, named: str, beside: dict[str, Any] = _METADATA) -> tuple[str, list[str]]:
     """Load and verify; return what became of it, and what must not be."""
     wrong: list[str] = []
     refusal, doubt = "", ""
@@ -202,7 +271,7 @@ def look(path: Path, truth: str, named: str) -> tuple[str, list[str]]:
         tree = treering.load(path)
         with treering.open(path) as opened:
             metadata = dict(opened.metadata)
-        if fingerprint(tree) != truth or metadata != _METADATA:
+        if fingerprint(tree) != truth or metadata != beside:
             wrong.append("SILENTLY WRONG")
     except TreeringError as error:
         refusal = str(error)

@@ -1,11 +1,17 @@
-"""The command line as a user starts it: a process of its own."""
+"""The command line as a user starts it, in a process of its own, and the same in this one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+
+import pytest
+
+from treering._cli.main import main
 
 
 def treering(
@@ -27,3 +33,16 @@ def treering(
     if code is not None:
         assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def inside(*arguments: str, code: int) -> tuple[str, str]:
+    """Run a verb in this process, which takes no time to start; assert its exit code, return stdout and stderr."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main(arguments)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.detach().getvalue().decode())
+    assert end.value.code == code, texts
+    return texts[0], texts[1]
