@@ -43,20 +43,6 @@ CODECS: dict[str, str | None] = {
 CHECKED = ("zstd", "gzip", "zlib", "bz2")
 DTYPES = ["bool", "int8", "int4", "int16", "uint32", "int64", "float8_e4m3fn", "float16", "bfloat16", "float32"]
 DTYPES += ["float64", "complex64", "complex128"]
-    "bool",
-    "int8",
-    "int4",
-    "int16",
-    "uint32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float8_e4m3fn",
-    "float64",
-    "complex64",
-    "complex128",
-]
 
 
 def array_of(shape: tuple[int, ...], dtype: str, codec: str, **more: Any) -> ZarrArray:
