@@ -1,0 +1,176 @@
+"""Records as one index: one tree or several, and rows for the chunk files that are plain bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.format.leaves_records import F32, flat, records
+from tests.properties.strategies import quick
+from treering._codec.zarr import ZarrArray, chunk_count
+from treering._format.blocks import first_blocks
+from treering._format.index import Container, Index, LeafType
+from treering._format.index_listing import list_index
+from treering._format.leaves_foreign import foreign_record
+from treering._format.leaves_index import Entry
+from treering._format.leaves_listing import opened_index
+from treering._format.leaves_record import Layout, LeavesRecord, arrays_of, first_checksums
+from treering._format.structure import build, keys_of
+
+ZSTD = '{"id":"zstd"}'
+
+
+def tree_of(index: Index) -> Any:
+    """The tree with the keys of the leaves in their places."""
+    return build(index.structure, index.keys)
+
+
+def foreign(**arrays: ZarrArray) -> LeavesRecord:
+    return foreign_record(None, [Entry(name, {}) for name in arrays], list(arrays.values()))
+
+
+def test_one_tree() -> None:
+    record = flat({"w": (F32, None), "n": 7, "none": None})
+    index = opened_index([record], verified=True)
+    assert (index.structure, index.keys, index.types) == (record.structure, record.keys, record.types)
+    assert (index.leaf_types, index.values) == (record.leaf_types, record.values)
+    assert (index.attempt, index.written, index.meshes) == (record.attempt, record.written, record.meshes)
+    assert (index.verified, index.processes, index.metadata) == (True, 1, {})
+    assert index.checksums == record.checksums
+
+
+def test_rows_are_the_plain_chunk_files() -> None:
+    record = flat(
+        {
+            "whole": (F32, None),
+            "n": 7,
+            "cut": (F32, Layout(chunks=(2, 3))),
+            "ragged": (F32, Layout(chunks=(3, 6))),
+            "packed": (F32, Layout(chunks=(4, 6), compressor=ZSTD)),
+            "empty": (LeafType(kind="jax", dtype="float32", shape=(0, 6)), None),
+            "scalar": (LeafType(kind="jax", dtype="float32", shape=()), None),
+        },
+        prefix="p",
+    )
+    index = opened_index([record], verified=True)
+    chunks = index.chunks
+    assert chunks.leaf == [0, 2, 2, 2, 2, 6]
+    assert chunks.box == [None, ((0, 2), (0, 3)), ((0, 2), (3, 6)), ((2, 4), (0, 3)), ((2, 4), (3, 6)), None]
+    assert chunks.file == [0, 1, 2, 3, 4, 5]
+    assert chunks.offset == [0] * 6
+    assert chunks.nbytes == [96, 24, 24, 24, 24, 4]
+    assert chunks.block == [65536] * 6
+    names = ["p/whole/0.0", "p/cut/0.0", "p/cut/0.1", "p/cut/1.0", "p/cut/1.1", "p/scalar/0"]
+    assert [file.name for file in index.files] == names
+    assert [file.nbytes for file in index.files] == chunks.nbytes
+    assert {file.header for file in index.files} == {0}
+    assert index.files[-1].name == "p/scalar/0"
+    assert [file.name for file in index.files[1:3]] == names[1:3]
+    with pytest.raises(IndexError):
+        index.files[6]
+    # The checksums of those rows, in their order.
+    starts = first_checksums(record)
+    wanted = [record.checksums[n] for leaf in (0, 1, 5) for n in range(starts[leaf], starts[leaf + 1])]
+    assert list(index.checksums) == wanted
+    assert first_blocks(chunks)[-1] == len(wanted)
+
+
+@quick(80)
+@given(st.lists(records(), min_size=1, max_size=3, unique_by=lambda record: record.prefix))
+def test_columns_fit_each_other(found: list[LeavesRecord]) -> None:
+    index = opened_index(found, verified=True)
+    assert keys_of(index.structure) == list(index.keys)
+    assert len(set(index.keys)) == len(index.keys) == len(index.leaf_types)
+    assert {leaf for leaf, number in enumerate(index.leaf_types) if not index.types[number].stored} == set(index.values)
+    assert first_blocks(index.chunks)[-1] == len(index.checksums)
+    assert len(index.files) == len(index.chunks)
+    # Every stored leaf of every record in turn: rows for all of its chunks, or for none.
+    stored = iter([leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored])
+    for record in found:
+        for folder, this in zip(record.folders, arrays_of(record), strict=True):
+            leaf = next(stored)
+            rows = [row for row, owner in enumerate(index.chunks.leaf) if owner == leaf]
+            assert len(rows) in (0, chunk_count(this))
+            assert all(index.files[row].name.startswith(f"{folder}/") for row in rows)
+    assert list_index(index, form="leaves", files=[], file_bytes=0).verified
+
+
+def test_branches_beside_each_other() -> None:
+    plain, model, ema = flat({"w": (F32, None), "n": 7}), flat({"w": 1}, prefix="model"), flat({"w": 2}, prefix="a.b/c")
+    index = opened_index([plain, model], verified=True)
+    assert tree_of(index) == {"w": "w", "n": "n", "model": {"w": "model/w"}}
+    assert index.values == {1: 7, 2: 1}
+    assert tree_of(opened_index([model], verified=True)) == {"model": {"w": "model/w"}}
+    index = opened_index([model, ema, plain], verified=True)
+    assert tree_of(index) == {"model": {"w": "model/w"}, "a.b/c": {"w": "a.b~1c/w"}, "w": "w", "n": "n"}
+    assert index.values == {0: 1, 1: 2, 3: 7}
+
+
+@pytest.mark.parametrize("keys", [("model", "w"), (5, "w"), (None, "w")], ids=str)
+def test_a_tree_whose_keys_are_prefixes_has_a_branch_of_its_own(keys: tuple[Any, ...]) -> None:
+    plain = flat({str(key): 1 for key in keys})
+    plain = dataclasses.replace(plain, structure=[Container(node="dict", keys=keys), 2])
+    index = opened_index([plain, flat({"w": 2}, prefix=str(keys[0]))], verified=True)
+    assert tree_of(index) == {
+        "": {key: f"/{key}" for key in keys},
+        str(keys[0]): {"w": f"{keys[0]}/w"},
+    }
+    assert keys_of(index.structure) == index.keys
+
+
+def test_bare_arrays_and_empty_names() -> None:
+    bare = dataclasses.replace(flat({"w": (F32, None)}), structure=[1], keys=[""], folders=["%-"])
+    assert tree_of(opened_index([bare], verified=True)) == ""
+    index = opened_index([bare, flat({"": 1, "w": 2}, prefix="p")], verified=True)
+    assert tree_of(index) == {"": "~", "p": {"": "p/", "w": "p/w"}}
+    assert keys_of(index.structure) == index.keys
+    listed = opened_index([dataclasses.replace(bare, prefix="m", folders=["m"])], verified=True)
+    assert (tree_of(listed), listed.files[0].name) == ({"m": "m"}, "m/0.0")
+
+
+def test_nothing_at_all() -> None:
+    index = opened_index([], verified=True)
+    assert tree_of(index) == {}
+    assert len(index.chunks) == len(index.files) == 0
+
+
+def test_the_latest_save_says_who_wrote_it() -> None:
+    old, new = flat({"a": 1}, prefix="a"), flat({"b": 2}, prefix="b")
+    new = dataclasses.replace(new, written={"by": "somebody", "at": "2027-01-01"}, meshes=["y=2", "x=2"])
+    index = opened_index([old, new], verified=True)
+    assert (index.written["by"], index.meshes) == ("somebody", ["x=2", "y=2"])
+
+
+def test_branches_without_checksums() -> None:
+    whole = ZarrArray(shape=(4,), chunks=(2,), dtype="float32")
+    other = foreign(a=whole, big=dataclasses.replace(whole, big_endian=True), f=dataclasses.replace(whole, order="F"))
+    index = opened_index([other], verified=False)
+    assert (index.verified, index.checksums) == (False, array("Q"))
+    assert [file.name for file in index.files] == ["a/0", "a/1"]
+    slashed = foreign(a=ZarrArray(shape=(2, 2), chunks=(1, 2), dtype="int8", separator="/"))
+    assert [file.name for file in opened_index([slashed], verified=False).files] == ["a/0/0", "a/1/0"]
+    mixed = opened_index([flat({"w": (F32, None)}, prefix="ours"), other], verified=False)
+    assert [file.name for file in mixed.files] == ["ours/w/0.0", "a/0", "a/1"]
+    assert mixed.checksums == array("Q")
+    root = foreign_record(None, [Entry("", {})], [whole])
+    assert [file.name for file in opened_index([root], verified=False).files] == ["0", "1"]
+
+
+def test_absurd_numbers_of_chunks_take_no_memory() -> None:
+    absurd = ZarrArray(shape=(1 << 50,), chunks=(1,), dtype="int8")
+    many = ZarrArray(shape=(30_000,), chunks=(1,), dtype="int8")
+    names = [f"m{number}" for number in range(50)]
+    record = foreign(absurd=absurd, **dict.fromkeys(names, many), last=ZarrArray(shape=(2,), chunks=(2,), dtype="int8"))
+    tracemalloc.start()
+    index = opened_index([record], verified=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
+    assert 90_000 <= len(index.chunks) <= 100_000
+    assert index.files[len(index.files) - 1].name == "last/0"

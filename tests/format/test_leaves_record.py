@@ -1,0 +1,292 @@
+"""The record of a save: equal when it comes back, every byte under its digest, nothing in it believed unseen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tracemalloc
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.format.leaves_records import ATTEMPT, F32, ZSTD, changed, flat, nested, records, signed_text
+from tests.properties.strategies import quick
+from treering._codec.zarr import ZarrArray, zarray_bytes
+from treering._format.index import Container, LeafType
+from treering._format.leaves_record import (
+    UNMARKED,
+    Layout,
+    LeavesRecord,
+    arrays_of,
+    attempt_of,
+    encode_record,
+    first_checksums,
+    parse_record,
+    stored_leaves,
+)
+from treering.errors import Corrupt, Format, TreeringError, Unsupported
+
+Document = dict[str, Any]
+RAGGED = Layout(chunks=(3, 6))
+PACKED = Layout(chunks=(2, 6), compressor=ZSTD)
+RECORD = flat({"w": (F32, None), "n": 7, "ragged": (F32, RAGGED), "packed": (F32, PACKED)}, prefix="model")
+
+
+@quick(100)
+@given(records())
+def test_a_record_comes_back(record: LeavesRecord) -> None:
+    data = encode_record(record)
+    back = parse_record(data)
+    assert back == record
+    assert encode_record(back) == data
+    assert attempt_of(data) == record.attempt
+    assert data.isascii()
+
+
+@quick(100)
+@given(records(), st.data())
+def test_every_byte_is_under_the_digest(record: LeavesRecord, data: st.DataObject) -> None:
+    good = encode_record(record)
+    place = data.draw(st.integers(0, len(good) - 1))
+    bad = good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
+    for damaged in (bad, good[:place], good + b"\n"):
+        with pytest.raises(Corrupt, match=r"^the record"):
+            parse_record(damaged)
+        assert attempt_of(damaged) is None
+
+
+def test_the_record_as_specified() -> None:
+    assert encode_record(RECORD).decode().splitlines() == [
+        '{"treering leaves": 1, "digest": "xxh3-128:' + encode_record(RECORD)[43:75].decode() + '",',
+        f'"attempt": "{ATTEMPT}",',
+        '"prefix": "model",',
+        '"written": {"by":"tests","at":"2026-01-01"},',
+        '"meshes": ["x=2"],',
+        '"structure": [{"node":"dict","keys":["w","n","ragged","packed"]},4],',
+        '"types": [{"kind":"jax","dtype":"float32","shape":[4,6]},{"kind":"int"}],',
+        '"leaves": {"key":["w","n","ragged","packed"],"type":[0,1,0,0]},',
+        '"values": [7],',
+        '"layouts": [{"chunks":[4,6],"compressor":null},{"chunks":[3,6],"compressor":null},'
+        '{"chunks":[2,6],"compressor":{"id":"zstd","level":1}}],',
+        '"layout": [0,1,2],',
+        '"sizes": [1,40001],',
+        '"checksums": {"algorithm":"xxh3-64","table":"AAAAAAAAAAAVfEp/uXk3nir4lP5y8248P3TffSxtptpU8Cn95ebdeA=="}}',
+    ]
+
+
+def test_what_follows_from_a_record() -> None:
+    assert stored_leaves(RECORD) == [0, 2, 3]
+    assert RECORD.folders == ["model/w", "model/ragged", "model/packed"]
+    whole, ragged, packed = arrays_of(RECORD)
+    assert ragged == ZarrArray(shape=(4, 6), chunks=(3, 6), dtype="float32", marker=ATTEMPT)
+    assert json.loads(zarray_bytes(packed)) == {
+        "chunks": [2, 6],
+        "compressor": {"id": "zstd", "level": 1},
+        "dimension_separator": ".",
+        "dtype": "<f4",
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": [4, 6],
+        "treering": ATTEMPT,
+        "zarr_format": 2,
+    }
+    assert whole.plain
+    # One chunk, two chunks, two chunks of one block each.
+    assert first_checksums(RECORD) == [0, 1, 3, 5]
+
+
+def test_first_checksums_of_large_chunks() -> None:
+    large = LeafType(kind="jax", dtype="float32", shape=(40_000,))
+    record = flat({"a": (large, Layout(chunks=(20_000,))), "b": (F32, None), "e": (E, None), "c": (large, None)})
+    # Blocks of 64 KiB: 80,000 bytes are two, 160,000 are three.
+    assert first_checksums(record) == [0, 4, 5, 5, 8]
+
+
+E = LeafType(kind="numpy", dtype="int8", shape=(0, 3))
+
+
+def test_equal_leaves_share_their_array() -> None:
+    arrays = arrays_of(flat(dict.fromkeys("abc", (F32, None))))
+    assert len(set(map(id, arrays))) == 1
+
+
+def test_a_dtype_that_zarr_lacks_lies_there_as_ints() -> None:
+    kind = LeafType(kind="jax", dtype="uint4", shape=(3,))
+    record = parse_record(encode_record(flat({"a": (kind, None)})))
+    assert record.types == [kind]
+    assert arrays_of(record)[0].dtype == "uint8"
+
+
+def test_a_made_up_record_has_no_marker_and_is_never_read() -> None:
+    record = dataclasses.replace(RECORD, attempt=UNMARKED)
+    assert {found.marker for found in arrays_of(record)} == {None}
+    assert first_checksums(record) == [0, 0, 0, 0]
+    with pytest.raises(Corrupt, match="no save has"):
+        parse_record(encode_record(record))
+
+
+def test_a_member_that_is_unknown_is_ignored() -> None:
+    def change(document: Document) -> None:
+        for node in (document, document["types"][0], document["layouts"][0], document["checksums"]):
+            node["later"] = [1, {"x": None}]
+
+    assert parse_record(changed(encode_record(RECORD), change)) == RECORD
+
+
+# -------------------------------------------------------------------------------------------------------------- hostile
+
+
+def setting(name: str, value: Any) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        document[name] = value
+
+    return change
+
+
+def layout(**members: Any) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        document["layouts"][0] |= members
+
+    return change
+
+
+def kind(**members: Any) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        document["types"][0] |= members
+
+    return change
+
+
+def lost(name: str) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        del document[name]
+
+    return change
+
+
+TABLE = {"algorithm": "xxh3-64"}
+CASES: dict[str, tuple[Callable[[Document], None], str]] = {
+    **{
+        f"without {name}": (lost(name), name)
+        for name in ("attempt", "prefix", "structure", "types", "leaves", "values", "layouts", "layout", "sizes")
+    },
+    "no checksums": (lost("checksums"), "checksums"),
+    "prefix of dots": (setting("prefix", "../model"), "empty part"),
+    "empty prefix": (setting("prefix", ""), "prefix"),
+    "prefix that is a number": (setting("prefix", 5), "prefix"),
+    "prefix with a colon": (setting("prefix", "a:b"), "plain name"),
+    "attempt": (setting("attempt", "../../etc/passwd"), "attempt"),
+    "huge attempt": (setting("attempt", "0" * 17), "attempt"),
+    "layout out of range": (setting("layout", [0, 1, 3]), "column of layouts"),
+    "negative layout": (setting("layout", [0, 1, -1]), "column of layouts"),
+    "layout missing": (setting("layout", [0, 1]), "3 leaves lie in files, there are 2"),
+    "size missing": (setting("sizes", [1]), "2 chunk files, there are 1"),
+    "size too many": (setting("sizes", [1, 2, 3]), "2 chunk files, there are 3"),
+    "size of nothing": (setting("sizes", [1, 0]), "sizes"),
+    "size of 2**63": (setting("sizes", [1, 1 << 63]), "column of sizes"),
+    "size true": (setting("sizes", [True, 1]), "column of sizes"),
+    "size of 2**62": (setting("sizes", [1, 1 << 62]), "blocks, there are 5 checksums"),
+    "chunk of nothing": (layout(chunks=[4, 0]), "length 0"),
+    "chunk below nothing": (layout(chunks=[4, -6]), "not from 0"),
+    "chunk of text": (layout(chunks=["4", 6]), "whole numbers"),
+    "chunk with too few axes": (layout(chunks=[24]), "no array of"),
+    "chunk larger than the array": (layout(chunks=[5, 6]), "no array of"),
+    "chunk of 2**62": (layout(chunks=[1 << 62, 6]), "no array of"),
+    "chunks of 100,000 axes": (layout(chunks=[1] * 100_000), "too many axes"),
+    "compressor without a name": (layout(compressor={"level": 3}), "id"),
+    "compressor that is text": (layout(compressor="zstd"), "compressor"),
+    "compressor in the depths": (layout(compressor={"id": "x", "y": nested(200)}), "nested"),
+    "compressor without end": (layout(compressor={"id": "x" * 100_000}), "no codec needs"),
+    "compressor where there was none": (layout(compressor={"id": "zstd"}), "3 chunk files, there are 2"),
+    "shape of 2**62": (kind(shape=[1 << 62, 6]), "larger than any memory"),
+    "shape of another array": (kind(shape=[8, 6]), "chunk files"),
+    "a million chunks": (kind(shape=[1 << 40, 6]), "chunk files"),
+    "an axis of nothing": (kind(shape=[0, 6]), "no array of"),
+    "array of 16-byte floats": (kind(dtype="float128"), "zarr v2 has no form"),
+    "table too short": (setting("checksums", TABLE | {"table": "AAAAAAAAAAA="}), "5 blocks, there are 1"),
+    "table cut": (setting("checksums", TABLE | {"table": "AAAA"}), "not 8 for each"),
+    "table that is none": (setting("checksums", TABLE | {"table": "*"}), "base64"),
+    "values too many": (setting("values", [7, 7]), "2 values"),
+    "written without end": (setting("written", {"a": nested(200)}), "nested"),
+    "keys of another tree": (setting("leaves", {"key": ["w", "n", "r", "packed"], "type": [0, 1, 0, 0]}), "leaf 2"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_contradicts_itself(name: str) -> None:
+    change, message = CASES[name]
+    with pytest.raises(Corrupt, match=message) as caught:
+        parse_record(changed(encode_record(RECORD), change))
+    assert str(caught.value).startswith("the record")
+    assert "use another copy of the directory" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (setting("checksums", {"algorithm": "blake3", "table": ""}), Format),
+        (kind(kind="sparse"), Format),
+        (kind(dtype="float5"), Unsupported),
+    ],
+    ids=["algorithm", "kind", "dtype"],
+)
+def test_what_is_newer_is_no_damage(change: Callable[[Document], None], error: type[TreeringError]) -> None:
+    with pytest.raises(error, match="use a newer treering") as caught:
+        parse_record(changed(encode_record(RECORD), change))
+    assert not isinstance(caught.value, Corrupt)
+
+
+def test_a_newer_version_says_so() -> None:
+    newer = encode_record(RECORD).replace(b'leaves": 1,', b'leaves": 2,')
+    with pytest.raises(Corrupt):  # the digest is over the version too
+        parse_record(newer)
+    with pytest.raises(Format, match="version 2; this treering reads version 1"):
+        parse_record(b'{"treering leaves": 2, "something": "else"}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['"attempt": NaN}\n', '"a": 1, "a": 2}\n', '"a": ' + "[" * 100_000, '"a": 1e999}\n', '"a": "é"}\n', "[]", ""],
+    ids=["NaN", "twice", "nested", "infinite", "no ASCII", "a list", "nothing"],
+)
+def test_what_is_no_json_of_ours(body: str) -> None:
+    with pytest.raises(Corrupt):
+        parse_record(signed_text(body))
+
+
+def test_absurd_claims_take_no_memory() -> None:
+    huge = [
+        changed(encode_record(RECORD), kind(shape=[1 << 55, 6])),
+        changed(encode_record(RECORD), setting("sizes", [(1 << 63) - 1] * 2)),
+        changed(
+            encode_record(flat({"a": (LeafType(kind="jax", dtype="int8", shape=(1,)), None)})),
+            lambda document: document["types"][0].update(shape=[1 << 62]),
+        ),
+        changed(
+            encode_record(flat({"a": (LeafType(kind="jax", dtype="int8", shape=(1,)), None)})),
+            lambda document: document["structure"].__setitem__(0, {"node": "list", "length": 1 << 60}),
+        ),
+    ]
+    tracemalloc.start()
+    for data in huge:
+        with pytest.raises(TreeringError):
+            parse_record(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_key_too_long_for_a_folder_is_refused() -> None:
+    record = flat({"n": 1})
+    long = "x" * 256
+    record = dataclasses.replace(
+        record, structure=[Container(node="dict", keys=(long,)), 1], keys=[long], types=[E], leaf_types=[0], values={},
+        layouts=[Layout(chunks=(1, 3))], leaf_layouts=[0], checksums=array("Q"),
+    )  # fmt: skip
+    with pytest.raises(Corrupt, match="file systems"):
+        parse_record(encode_record(record))
