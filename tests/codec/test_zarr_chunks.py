@@ -118,7 +118,7 @@ def test_shapes(codec: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", ["zeros", "noise", "both"])
 def test_large_chunks(codec: str, kind: str) -> None:
     """More than one piece of every codec, and more than one block of zstd."""
-    array = array_of((3, 1 << 20), "uint8", codec)
+    array = array_of((3, 1 << 19), "uint8", codec)
     items = np.zeros(array.shape, np.uint8) if kind == "zeros" else items_of(array)
     if kind == "both":
         items[1] = 0
@@ -260,7 +260,7 @@ def test_a_raw_block_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoded(array_of((100,), "uint8", "zstd"), repeated).tobytes() == b"x" * 100
 
 
-ZEROS = bytes(1 << 26)
+ZEROS = bytes(1 << 24)
 BOMBS = {
     "zstd": zstandard.compress(ZEROS),
     "zstd of unknown size": zstandard.ZstdCompressor(write_content_size=False).compress(ZEROS),
@@ -268,7 +268,7 @@ BOMBS = {
     "gzip": gzip.compress(ZEROS),
     "zlib": zlib.compress(ZEROS),
     "bz2": bz2.compress(ZEROS),
-    "blosc": encode(array_of((1 << 26,), "uint8", "blosc"), np.zeros(1 << 26, np.uint8)),
+    "blosc": encode(array_of((1 << 24,), "uint8", "blosc"), np.zeros(1 << 24, np.uint8)),
 }
 
 
@@ -299,8 +299,8 @@ def test_what_a_file_cannot_hold_is_refused_before_memory_is_asked_for(codec: st
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_shrinks_best_is_not_refused(codec: str) -> None:
-    array = array_of((1 << 26,), "uint8", codec)
-    check_chunk_file(array, len(encode(array, np.zeros(1 << 26, np.uint8))))
+    array = array_of((1 << 24,), "uint8", codec)
+    check_chunk_file(array, len(encode(array, np.zeros(1 << 24, np.uint8))))
 
 
 def test_blosc_that_says_another_size() -> None:
