@@ -9,10 +9,11 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import xxhash
 
+from treering._arrays.read_back import ZARRAY
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file
 from treering._format.blocks import DAMAGE_HINT
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from treering._store.reading import LocalFile
 
 __all__ = ["BranchFiles", "OpenBranch", "damaged", "naming"]
-
-_ZARRAY: Final = ".zarray"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +69,9 @@ class BranchFiles:
         if self._described[leaf] or not self.branch.verified:
             return
         wanted = zarray_bytes(self.branch.arrays[leaf])
-        with self._opened(leaf, _ZARRAY) as file:
+        with self._opened(leaf, ZARRAY) as file:
             if file.size != len(wanted) or file.read(0, file.size) != wanted:
-                raise damaged(self.keys[leaf], f"{self._shown(leaf, _ZARRAY)} is not the one that was saved")
+                raise damaged(self.keys[leaf], f"{self._shown(leaf, ZARRAY)} is not the one that was saved")
         self._described[leaf] = 1
 
     def require_names(self, leaf: int) -> None:
