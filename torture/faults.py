@@ -22,16 +22,18 @@ _CALLS: tuple[tuple[Any, tuple[str, ...]], ...] = (
         os,
         (
             "access", "close", "fchmod", "fchown", "fstat", "fstatvfs", "fsync", "ftruncate", "link", "listdir",
-            "lstat", "mkdir", "open", "pread", "preadv", "pwrite", "readlink", "replace", "rmdir", "stat", "unlink",
-            "write",
+            "lstat", "mkdir", "open", "pread", "preadv", "pwrite", "read", "readlink", "replace", "rmdir", "scandir", "stat",
+            "unlink", "write",
         ),
     ),
     (fcntl, ("fcntl", "flock")),
-    (descriptors, ("reserve", "start_writeback")),
+    (descriptors, ("reserve", "start_writeback", "sync_file_system")),
 )  # fmt: skip
-_MOVES = frozenset({"pread", "preadv", "pwrite", "write"})
-_TAKES_ROOM = frozenset({"fsync", "ftruncate", "link", "mkdir", "open", "pwrite", "replace", "reserve", "write"})
-_OPENS = frozenset({"listdir", "open"})
+_MOVES = frozenset({"pread", "preadv", "pwrite", "read", "write"})
+_TAKES_ROOM = frozenset(
+    {"fsync", "ftruncate", "link", "mkdir", "open", "pwrite", "replace", "reserve", "sync_file_system", "write"}
+)
+_OPENS = frozenset({"listdir", "open", "scandir"})
 
 
 class Kind(enum.Enum):
@@ -56,7 +58,7 @@ class Kind(enum.Enum):
             case Kind.EIO:
                 return call != "close"
             case Kind.EIO_AFTER:
-                return call not in {"open"} | _MOVES
+                return call not in {"open", "scandir"} | _MOVES
             case Kind.ENOSPC:
                 return call in _TAKES_ROOM
             case Kind.EMFILE:
@@ -95,7 +97,7 @@ class Fault:
 
 def _halved(call: str, descriptor: int, what: Any, *place: int) -> tuple[Any, ...]:
     """Return the arguments of a read or write of half as many bytes, but one at least."""
-    if call == "pread":
+    if call in {"pread", "read"}:
         return descriptor, max(1, what // 2), *place
     if call == "preadv":
         return descriptor, [memoryview(what[0])[: max(1, len(what[0]) // 2)]], *place

@@ -1,10 +1,12 @@
 """Small leaves directories whose index is JSON of these tests, and what is found of them.
 
-An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders] or none}}}``;
-a ``.zarray`` is ``{"marker": ..., "chunks": [names]}``.
+An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders]}}}``,
+and a ``.zarray`` is ``{"marker": ..., "chunks": [names]}``.
 """
 
+import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,15 +97,18 @@ def write(saving: StagedLeaves, tree: Tree) -> dict[str, list[str]]:
 
 
 def update_for(
-    attempts: Mapping[str, tuple[str, Mapping[str, list[str]]]], dropped: Iterable[str] = (), also: Iterable[str] = ()
+    attempts: Mapping[str, tuple[str, Mapping[str, list[str]]]], dropped: Mapping[str, Iterable[str]] = {}
 ) -> Callable[[bytes | None], Update]:
-    """Return what makes the index of those branches: prefix -> attempt and leaves."""
+    """Return what makes the index of those branches: prefix -> attempt and leaves.
+
+    ``dropped``: saves without an index that go, with the folders of their leaves.
+    """
 
     def update(old: bytes | None) -> Update:
         branches = branches_of(old)
         moves = []
         for prefix, (attempt, leaves) in attempts.items():
-            cleared = [*branches.get(prefix, {}).get("leaves", {}), *also]
+            cleared = [*branches.get(prefix, {}).get("leaves", {}), *itertools.chain(*dropped.values())]
             moves.append(Move(attempt=attempt, cleared=tuple(cleared)))
             branches[prefix] = {"attempt": attempt, "leaves": dict(leaves), "moving": cleared}
         moving = encoded(branches)
@@ -112,28 +117,41 @@ def update_for(
     return update
 
 
+def pending(path: Path) -> list[tuple[int, str, str, dict[str, list[str]]]]:
+    """Return what was saved without an index: when, prefix, attempt, leaves; oldest first."""
+    with OpenLeaves(path) as directory:
+        waiting = directory.pending()
+        records = {attempt: json.loads(text) for attempt, text in directory.records().items() if attempt in waiting}
+    return sorted((when, prefix, attempt, leaves) for attempt, (when, prefix, leaves) in records.items())
+
+
 def save(path: Path, tree: Tree, *, prefix: str = "", leave: bool = False) -> str:
     """Save a tree and return the attempt."""
     with StagedLeaves(path, RULES) as saving:
         leaves = write(saving, tree)
-        record = json.dumps([prefix, leaves]).encode()
+        record = json.dumps([time.time_ns(), prefix, leaves]).encode()
         if leave:
             saving.leave(record)
         else:
-            saving.commit(record, update_for({prefix: (saving.attempt, leaves)}))
+
+            def update(old: bytes | None) -> Update:
+                replaced = {attempt: below for _, other, attempt, below in pending(path) if other == prefix}
+                return update_for({prefix: (saving.attempt, leaves)}, replaced)(old)
+
+            saving.commit(record, update)
     return saving.attempt
 
 
 def take_up(path: Path) -> None:
-    """Put all pending saves into the index."""
+    """Put all pending saves into the index, the newest of each prefix."""
 
     def update(old: bytes | None) -> Update | None:
-        with OpenLeaves(path) as directory:
-            pending = directory.pending()
-            found = {attempt: json.loads(text) for attempt, text in directory.records().items() if attempt in pending}
+        found = pending(path)
         if not found:
             return None
-        return update_for({prefix: (attempt, leaves) for attempt, (prefix, leaves) in found.items()})(old)
+        newest = {prefix: (attempt, leaves) for _, prefix, attempt, leaves in found}
+        kept = {attempt for attempt, _ in newest.values()}
+        return update_for(newest, {attempt: leaves for _, _, attempt, leaves in found if attempt not in kept})(old)
 
     commit_pending(path, RULES, update)
 
@@ -146,7 +164,7 @@ def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
             if branch is None:
                 return None
             try:
-                found = _leaves(directory, branch)
+                found = whole(directory, branch)
             except DataFileMissing:
                 if branches_of(directory.read_index()).get(prefix) == branch:
                     raise
@@ -156,7 +174,8 @@ def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
     raise AssertionError("always on the way")
 
 
-def _leaves(directory: OpenLeaves, branch: Mapping[str, Any]) -> dict[str, bytes] | None:
+def whole(directory: OpenLeaves, branch: Mapping[str, Any]) -> dict[str, bytes] | None:
+    """Return the leaves of a branch; None when some are of another attempt."""
     attempt = branch["attempt"] if "moving" in branch else None
     found = {}
     for folder, names in branch["leaves"].items():
@@ -172,12 +191,13 @@ def _leaves(directory: OpenLeaves, branch: Mapping[str, Any]) -> dict[str, bytes
     return found
 
 
-def everything(path: Path) -> list[str]:
-    """All files there and all empty folders, but for records."""
+def everything(path: Path, *, records: bool = False) -> list[str]:
+    """All files there and all empty folders, with or without records."""
     return sorted(
         str(entry.relative_to(path)) + ("/" if entry.is_dir() and not entry.is_symlink() else "")
         for entry in path.rglob("*")
-        if (not entry.is_dir() or entry.is_symlink() or not any(entry.iterdir())) and entry.name != "record.json"
+        if (not entry.is_dir() or entry.is_symlink() or not any(entry.iterdir()))
+        and (records or entry.name != "record.json")
     )
 
 

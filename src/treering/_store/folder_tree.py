@@ -59,7 +59,7 @@ class FolderTree:
 
     def shown(self, parts: Parts, name: str = "") -> str:
         """Return the path as the caller would call it."""
-        return os.path.join(self._shown, *parts, name) if name else os.path.join(self._shown, *parts)
+        return os.sep.join((self._shown, *parts, name) if name else (self._shown, *parts))
 
     def open(self, parts: Parts, name: str, flags: int) -> int:
         """Open a file, or a folder if the flags say so, and return its descriptor.
@@ -178,16 +178,19 @@ class FolderTree:
             self._forget((*parts, name))
             self._forget((*to, new))
 
-    def remove(self, parts: Parts, name: str) -> None:
-        """Remove a file; one that is gone already is as well."""
+    def remove(self, parts: Parts, *names: str) -> None:
+        """Remove files; one that is gone already is as well."""
         with self._lock, contextlib.suppress(FileNotFoundError):
-            path, start = self._place(parts, name)
-            os.unlink(path, dir_fd=start)
+            path, start = self._place(parts, "")
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path + name, dir_fd=start)
 
     def remove_empty(self, parts: Parts) -> bool:
         """Remove a folder if nothing is in it; False when something is."""
         with self._lock:
-            self._forget(parts)
+            if parts in self._open:
+                os.close(self._open.pop(parts))
             try:
                 path, start = self._place(parts[:-1], parts[-1])
                 os.rmdir(path, dir_fd=start)

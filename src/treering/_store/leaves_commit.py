@@ -184,7 +184,7 @@ class LeavesCommit:
                 if attempt != self._own.attempt and attempt not in named:
                     if attempt in dropped:
                         self._tree.remove(attempt_folder(attempt), PENDING)
-                    remove_if_dead(self._tree, attempt, lost=lost)
+                    remove_if_dead(self._tree, attempt, lost=lost and attempt not in dropped)
         except OSError:  # the save is done; the next one sweeps
             return
 

@@ -89,11 +89,12 @@ def clear(tree: FolderTree, cleared: Cleared) -> None:
         OSError: the system refused.
     """
     for parts, names in cleared.files.items():
-        for name in names:
-            tree.remove(parts, name)
-    emptied = {parts[:count] for parts in cleared.files for count in range(1, len(parts) + 1)}
+        tree.remove(parts, *names)
+    # Also where nothing is left to remove: whoever cleared them may have died before this.
+    listed = cleared.replaced.union(cleared.files)
+    emptied = {parts[:count] for parts in listed for count in range(1, len(parts) + 1)}
     for parts in sorted(emptied, key=len, reverse=True):
-        with contextlib.suppress(NotADirectoryError):
+        with contextlib.suppress(NotADirectoryError, LinkRefused):
             tree.remove_empty(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +18,7 @@ from treering._store.leaf_files import index_bytes, missing, opened_below
 from treering._store.leaves_listing import array_folders, what_is_there
 from treering._store.leaves_names import INDEX, PENDING, RECORD, attempt_folder, is_attempt, parts_of, staged_leaves
 from treering._store.reading import LocalFile
+from treering._store.small_files import read_small_files
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
 __all__ = ["OpenLeaves"]
@@ -102,17 +103,49 @@ class OpenLeaves:
             Corrupt: the text leads elsewhere than into the directory.
             StoreFailed: the system refuses.
         """
-        *below, last = parts_of(name) or ("",)
+        if not name:
+            raise Corrupt(f"a file without a name is wanted of {folder!r}")
+        *below, name = parts_of(name)
         parts = (*parts_of(folder), *below)
-        with _reading(self._shown):
+        try:
             # Files only ever go from the first place to the second, so this order misses none.
             if attempt is not None:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    return self._opened((*_staging(attempt), *parts), last)
-            try:
-                return self._opened(parts, last)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise missing(self._tree, parts, last) from error
+                    return self._opened((*_staging(attempt), *parts), name)
+            return self._opened(parts, name)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise missing(self._tree, parts, name) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts, name), "read") from error
+
+    def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
+        """Return what is in some small files of a leaf, in half the time that `open` needs.
+
+        Args:
+            folder: the folder of the leaf.
+            files: names in it, each with how many bytes are wanted at most: of a longer file comes one byte more.
+            attempt: as for `open`; all files have to be in the same one of both places.
+
+        Raises:
+            DataFileMissing: one of them is in neither place, or they are moved just now: `open` finds each one.
+            LinkRefused: one of them, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
+        """
+        parts = parts_of(folder)
+        try:
+            if attempt is not None:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    return read_small_files(self._tree, (*_staging(attempt), *parts), files)
+            return read_small_files(self._tree, parts, files)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise missing(self._tree, parts, files[0][0]) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts), "read") from error
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
         """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
