@@ -27,6 +27,7 @@ from treering._values.leaf_paths import folder_of, overlapping, prefix_folder
 from treering.errors import Corrupt, Unsupported
 
 __all__ = [
+    "MOST_AXES",
     "RECORD_VERSION",
     "UNMARKED",
     "Layout",
@@ -42,6 +43,9 @@ __all__ = [
 RECORD_VERSION: Final = 1
 """Version of the record. It grows when a reader of the old version would read something wrong."""
 
+MOST_AXES: Final = 32
+"""An array that lies in folders has at most as many: TensorStore opens no others."""
+
 UNMARKED: Final = "0" * 16
 """The attempt of a made up record: arrays of another writer, whose ``.zarray`` has no marker."""
 
@@ -50,7 +54,6 @@ _FORM: Final = SignedForm(
 )
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 _WRITTEN_ATTEMPT: Final = re.compile(rb'\n"attempt": "([0-9a-f]{16})"')
-_MOST_AXES: Final = 32
 _LIMIT: Final = 1 << 63
 
 
@@ -269,8 +272,8 @@ def _layout(node: Any, number: int) -> Layout:
     what = f"layout {number}"
     chunks = member(node, "chunks", list, what)
     check_ints(chunks, _LIMIT, f"the chunk of {what}")
-    if len(chunks) > _MOST_AXES or 0 in chunks:
-        raise Corrupt(f"{what} has chunks of too many axes, or of length 0")
+    if len(chunks) > MOST_AXES or 0 in chunks:
+        raise Corrupt(f"{what} has chunks of {len(chunks)} axes or of length 0, which no array has")
     compressor = node.get("compressor")
     try:
         text = None if compressor is None else check_compressor(compressor)
