@@ -13,9 +13,10 @@ from treering._format.leaves_index import LEAVES_INDEX, Branch, LeavesIndex, par
 from treering._format.leaves_record import LeavesRecord, arrays_of
 from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.naming import naming
+from treering._store.open_folder import LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering._values.near import near
-from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, Unsupported
+from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
 __all__ = ["ALL", "JudgedBranch", "Leaves", "Prefix", "busy", "is_as_read", "judged", "judged_leaves"]
 
@@ -172,7 +173,7 @@ def _was_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None)
             # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
             if LEAVES_RULES.marker(data) is not None or record.attempt.encode() in data:
                 return False
-        except (NotFound, Corrupt):
+        except (NotFound, Corrupt, LinkRefused, StoreFailed):
             return False
     return bool(record.folders)
 

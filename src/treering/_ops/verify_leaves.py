@@ -46,7 +46,7 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
             try:
                 read = list(parse_leaves_index(folder.read_index()).branches.values())
             except Corrupt as error:
-                return _broken(shown, _index_finding(error, f"is damaged ({error.message})"))
+                return _broken(shown, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
             except LinkRefused as error:
                 return _broken(shown, _index_finding(Corrupt(""), f"cannot be read ({error})"))
             found = _checked(folder, shown, read, progress)
@@ -76,7 +76,7 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[Branch], progress: Pr
     try:
         source = LeavesSource(folder, Leaves(branches=branches, read=read), ALL, mapped=False)
     except Corrupt as error:
-        return _broken(path, _index_finding(error, f"is damaged ({error.message})"))
+        return _broken(path, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
     findings = Findings()
     leaves = list(_stored(source))
     nbytes = _check_files(ChunkCheck(folder, findings), leaves, progress)
@@ -103,8 +103,14 @@ def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
     if error.path is not None:
         file = "/".join((*error.path, ".zarray"))
         return Finding(key=None, file=file, start=error.offset, stop=None, problem=f"is damaged ({error.message})")
-    why = error.message.removeprefix(f"{os.fspath(folder.path / LEAVES_INDEX)!r}: ")
-    return _index_finding(error, f"is damaged ({why})")
+    return _index_finding(error, f"is damaged ({_reason(error, folder)})")
+
+
+def _reason(error: Corrupt, folder: OpenLeaves) -> str:
+    """Return what is wrong without the name of the index, which the finding has."""
+    for known in (f"{os.fspath(folder.path / LEAVES_INDEX)!r}: ", f"{LEAVES_INDEX} is damaged: "):
+        error.message = error.message.removeprefix(known)
+    return error.message
 
 
 def _unchecked_note(prefixes: Sequence[str | None], branches: int) -> str:

@@ -1,0 +1,78 @@
+"""Bit rot in a leaves directory: nothing wrong is ever loaded, what is damaged is named, load and verify agree.
+
+`python -m torture flip` does it with every bit; here are all bits of the data files and a sample of the others.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import treering as tr
+from torture.flip import SUBJECTS, Bit, _files, _places, every_bit, look
+from torture.scenes import fingerprint
+
+GOLDEN: Final = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
+SUBJECT: Final = SUBJECTS["small leaves directory"]
+INDEX: Final = SUBJECT.index
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rot") / "leaves"
+    SUBJECT.save(folder, SUBJECT.state())
+    return folder
+
+
+def flips(path: Path, bits: list[Bit]) -> Iterator[Bit]:
+    """Flip each bit in turn for as long as it is looked at."""
+    for bit in bits:
+        with (path / bit.file).open("r+b", buffering=0) as file:
+            before = os.pread(file.fileno(), 1, bit.byte)
+            os.pwrite(file.fileno(), bytes([before[0] ^ 1 << bit.bit]), bit.byte)
+            yield bit
+            os.pwrite(file.fileno(), before, bit.byte)
+
+
+def test_the_directory_has_what_can_rot(path: Path) -> None:
+    names = set(_files(path))
+    assert {INDEX, "model/kernel/.zarray", "model/kernel/0.0", "ema/kernel/0", "bias/0", "model/a%2Eb/0"} <= names
+    assert "model/empty/.zarray" in names
+    leaves = tr.inspect(path).leaves
+    assert leaves["ema/kernel"].compressor
+    assert {"step", "model/a.b", "ema/lr"} <= leaves.keys()
+
+
+@pytest.mark.parametrize(("kind", "stride"), [("data", 1), (".zarray", 17), ("index", 41)])
+def test_every_flip_is_detected_and_named(path: Path, kind: str, stride: int) -> None:
+    truth = fingerprint(SUBJECT.state())
+    places = _places(path)
+    of_kind = [
+        bit
+        for bit in every_bit(path, 1)
+        if kind == ("index" if bit.file == INDEX else ".zarray" if bit.file.endswith(".zarray") else "data")
+    ]
+    version = next(line for line in (path / INDEX).read_bytes().splitlines() if b'"version"' in line)
+    unread = (path / INDEX).read_bytes().index(version)
+    for bit in flips(path, of_kind[::stride]):
+        outcome, wrong = look(path, truth, places.named(bit), SUBJECT.metadata)
+        assert wrong == []
+        # The version is the one member that no reader goes by.
+        assert outcome == "detected" or (bit.file == INDEX and unread <= bit.byte < unread + len(version)), bit
+    assert look(path, truth, "", SUBJECT.metadata) == ("unharmed", [])
+
+
+@pytest.mark.parametrize("name", ["prefixed", "mixed_index"])
+def test_of_another_program_no_flip_does_more_than_change_values(name: str, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+    truth = fingerprint(tr.load(path))
+    for bit in flips(path, every_bit(path, 29)):
+        _, wrong = look(path, truth, "", {})
+        # Nothing tells what the values were; but whatever is refused is refused by both, with an error of ours.
+        assert [line for line in wrong if line != "SILENTLY WRONG"] == [], bit
+    assert look(path, truth, "", {}) == ("unharmed", [])

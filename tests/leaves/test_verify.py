@@ -1,0 +1,295 @@
+"""Verifying leaves directories: every kind of damage is named, load refuses the same, and notes are no damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import treering as tr
+from tests.leaves.saved import INDEX, index_at, put
+from treering._format.leaves_index import parse_leaves_index, record_of
+from treering._format.leaves_record import encode_record
+from treering._format.leaves_update import update_for
+from treering._ops.leaves_branches import judged
+from treering._values.checksums import block_checksums
+from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.leaves import tree_serialize_leaves
+
+GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
+ZSTD = {"id": "zstd", "level": 1}
+LARGE = np.arange(300_000, dtype=np.int32)
+
+
+def saved(path: Path) -> Path:
+    """A tree without prefix, a cut and ragged one, a compressed one."""
+    tree_serialize_leaves(path, {"w": np.arange(6.0), "large": LARGE, "none": np.zeros((0, 3))})
+    tree_serialize_leaves(path, {"r": np.arange(10, dtype=np.int8)}, prefix="cut", chunk_bytes=4)
+    tree_serialize_leaves(path, {"w": put(np.arange(8.0), PartitionSpec("x"), (2,))}, prefix="zip", compressor=ZSTD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("verify") / "leaves")
+
+
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "leaves", symlinks=True))
+
+
+def refusal(path: Path) -> str:
+    """What a load says; empty where it is content."""
+    try:
+        tr.load(path)
+    except TreeringError as error:
+        return str(error)
+    return ""
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the index as a program would that reads and writes JSON."""
+    index = index_at(path)
+    edit(index)
+    (path / INDEX).write_text(json.dumps(index, indent=2))
+
+
+def test_all_is_whole(whole: Path) -> None:
+    found = tr.verify(whole)
+    assert (found.ok, found.checked, found.note, found.leaves) == (True, True, None, 5)
+    data = [file for file in whole.rglob("*") if file.is_file() and ".treering" not in file.parts]
+    assert found.nbytes == sum(file.stat().st_size for file in data if file.name not in (INDEX, ".zarray"))
+    assert refusal(whole) == ""
+    calls: list[tuple[int, int]] = []
+    tr.verify(whole, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (found.nbytes, found.nbytes)
+
+
+FILES: dict[str, tuple[Callable[[Path], object], tuple[str, str, int, int]]] = {
+    "a bit": (lambda path: flip(path / "w/0", 5), ("w", "w/0", 0, 48)),
+    "a block of many": (lambda path: flip(path / "large/0", 200_000), ("large", "large/0", 196_608, 262_144)),
+    "two neighbours": (
+        lambda path: (flip(path / "large/0", 131_000), flip(path / "large/0", 132_000)),  # type: ignore[func-returns-value]
+        ("large", "large/0", 65_536, 196_608),
+    ),
+    "the filling of the last chunk": (lambda path: flip(path / "cut/r/2", 3), ("cut/r", "cut/r/2", 0, 4)),
+    "a compressed bit": (lambda path: flip(path / "zip/w/1", 9), ("zip/w", "zip/w/1", 0, -1)),
+    "a lost chunk": (lambda path: (path / "cut/r/1").unlink(), ("cut/r", "cut/r/1", 0, 4)),
+    "an empty chunk": (lambda path: (path / "cut/r/1").write_bytes(b""), ("cut/r", "cut/r/1", 0, 4)),
+    "a short one": (lambda path: (path / "w/0").write_bytes(bytes(40)), ("w", "w/0", 40, 48)),
+    "a long one": (lambda path: (path / "w/0").write_bytes(np.arange(7.0).tobytes()), ("w", "w/0", 48, 56)),
+    "a lost .zarray": (lambda path: (path / "none/.zarray").unlink(), ("none", "none/.zarray", 0, -1)),
+    "a bit of a .zarray": (lambda path: flip(path / "cut/r/.zarray", 12), ("cut/r", "cut/r/.zarray", 12, 13)),
+    "another .zarray": (
+        lambda path: shutil.copy(path / "w/.zarray", path / "none/.zarray"),
+        ("none", "none/.zarray", 0, -1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_are_named(path: Path, name: str) -> None:
+    damage, (key, file, start, stop) = FILES[name]
+    damage(path)
+    found = tr.verify(path)
+    assert not found
+    (finding,) = found.findings
+    assert (finding.key, finding.file, finding.start) == (key, file, start)
+    assert finding.stop == stop or stop < 0
+    # One line says leaf, file and bytes.
+    assert all(part in str(finding) for part in (repr(key), file, f"bytes {start} to "))
+    assert repr(key) in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["w/0", "w/.zarray", "w"])
+def test_links_are_not_followed(path: Path, tmp_path: Path, name: str) -> None:
+    (path / name).rename(tmp_path / "far")
+    (path / name).symlink_to(tmp_path / "far")
+    assert refusal(path)
+    findings = tr.verify(path).findings
+    assert {(finding.key, "is a link" in finding.problem) for finding in findings} == {("w", True)}
+    assert {finding.file for finding in findings} == ({"w/0", "w/.zarray"} if name == "w" else {name})
+
+
+RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no record": lambda index: index["treering"].pop("zip"),
+    "no records": lambda index: index.pop("treering"),
+    "another record": lambda index: index["treering"]["zip"].update(record=index["treering"]["cut"]["record"]),
+    "another shape": lambda index: index["prefixes"]["zip"][0].update(shape=[9]),
+    "another dtype": lambda index: index["arrays"][1].update(dtype="int8"),
+    "another folder": lambda index: index["arrays"][1].update(path="w"),
+    "an entry less": lambda index: index["arrays"].pop(),
+    "no entries": lambda index: index["prefixes"]["zip"].clear(),
+    "a branch less": lambda index: index["prefixes"].pop("zip"),
+    "no branch without prefix": lambda index: index.pop("arrays"),
+    "another prefix": lambda index: index["prefixes"].update(zap=index["prefixes"].pop("zip")),
+    "a way out": lambda index: index["arrays"][0].update(path="../x"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_the_index_lost_is_damage(path: Path, name: str) -> None:
+    change(path, RECORDS[name])
+    found = tr.verify(path)
+    assert not found
+    assert all(finding.file == INDEX for finding in found.findings), found
+    assert INDEX in refusal(path)
+
+
+def test_an_index_that_is_none(path: Path) -> None:
+    (path / INDEX).write_bytes(b'{"format": "tensorstore"')
+    (finding,) = tr.verify(path).findings
+    assert (finding.key, finding.file) == (None, INDEX)
+    (path / INDEX).write_bytes(b'{"format": "zarr"}')
+    for refusing in (tr.load, tr.verify, tr.inspect, tr.open):
+        with pytest.raises(Format):
+            refusing(path)
+    (path / INDEX).rename(path / "other")
+    (path / INDEX).symlink_to("other")
+    (finding,) = tr.verify(path).findings
+    assert "cannot be read" in finding.problem
+    assert refusal(path)
+
+
+def test_all_damage_is_listed_in_the_order_of_the_leaves(path: Path) -> None:
+    for name in ("w/0", "zip/w/1", "zip/w/0", "cut/r/2", "cut/r/0"):
+        flip(path / name, 1)
+    flip(path / "zip/w/.zarray", 5)
+    change(path, lambda index: index["arrays"][0].update(path="x"))
+    found = tr.verify(path)
+    assert [finding.file for finding in found.findings] == [
+        INDEX,
+        "cut/r/0",
+        "cut/r/2",
+        "zip/w/.zarray",
+        "zip/w/0",
+        "zip/w/1",
+    ]
+    assert found.leaves == 2
+    assert "6 findings" in str(found)
+
+
+def test_a_save_that_still_moves_is_a_note(path: Path) -> None:
+    index = parse_leaves_index((path / INDEX).read_bytes())
+    record = record_of(index.branches["zip"])
+    assert record is not None
+    staged = path / ".treering" / record.attempt / "leaves" / "zip"
+    staged.mkdir(parents=True)
+    (path / "zip" / "w").rename(staged / "w")
+    (path / INDEX).write_bytes(update_for((path / INDEX).read_bytes(), [record]).moving)
+    found = tr.verify(path)
+    assert found, str(found)
+    assert "has not moved all its files" in (found.note or "")
+    assert "; note: the save of 'zip'" in str(found)
+    assert any("has not moved" in note for note in tr.inspect(path).listing.notes)
+    assert refusal(path) == ""
+    flip(staged / "w" / "0", 7)
+    assert [finding.file for finding in tr.verify(path).findings] == ["zip/w/0"]
+    assert "zip/w" in refusal(path)
+
+
+def test_a_save_without_an_index_is_a_note(path: Path) -> None:
+    tree_serialize_leaves(path, {"w": np.arange(3)}, prefix="late", write_index=False)
+    found = tr.verify(path)
+    assert found, str(found)
+    assert found.note == "1 save is not in the index; treering.leaves.index_leaves takes up what was saved without one"
+    assert found.leaves == 5
+
+
+def test_a_damaged_text_is_found_beside_its_checksum(tmp_path: Path) -> None:
+    """Bytes that are those that were saved, and no UTF-8: only who made the record can have done that."""
+    path = tmp_path / "forged"
+    tree_serialize_leaves(path, {"t": "ä" * 3000})
+    file = path / "t" / "0"
+    content = file.read_bytes()[:4001] + b"\xff" + file.read_bytes()[4002:]
+    file.write_bytes(content)
+    record = record_of(parse_leaves_index((path / INDEX).read_bytes()).branches[None])
+    assert record is not None
+    forged = dataclasses.replace(record, checksums=array("Q", block_checksums(memoryview(content), 1 << 16)))
+    change(path, lambda index: index["treering"][""].update(record=encode_record(forged).decode()))
+    (finding,) = tr.verify(path).findings
+    assert (finding.key, finding.file, finding.start) == ("t", "t/0", 4000)
+    assert "no UTF-8" in str(finding)
+    with pytest.raises(Corrupt, match="'t'"):
+        tr.load(path)
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "a lost chunk": lambda chunk: chunk.unlink(),
+    "an empty chunk": lambda chunk: chunk.write_bytes(b""),
+    "a cut chunk": lambda chunk: chunk.write_bytes(chunk.read_bytes()[:-3]),
+    "another chunk": lambda chunk: chunk.write_bytes(b"x" * 40),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_chunks_of_another_program_must_unpack(tmp_path: Path, name: str) -> None:
+    path = Path(shutil.copytree(GOLDEN / "sharded_2x4", tmp_path / "x"))
+    chunk = next(path.glob("**/1.2"))
+    FOREIGN[name](chunk)
+    (finding,) = tr.verify(path).findings
+    assert finding.file == str(chunk.relative_to(path))
+    assert repr(finding.key) in refusal(path)
+
+
+def test_a_zarray_of_another_program(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(GOLDEN / "plain", tmp_path / "x"))
+    zarray = min(path.glob("**/.zarray"))
+    text = zarray.read_bytes()
+    zarray.write_bytes(text[:-1])
+    (finding,) = tr.verify(path).findings
+    assert finding.file == str(zarray.relative_to(path))
+    assert refusal(path)
+    zarray.write_bytes(text.replace(b'"id":"zstd"', b'"id":"snap"'))
+    for refusing in (tr.load, tr.verify):
+        with pytest.raises(Unsupported, match="snap"):
+            refusing(path)
+
+
+def test_a_claim_of_more_chunks_than_can_be_counted(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(GOLDEN / "plain", tmp_path / "x"))
+    zarray = next(file for file in sorted(path.glob("**/.zarray")) if json.loads(file.read_bytes())["shape"])
+    document = json.loads(zarray.read_bytes())
+    axes = len(document["shape"])
+    zarray.write_text(json.dumps(document | {"shape": [1 << 40] * axes, "chunks": [1] * axes}))
+    found = tr.verify(path)
+    assert 1 <= len(found.findings) <= 101
+    assert refusal(path)
+    assert tr.inspect(path).nbytes > 0
+
+
+def test_an_index_that_lists_nothing(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text('{"format": "tensorstore", "version": "2.0", "prefixes": {}}')
+    assert tr.load(tmp_path) == {}
+    assert tr.verify(tmp_path)
+    assert tr.inspect(tmp_path).leaves == {}
+
+
+def test_a_save_meanwhile_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = iter([{"w": np.arange(3.0)}])
+
+    def overtaken(folder: Any, branch: Any) -> Any:
+        found = judged(folder, branch)
+        for tree in saves:
+            tree_serialize_leaves(path, tree)
+        return found
+
+    monkeypatch.setattr("treering._ops.verify_leaves.judged", overtaken)
+    found = tr.verify(path)
+    assert found, str(found)
+    assert found.leaves == 3
