@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import io
 from array import array
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,10 +16,11 @@ from treering._arrays.aligned import ALIGNMENT, aligned_bytes
 from treering._arrays.chunk_files import ChunkFile, ChunkFiles
 from treering._arrays.incoming import StoredArrays, Wish
 from treering._arrays.jobs import Job, Work
-from treering._arrays.leaf_decode import covering_chunks, decoding
-from treering._arrays.leaf_files import BranchFiles
+from treering._arrays.leaf_decode import as_stored_items, covering_chunks, decoding, read_chunk
+from treering._arrays.leaf_files import BranchFiles, SmallFile, naming
 from treering._arrays.open_chunks import OpenChunks
-from treering._codec.zarr import ZarrArray, chunk_bytes
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, zarray_bytes
+from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._values.boxes import Box, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
@@ -29,6 +31,8 @@ __all__ = ["BranchArrays", "dtype_in"]
 _SMALL_BYTES: Final = 64 << 10
 # Small leaves of one job share their memory; what is kept of one of them keeps this much.
 _TOGETHER_BYTES: Final = 256 << 10
+# Of a compressed file.
+_HEADERS: Final = 4 << 10
 # Before so much memory is taken, the files that shall fill it are looked at.
 _CAREFUL_BYTES: Final = 4 << 20
 
@@ -43,16 +47,25 @@ def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """What leaves of one layout have in common: their box and bytes where they are one small file, None elsewhere."""
+    """What leaves of one layout have in common."""
 
-    box: Box | None
+    small: SmallFile | None
+    """Their file, where each is one small chunk; None elsewhere."""
+    box: Box
+    """The whole of a leaf."""
     nbytes: int
+    """Bytes of a chunk."""
 
 
 def _form_of(zarr: ZarrArray) -> _Form:
-    nbytes = chunk_bytes(zarr)
-    small = zarr.plain and zarr.chunks == zarr.shape and nbytes <= _SMALL_BYTES
-    return _Form(whole(zarr.shape) if small else None, nbytes)
+    nbytes, name, small = chunk_bytes(zarr), "/", None
+    if zarr.chunks == zarr.shape and nbytes <= _SMALL_BYTES:
+        name = chunk_name(zarr, 0)
+    if "/" not in name:
+        # What no compressor makes smaller it makes a little larger.
+        most = nbytes if zarr.compressor is None else 2 * nbytes + _HEADERS
+        small = SmallFile(zarray_bytes(zarr), name, most)
+    return _Form(small, whole(zarr.shape), nbytes)
 
 
 class BranchArrays:
@@ -93,7 +106,7 @@ class BranchArrays:
             form = self._forms.get(id(arrays[place]))  # thousands of leaves share a few layouts
             if form is None:
                 form = self._forms[id(arrays[place])] = _form_of(arrays[place])
-            if form.box is not None and len(wish.boxes) == 1 and wish.boxes[0] == form.box:
+            if form.small is not None and len(wish.boxes) == 1 and wish.boxes[0] == form.box:
                 small.append((place, wish))
                 own.nbytes += form.nbytes
                 continue
@@ -152,17 +165,25 @@ class BranchArrays:
         return jobs
 
     def _fill_small(self, group: Sequence[tuple[int, Wish]], held: int) -> int:
-        files = self._files
-        arrays = files.branch.arrays
+        arrays = self._files.branch.arrays
         room = aligned_bytes(held).data
         at = nbytes = 0
         for place, wish in group:
-            data = files.read_small(place, self._forms[id(arrays[place])].nbytes)
-            end = at + len(data)
-            room[at:end] = data
-            wish.arrays = [np.ndarray(arrays[place].shape, self._dtype(wish.leaf), room, at)]
-            at = _aligned(end)
-            nbytes += len(data)
+            zarr = arrays[place]
+            form = self._forms[id(zarr)]
+            array = np.ndarray(zarr.shape, self._dtype(wish.leaf), room, at)
+            data = self._files.small_content(place, form.small) if form.small is not None else None
+            if data is None:
+                self._files.require_described(place)
+                read_chunk(self._files, place, 0, array)
+            elif zarr.plain and len(data) == form.nbytes:
+                room[at : at + form.nbytes] = data
+            else:
+                with naming(self._files.keys[place], self._files.shown_chunk(place, 0)):
+                    decode(zarr, io.BytesIO(data).read, len(data), as_stored_items(zarr, array))
+            wish.arrays = [array]
+            at = _aligned(at + form.nbytes)
+            nbytes += form.nbytes
         return nbytes
 
     # --------------------------------------------------------------------------------------------- as they lie in files

@@ -28,7 +28,7 @@ from treering.errors import Corrupt, Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["covering_chunks", "decoding"]
+__all__ = ["as_stored_items", "covering_chunks", "decoding", "read_chunk"]
 
 # Read at once, in whole blocks; small enough to be in the processor's cache when it is undone.
 _PIECE_BYTES: Final = 256 << 10
@@ -103,7 +103,7 @@ def _one_room(zarr: ZarrArray, wish: Wish, dtype: np.dtype[Any]) -> NDArray[Any]
 
 
 def _straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> int:
-    _read_chunk(files, leaf, chunk, into)
+    read_chunk(files, leaf, chunk, into)
     return into.nbytes
 
 
@@ -111,7 +111,7 @@ def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Seque
     """Read a chunk beside the arrays and copy from it what they want."""
     zarr = files.branch.arrays[leaf]
     full = _unset(zarr.chunks, wish.arrays[boxes[0]].dtype)
-    _read_chunk(files, leaf, chunk, full)
+    read_chunk(files, leaf, chunk, full)
     here = chunk_box(zarr, chunk)
     nbytes = 0
     for number in boxes:
@@ -123,12 +123,23 @@ def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Seque
     return nbytes
 
 
-def _read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> None:
+def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> None:
+    """Read a whole chunk.
+
+    Args:
+        files: of the leaf's branch.
+        leaf: its number among the stored leaves of the branch.
+        chunk: its number in the grid.
+        into: contiguous memory of the shape of a full chunk.
+
+    Raises:
+        Corrupt: the file is missing, or its bytes are not those that were saved, or no chunk.
+        Unsupported: a compressor that cannot be undone here.
+    """
     zarr = files.branch.arrays[leaf]
     with files.open_chunk(leaf, chunk) as file, naming(files.keys[leaf], files.shown_chunk(leaf, chunk)):
         content = _Content(file, files.checksums_of(leaf, chunk))
-        stored = into.reshape(-1).view(_stored_dtype(zarr.dtype)).reshape(zarr.chunks)
-        decode(zarr, content.read, file.size, stored)
+        decode(zarr, content.read, file.size, as_stored_items(zarr, into))
 
 
 class _Content:
@@ -181,11 +192,12 @@ def _common_bytes(zarr: ZarrArray, chunk: int, wish: Wish, number: int, dtype: n
     return 0 if common is None else size_of(common) * dtype.itemsize
 
 
-def _stored_dtype(name: str) -> np.dtype[Any]:
-    known = lookup(name)
+def as_stored_items(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
+    """Return a contiguous array as items of the dtype that its chunk files have."""
+    known = lookup(zarr.dtype)
     if known is None:
-        raise Unsupported(f"zarr v2 has no form for the dtype {name[:60]}")
-    return numpy_dtype(known)
+        raise Unsupported(f"zarr v2 has no form for the dtype {zarr.dtype[:60]}")
+    return array.reshape(-1).view(numpy_dtype(known)).reshape(array.shape)
 
 
 def _unset(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

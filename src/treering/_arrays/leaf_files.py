@@ -11,15 +11,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from treering._arrays.read_back import ZARRAY
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file
 from treering._format.blocks import DAMAGE_HINT
 from treering._format.leaves_record import LeavesRecord, first_checksums
 from treering._store.open_folder import DataFileMissing
-from treering._values.checksums import block_bytes, block_count
+from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.keys import split_key
 from treering.errors import Corrupt, TreeringError
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from treering._store.open_leaves_folder import OpenLeaves
     from treering._store.reading import LocalFile
 
-__all__ = ["BranchFiles", "OpenBranch", "damaged", "naming"]
+__all__ = ["BranchFiles", "OpenBranch", "SmallFile", "damaged", "naming"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +40,18 @@ class OpenBranch:
     """Whose staged files are to be looked at first; None when all of them have been moved."""
     verified: bool
     """Whether the record came with the checksums of its saver."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SmallFile:
+    """What small leaves of one layout have in common, each of them one chunk file."""
+
+    document: bytes
+    """Their ``.zarray``."""
+    name: str
+    """Name of the chunk file."""
+    most: int
+    """Bytes that it has at most, as far as anybody knows."""
 
 
 class BranchFiles:
@@ -95,20 +105,29 @@ class BranchFiles:
                 raise damaged(self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {count} chunks")
             folder += "/0"
 
-    def read_small(self, leaf: int, nbytes: int) -> bytes:
-        """Return the bytes of a leaf that is one file, checked; its ``.zarray`` is checked too.
+    def small_content(self, leaf: int, small: SmallFile) -> bytes | None:
+        """Return the bytes of the only chunk file of a leaf, if all is as it should be, its ``.zarray`` too.
 
-        Raises:
-            Corrupt: one of the files is missing, or not the one that was saved.
+        None where it is not, or where that cannot be told so fast: whoever then opens the files finds out.
         """
-        self.require_described(leaf)
-        with self.open_chunk(leaf, 0) as file:
-            data = file.read(0, nbytes)
-        if self.branch.verified:
-            found, wanted = xxhash.xxh3_64_intdigest(data), self.branch.record.checksums[self.first_checksums[leaf]]
-            if found != wanted:
-                what = f"has the checksum {found:016x} instead of {wanted:016x}"
-                raise damaged(self.keys[leaf], f"{self.shown_chunk(leaf, 0)} {what}")
+        branch = self.branch
+        wanted = [] if self._described[leaf] or not branch.verified else [(ZARRAY, len(small.document))]
+        size = self.size_of(leaf, 0) if branch.verified else None
+        wanted.append((small.name, min(small.most, size or small.most)))
+        try:
+            found = self._folder.read_small(branch.record.folders[leaf], wanted, branch.attempt)
+        except DataFileMissing:
+            return None
+        data = found[-1]
+        if not branch.verified:
+            return data if len(data) <= small.most else None
+        first = self.first_checksums[leaf]
+        if len(data) != size or _checksums(data) != branch.record.checksums[first : first + _blocks(size)]:
+            return None
+        if len(found) > 1:
+            if found[0] != small.document:
+                return None
+            self._described[leaf] = 1
         return data
 
     def all_checksums_of(self, leaf: int) -> array[int]:
@@ -185,6 +204,10 @@ class BranchFiles:
 
     def _shown(self, leaf: int, name: str) -> str:
         return f"{self.branch.record.folders[leaf]}/{name}"
+
+
+def _checksums(data: bytes) -> array[int]:
+    return block_checksums(memoryview(data), block_bytes(len(data)))
 
 
 def _blocks(size: int) -> int:
