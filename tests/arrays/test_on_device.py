@@ -37,6 +37,16 @@ def test_every_bit_arrives_on_the_default_device(count: int) -> None:
     assert {(array.committed, array.weak_type) for array in placed} <= {(False, False)}
 
 
+@pytest.mark.parametrize("count", [5, 3000])
+def test_a_mesh_of_one_device_is_kept_to(count: int) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[-1:]), ("rows",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    given = arrays(count)
+    placed = put_all(given, sharding)
+    assert {array.sharding for array in placed} == {sharding}
+    assert [np.asarray(array).tobytes() for array in placed] == [array.tobytes() for array in given]
+
+
 def test_a_named_device_is_kept_to() -> None:
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     placed = put_all(arrays(3000), sharding)

@@ -66,7 +66,7 @@ def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:
 def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     """Return the leaves, in the order of ``deliveries``, whose arrays are let go on the way."""
     result: list[Any] = [None] * len(deliveries)
-    waiting: dict[jax.sharding.SingleDeviceSharding | None, list[tuple[int, NDArray[Any]]]] = {}
+    waiting: dict[jax.sharding.Sharding | None, list[tuple[int, NDArray[Any]]]] = {}
     holds: dict[np.dtype[Any], bool] = {}
     for at, delivery in enumerate(deliveries):
         arrays, fit, sharding = _taken(delivery), delivery.fit, delivery.sharding
@@ -75,7 +75,7 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
             holds[dtype] = jax_holds(dtype)
         if fit.kind not in ("jax", "key") or not holds[dtype]:
             result[at] = _kept(arrays[0], delivery, mapped=mapped)
-        elif sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        elif sharding is None or (len(sharding.device_set) == 1 and sharding.is_fully_addressable):
             waiting.setdefault(sharding, []).append((at, arrays[0]))
         else:
             result[at] = _sharded(arrays, delivery)

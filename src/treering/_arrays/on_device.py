@@ -27,20 +27,21 @@ _Passer: TypeAlias = Callable[[list[Any]], list[jax.Array]]
 
 
 @functools.lru_cache(maxsize=64)
-def _passer(sharding: jax.sharding.SingleDeviceSharding | None) -> _Passer:
+def _passer(sharding: jax.sharding.Sharding | None) -> _Passer:
     """Return a jitted function that returns its arguments, on the device of a sharding."""
     passer: _Passer = jax.jit(list) if sharding is None else jax.jit(list, out_shardings=sharding)
     return passer
 
 
 def put_all(
-    arrays: Sequence[NDArray[Any]], sharding: jax.sharding.SingleDeviceSharding | None = None
+    arrays: Sequence[NDArray[Any]], sharding: jax.sharding.Sharding | None = None
 ) -> list[jax.Array]:
     """Return the arrays on one device, bit for bit.
 
     Args:
         arrays: of dtypes that jax holds, in memory that nobody writes to any more: jax may take it as it is.
-        sharding: which device; None is the default one, from which jax may move them freely.
+        sharding: of one device, which every result then has; None is the default device, from which jax may move them
+            freely.
 
     Example:
         >>> import numpy as np
