@@ -140,7 +140,10 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
                 break
         else:
             leaf = by_dots.get("", leaf) if not parts else leaf
-        return leaf(dotted(key), aval) if callable(leaf) and not is_placement(leaf) else leaf
+        # A mesh is callable too, as a decorator.
+        if callable(leaf) and not is_placement(leaf) and not isinstance(leaf, jax.sharding.Mesh):
+            return leaf(dotted(key), aval)
+        return leaf
 
     return choose
 
