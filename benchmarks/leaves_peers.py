@@ -83,7 +83,7 @@ def _spec(path: Path, leaf: Any, chunk: list[int]) -> dict[str, Any]:
 
 def tensorstore_load(path: Path, keys: list[str]) -> dict[str, Any]:
     """Read every leaf with TensorStore from maps of its files, and put it on the first device."""
-    context = tensorstore.Context({"file_io_mode": "memmap"})
+    context = tensorstore.Context({"file_io_mode": {"mode": "memmap"}})
     stores = [
         tensorstore.open(
             {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path / key}{os.sep}"}}, context=context
