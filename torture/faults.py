@@ -22,8 +22,8 @@ _CALLS: tuple[tuple[Any, tuple[str, ...]], ...] = (
         os,
         (
             "access", "close", "fchmod", "fchown", "fstat", "fstatvfs", "fsync", "ftruncate", "link", "listdir",
-            "lstat", "mkdir", "open", "pread", "preadv", "pwrite", "read", "readlink", "replace", "rmdir", "scandir", "stat",
-            "unlink", "write",
+            "lstat", "mkdir", "open", "pread", "preadv", "pwrite", "read", "readlink", "replace", "rmdir", "scandir",
+            "stat", "unlink", "write",
         ),
     ),
     (fcntl, ("fcntl", "flock")),

@@ -39,12 +39,11 @@ class AttemptFolder:
         self._tree = tree
         self._descriptor = -1
         self.kept = False
-        tree.make((ATTEMPTS,))
         for _ in range(_TRIES):
             self.attempt = secrets.token_hex(8)
             self.parts = attempt_folder(self.attempt)
-            tree.make(self.parts)
             try:
+                tree.make(self.parts)
                 if self._lock():
                     return
             except BaseException:  # an interrupt too: nothing half made stays; raised again below
@@ -122,7 +121,8 @@ def remove_attempt(tree: FolderTree, attempt: str) -> None:
     """
     parts = attempt_folder(attempt)
     tree.remove(parts, RECORD)
-    tree.remove_all(parts)
+    if not tree.remove_empty(parts):
+        tree.remove_all(parts)
 
 
 def remove_if_dead(tree: FolderTree, attempt: str, *, lost: bool) -> None:

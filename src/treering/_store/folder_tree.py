@@ -190,7 +190,8 @@ class FolderTree:
         """Remove a folder if nothing is in it; False when something is."""
         with self._lock:
             if parts in self._open:
-                os.close(self._open.pop(parts))
+                with contextlib.suppress(OSError):
+                    os.close(self._open.pop(parts))
             try:
                 path, start = self._place(parts[:-1], parts[-1])
                 os.rmdir(path, dir_fd=start)
