@@ -16,6 +16,7 @@ import pytest
 import treering as tr
 from torture.flip import SUBJECTS, Bit, _files, _places, every_bit, look
 from torture.scenes import fingerprint
+from treering.leaves import tree_serialize_leaves
 
 GOLDEN: Final = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
 SUBJECT: Final = SUBJECTS["small leaves directory"]
@@ -65,6 +66,21 @@ def test_every_flip_is_detected_and_named(path: Path, kind: str, stride: int) ->
         # The version is the one member that no reader goes by.
         assert outcome == "detected" or (bit.file == INDEX and unread <= bit.byte < unread + len(version)), bit
     assert look(path, truth, "", SUBJECT.metadata) == ("unharmed", [])
+
+
+def test_where_there_are_no_arrays_the_index_is_all(tmp_path: Path) -> None:
+    """No .zarray is there whose marker could tell that a record was lost."""
+    tree_serialize_leaves(tmp_path, {"lr": 0.5}, prefix="cfg")
+    tree_serialize_leaves(tmp_path, {"step": 7})
+    truth = fingerprint({"cfg": {"lr": 0.5}, "step": 7})
+    # Up to the first record: that has a digest of its own.
+    record = (tmp_path / INDEX).read_bytes().index(b'"record": "') + len(b'"record": "')
+    bits = [bit for bit in every_bit(tmp_path, 1) if bit.byte < record]
+    for bit in flips(tmp_path, bits):
+        outcome, wrong = look(tmp_path, truth, INDEX, {})
+        assert wrong == [], bit
+        assert outcome in ("detected", "unharmed")
+    assert look(tmp_path, truth, "", {}) == ("unharmed", [])
 
 
 @pytest.mark.parametrize("name", ["prefixed", "mixed_index"])

@@ -129,7 +129,8 @@ def _index(document: Any) -> LeavesIndex:
     records = {prefix or None: _record_node(node, prefix) for prefix, node in ours.items()}
     branches: dict[str | None, Branch] = {}
     # A record whose list is lost has a branch without entries, so that the loss is seen.
-    for branch in [*lists, *(name for name in records if name not in lists)]:
+    names = [*lists, *(name for name in records if name not in lists)]
+    for branch in sorted(names, key=lambda name: name is None):
         record, moving = records.get(branch, (None, None))
         branches[branch] = Branch(
             prefix=branch, entries=_entries(lists.get(branch, []), branch), record=record, moving=moving
