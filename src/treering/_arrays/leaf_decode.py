@@ -197,7 +197,8 @@ def as_stored_items(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
     known = lookup(zarr.dtype)
     if known is None:
         raise Unsupported(f"zarr v2 has no form for the dtype {zarr.dtype[:60]}")
-    return array.reshape(-1).view(numpy_dtype(known)).reshape(array.shape)
+    dtype = numpy_dtype(known)
+    return array if array.dtype == dtype else array.reshape(-1).view(dtype).reshape(array.shape)
 
 
 def _unset(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
