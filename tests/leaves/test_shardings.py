@@ -115,7 +115,7 @@ def test_a_rule_for_a_numpy_leaf_puts_it_on_devices(saved: Path) -> None:
 
 def test_arrays_without_a_rule_are_all_named(saved: Path) -> None:
     with pytest.raises(
-        Mismatch, match="Partition rule not found for param: dense/bias, and for 2 more: norm/0, layer.0"
+        Mismatch, match=r"Partition rule not found for param: dense/bias, and for 2 more: norm/0, layer\.0"
     ):
         tree_deserialize_leaves(saved, GRID, partition_rules=[("kernel", P("dp"))])
 
