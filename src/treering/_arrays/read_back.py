@@ -6,7 +6,8 @@ import dataclasses
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_names, parse_zarray, stored_dtype
+from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, stored_dtype
+from treering._codec.zarr_chunks import check_chunk_file
 from treering._values.checksums import block_bytes, block_checksums
 from treering.errors import Corrupt, Unsupported
 
@@ -54,8 +55,7 @@ def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> Written
         if name not in names:
             raise Corrupt(f"the manager wrote no chunk {name!r}")
         with staged.open(folder, name) as file:
-            if found.compressor is None and file.size != chunk_bytes(found):
-                raise Corrupt(f"chunk {name!r} has {file.size} bytes, it has to have {chunk_bytes(found)}")
+            check_chunk_file(found, file.size)
             sizes.append(file.size)
             checksums += _checksums_of(file)
     if len(names) > len(sizes) + 1:
@@ -70,6 +70,8 @@ def _check_form(found: ZarrArray, leaf_type: LeafType) -> None:
         raise Corrupt(f"the manager was given {wanted} and wrote {found.dtype}{list(found.shape)}")
     if (found.order, found.separator, found.big_endian) != ("C", ".", False):
         raise Unsupported('the manager wrote an array in order F, big endian, or with "/" in the names of its chunks')
+    if any(chunk > max(length, 1) for chunk, length in zip(found.chunks, found.shape, strict=True)):
+        raise Unsupported(f"the manager wrote chunks of {list(found.chunks)}, larger than the array")
 
 
 def _checksums_of(file: LocalFile) -> array[int]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._codec.zarr import check_compressor, stored_dtype
+from treering._codec.zarr import stored_dtype
+from treering._codec.zarr_chunks import known_compressor
 from treering._format.index import LeafType
-from treering._format.leaves_record import Layout, LeavesRecord
+from treering._format.leaves_record import MOST_AXES, Layout, LeavesRecord
 from treering._ops.versions import versions
 from treering._plan.leaf_chunks import chunk_shape
 from treering._tree.flatten import Flattened, flatten
@@ -78,7 +79,7 @@ def planned_leaves(
     """
     prefix = check_prefix(prefix)
     _check_limit(chunk_bytes)
-    codec = None if compressor is None else check_compressor(compressor)
+    codec = None if compressor is None else known_compressor(compressor)
     flat = flatten(tree)
     leaves = outgoing(flat)
     numbers: dict[Layout, int] = {}
@@ -138,4 +139,6 @@ def _layout(leaf_type: LeafType, boxes: Sequence[Box], codec: str | None, limit:
     dtype = lookup(stored_dtype(leaf_type.dtype or ""))
     if dtype is None:
         raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
+    if len(leaf_type.shape or ()) > MOST_AXES:
+        raise Unsupported(f"an array of {len(leaf_type.shape or ())} axes; those of zarr v2 have at most {MOST_AXES}")
     return Layout(chunks=chunk_shape(leaf_type.shape or (), boxes, dtype.itemsize, limit), compressor=codec)
