@@ -84,8 +84,7 @@ def load(
     jax arrays are numpy where jax_enable_x64 is off. With ``like``, its containers are rebuilt around what is stored.
 
     Args:
-        path: a checkpoint, a leaves directory, in which prefixes are branches, or a ``.safetensors`` or ``.msgpack``
-            file; the last three of anybody.
+        path: a checkpoint, a leaves directory (its prefixes are branches), or a ``.safetensors`` or ``.msgpack`` file.
         like: a tree of the structure, shapes and dtypes that are wanted: arrays or ``jax.ShapeDtypeStruct``. A numpy
             leaf asks for numpy.
         only: glob or globs over key texts, such as ``"params/**"``; ``*`` is any run inside a part, ``**`` any parts. A

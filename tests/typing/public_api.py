@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any, BinaryIO, assert_type
 
+import jax
 import numpy as np
 
 import treering
-from treering import errors, serialization, tree
+from treering import errors, leaves, serialization, sharding, tree
 
 
 def bytes_and_back(state: dict[str, np.ndarray[Any, Any]], stream: BinaryIO) -> None:
@@ -32,6 +33,24 @@ def questions(state: dict[str, Any]) -> None:
     assert_type(tree.tree_size(state), int)
     assert_type(tree.tree_bytes(state), int)
     tree.tree_map_with_path(lambda path, leaf: (assert_type(path, tuple[str, ...]), leaf), state)
+
+
+def leaves_directories(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
+    leaves.tree_serialize_leaves("ckpt", state)
+    leaves.tree_serialize_leaves(
+        Path("ckpt"), state, None, prefix="model", commit_callback=lambda: None, write_index=False,
+        compressor={"id": "zstd", "level": 1}, chunk_bytes=1 << 20, progress=lambda done, total: done == total,
+    )  # fmt: skip
+    leaves.tree_deserialize_leaves("ckpt", mesh, None, prefix="model", callback=lambda array, key: array, chunk_size=8)
+    leaves.tree_deserialize_leaves("ckpt", target=state, structure="exact", x64="numpy")
+    leaves.index_leaves("ckpt")
+    leaves.leaf_key_paths(state, "model", is_leaf=lambda x: x is None)
+    assert_type(leaves.is_array_like(state), bool)
+    assert_type(leaves.join_key(None, "w"), str)
+    places = sharding.create_sharding_tree_from_index("ckpt", mesh, "model", lambda info: info["path"])
+    sharding.apply_sharding_tree(state, places, mesh)
+    sharding.make_itsharded(state, mesh)
+    assert_type(sharding.validate_sharding_tree(places, state), bool)
 
 
 def registration() -> None:
@@ -69,3 +88,6 @@ def refused(state: dict[str, Any]) -> None:
     serialization.save_to_file("a.msgpack", 3)  # type: ignore[arg-type]
     serialization.decompress_bytes(b"", max_bytes="1 GB")  # type: ignore[arg-type]
     tree.tree_size()  # type: ignore[call-arg]
+    leaves.tree_deserialize_leaves("ckpt", structure="lists")  # type: ignore[arg-type]
+    leaves.tree_serialize_leaves("ckpt", state, None, "model")  # type: ignore[call-arg]
+    sharding.make_itsharded(state)  # type: ignore[call-arg]
