@@ -211,6 +211,16 @@ def test_a_save_without_an_index_is_a_note(path: Path) -> None:
     assert found.leaves == 5
 
 
+def test_a_link_in_the_place_of_what_no_reader_needs_is_a_note(path: Path, tmp_path: Path) -> None:
+    (path / ".treering").rename(tmp_path / "far")
+    (path / ".treering").symlink_to(tmp_path / "far", target_is_directory=True)
+    found = tr.verify(path)
+    assert found
+    assert "is a link" in (found.note or "")
+    assert tr.inspect(path).listing.notes == [found.note]
+    assert refusal(path) == ""
+
+
 def test_a_damaged_text_is_found_beside_its_checksum(tmp_path: Path) -> None:
     """Bytes that are those that were saved, and no UTF-8: only who made the record can have done that."""
     path = tmp_path / "forged"

@@ -15,8 +15,9 @@ from treering._format.leaves_index import LEAVES_INDEX, Branch
 from treering._format.leaves_listing import opened_index
 from treering._format.records import FileRecord, Listing, Place
 from treering._ops.leaves_branches import JudgedBranch, judged_leaves
+from treering._store.open_folder import LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
-from treering.errors import NotFound
+from treering.errors import NotFound, StoreFailed
 
 __all__ = ["leaves_listing", "listed_leaves", "state_notes"]
 
@@ -70,7 +71,11 @@ def state_notes(folder: OpenLeaves, read: Sequence[Branch]) -> list[str]:
     if moving:
         what = f"the save of {', '.join(moving)} has not moved all its files to their places"
         notes.append(f"{what}; the next save does, until then other programs do not see it whole")
-    waiting = len(folder.pending())
+    try:
+        waiting = len(folder.pending())
+    except (LinkRefused, StoreFailed) as error:
+        # No reader needs what lies there.
+        return [*notes, f"saves without an index cannot be looked for: {error}"]
     if waiting:
         saves = "1 save is" if waiting == 1 else f"{waiting} saves are"
         notes.append(f"{saves} not in the index; treering.leaves.index_leaves takes up what was saved without one")

@@ -14,7 +14,7 @@ from treering._format.findings import Finding
 from treering._store.open_folder import DataFileMissing, LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering._store.reading import LocalFile
-from treering._values.checksums import block_bytes, block_checksums, block_count
+from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering.errors import Corrupt, StoreFailed
 
 __all__ = ["ChunkCheck", "Findings", "LeafFiles", "cannot_be_read"]
@@ -35,7 +35,7 @@ class LeafFiles:
     """Its key text there."""
     folder: str
     """Its folder."""
-    array: ZarrArray
+    zarr: ZarrArray
     """What its ``.zarray`` says."""
     attempt: str | None
     """Whose staged files are looked at first."""
@@ -48,9 +48,14 @@ class LeafFiles:
     first: int
     """Where in ``checksums`` those of this leaf begin."""
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it is one file of one block."""
+        return len(self.sizes) == 1 and self.sizes[0] <= SMALLEST_BLOCK
+
     def file(self, number: int) -> str:
         """Return the name of a chunk file, below the directory; that of the ``.zarray`` for a negative number."""
-        name = chunk_name(self.array, number) if number >= 0 else _ZARRAY
+        name = chunk_name(self.zarr, number) if number >= 0 else _ZARRAY
         # Another program may have put an array into the directory itself.
         return f"{self.folder}/{name}" if self.folder else name
 
@@ -95,6 +100,21 @@ class ChunkCheck:
     findings: Findings
     """Where what is wrong is told."""
 
+    def check_small(self, leaf: LeafFiles) -> int:
+        """Check a leaf of one small chunk file at once; return how many bytes that were."""
+        (size,) = leaf.sizes
+        wanted = zarray_bytes(leaf.zarr)
+        names = [(_ZARRAY, len(wanted)), (chunk_name(leaf.zarr, 0), size)]
+        try:
+            zarray, data = self.folder.read_small(leaf.folder, names, leaf.attempt)
+        except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
+            zarray = data = b""
+        checksum = leaf.checksums[leaf.first : leaf.first + 1]
+        if zarray != wanted or len(data) != size or block_checksums(memoryview(data), size) != checksum:
+            for job in self.jobs(leaf):
+                job()
+        return size
+
     def jobs(self, leaf: LeafFiles) -> Iterator[functools.partial[int]]:
         """Yield what there is to do for one leaf, a few MiB at a time; each returns how many bytes it compared."""
         yield functools.partial(self._check_zarray, leaf)
@@ -111,7 +131,7 @@ class ChunkCheck:
             checksum += block_count(size, block)
 
     def _check_zarray(self, leaf: LeafFiles) -> int:
-        wanted = zarray_bytes(leaf.array)
+        wanted = zarray_bytes(leaf.zarr)
         try:
             with self.folder.open(leaf.folder, _ZARRAY, leaf.attempt) as file:
                 found = file.read(0, min(file.size, 2 * len(wanted)))
@@ -128,7 +148,7 @@ class ChunkCheck:
 
     def _check_piece(self, leaf: LeafFiles, piece: _Piece) -> int:
         try:
-            with self.folder.open(leaf.folder, chunk_name(leaf.array, piece.number), leaf.attempt) as file:
+            with self.folder.open(leaf.folder, chunk_name(leaf.zarr, piece.number), leaf.attempt) as file:
                 if not piece.start:
                     self._check_size(leaf, piece, file)
                 self._check_blocks(leaf, piece, file)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
+from treering._arrays.jobs import Progress, Tally, Work, run_all
 from treering._codec.zarr import chunk_bytes, chunk_count
 from treering._format.findings import Finding, Verification
 from treering._format.leaves_index import LEAVES_INDEX, Branch, parse_leaves_index
@@ -139,7 +139,7 @@ def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
                 leaf=number,
                 key=index.keys[number],
                 folder=folder,
-                array=zarr,
+                zarr=zarr,
                 attempt=branch.attempt,
                 verified=branch.verified,
                 sizes=wanted,
@@ -149,11 +149,15 @@ def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
 
 
 def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progress | None) -> int:
-    """Compare the files of all leaves that a record describes, large totals in two threads; return how many bytes."""
-    total = sum(sum(leaf.sizes) for leaf in leaves)
-    jobs: deque[Job] = deque()
+    """Compare the files of all leaves that a record describes, large ones in two threads; return how many bytes."""
+    small, large = Work(), Work()
     for leaf in leaves:
-        if leaf.verified:
-            jobs.extend(check.jobs(leaf))
-    run_all(Work(jobs, total), Tally(total, progress))
+        if leaf.is_small:
+            small.jobs.append(functools.partial(check.check_small, leaf))
+            small.nbytes += leaf.sizes[0]
+        elif leaf.verified:
+            large.jobs.extend(check.jobs(leaf))
+            large.nbytes += sum(leaf.sizes)
+    total = small.nbytes + large.nbytes
+    run_all(large, Tally(total, progress), small)
     return total

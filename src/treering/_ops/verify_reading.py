@@ -34,7 +34,7 @@ def check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> 
     Raises:
         Unsupported: a compressor that cannot be undone here.
     """
-    told_all = leaf.verified and leaf.array.plain
+    told_all = leaf.verified and leaf.zarr.plain
     if (told_all or _read_chunks(source, leaf, findings)) and source.index.type_of(leaf.leaf).kind == "str":
         _read_text(source, leaf, findings)
 
@@ -42,7 +42,7 @@ def check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> 
 def _read_chunks(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> bool:
     """Read chunk after chunk; return whether all are good."""
     found = 0
-    for number in range(chunk_count(leaf.array)):
+    for number in range(chunk_count(leaf.zarr)):
         problem = _problem(source, leaf, number)
         if problem is None:
             continue
@@ -57,10 +57,10 @@ def _read_chunks(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> b
 
 def _problem(source: LeavesSource, leaf: LeafFiles, number: int) -> str | None:
     """Read one chunk, a few MiB at a time where its bytes are those of the array."""
-    box = chunk_box(leaf.array, number)
+    box = chunk_box(leaf.zarr, number)
     try:
         if not leaf.verified:
-            source.folder.open(leaf.folder, chunk_name(leaf.array, number), leaf.attempt).close()
+            source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt).close()
         for part in _parts(leaf, box):
             source.read([Wish(leaf.leaf, (part,))], None)
     except DataFileMissing:
@@ -71,18 +71,18 @@ def _problem(source: LeavesSource, leaf: LeafFiles, number: int) -> str | None:
 
 
 def _parts(leaf: LeafFiles, box: Box) -> Iterator[Box]:
-    if not leaf.array.plain:
+    if not leaf.zarr.plain:
         yield box
         return
     shape = box_sums.shape_of(box)
-    itemsize = chunk_bytes(leaf.array) // box_sums.size_of(box_sums.whole(leaf.array.chunks))
+    itemsize = chunk_bytes(leaf.zarr) // box_sums.size_of(box_sums.whole(leaf.zarr.chunks))
     for part in blocks_of(shape, itemsize):
         yield tuple((low + side.start, low + side.stop) for (low, _), side in zip(box, part, strict=True))
 
 
 def _size_there(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
     try:
-        with source.folder.open(leaf.folder, chunk_name(leaf.array, number), leaf.attempt) as file:
+        with source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt) as file:
             return file.size
     except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
         return 0
@@ -95,6 +95,6 @@ def _read_text(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> Non
     try:
         bytes(wish.arrays[0]).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        number, place = divmod(error.start, leaf.array.chunks[0])
-        span = (place, place + 1) if leaf.array.plain else (0, leaf.sizes[number])
+        number, place = divmod(error.start, leaf.zarr.chunks[0])
+        span = (place, place + 1) if leaf.zarr.plain else (0, leaf.sizes[number])
         findings.add(leaf, number, span, "is no UTF-8, which a text has to be")
