@@ -103,7 +103,8 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
 
     Raises:
         NotFound: there is no such directory, or nothing in it that could be indexed.
-        Corrupt: there are arrays of which the record is lost; they are named. Everything else is indexed.
+        Corrupt: there are saves, or arrays of them, whose record is lost or damaged; they are named. Everything else
+            is indexed.
         Format: the index that is there is of another format.
         Mismatch: two trees were saved into one another's folders; both leaves are named, and nothing is indexed.
         Busy: another process is saving there.

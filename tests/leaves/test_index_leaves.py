@@ -241,7 +241,7 @@ def test_what_is_no_leaf_is_not_listed(tmp_path: Path) -> None:
 
 def test_arrays_whose_record_is_lost_are_named_and_everything_else_is_indexed(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path / "d", {"lost": jnp.ones(2)}, prefix="one")
-    (attempt,) = index_record_attempts(tmp_path / "d")
+    (attempt,) = attempts_at(tmp_path / "d")
     tree_serialize_leaves(tmp_path / "d", OTHER, prefix="two")
     (tmp_path / "d" / INDEX).unlink()
     shutil.rmtree(tmp_path / "d" / ".treering" / attempt)
@@ -251,7 +251,7 @@ def test_arrays_whose_record_is_lost_are_named_and_everything_else_is_indexed(tm
     assert_same(stored(tmp_path / "d", "two"), OTHER, restored=False)
 
 
-def index_record_attempts(path: Path) -> set[str]:
+def attempts_at(path: Path) -> set[str]:
     return {inner.name for inner in (path / ".treering").iterdir() if len(inner.name) == 16}
 
 
@@ -264,6 +264,20 @@ def test_a_tree_that_has_lost_a_leaf_is_not_taken_for_whole(damage: Callable[[Pa
     with pytest.raises(Corrupt, match="'one/w/deeper'"):
         index_leaves(tmp_path / "d")
     assert set(index_at(tmp_path / "d")["prefixes"]) == {"two"}
+
+
+def test_a_waiting_save_whose_record_is_damaged_is_named(tmp_path: Path) -> None:
+    left(tmp_path / "d", TREE, "one")
+    (attempt,) = attempts_at(tmp_path / "d")
+    flip_last_byte(tmp_path / "d/.treering" / attempt / "record.json")
+    with pytest.raises(Corrupt, match=attempt):
+        index_leaves(tmp_path / "d")
+    assert not (tmp_path / "d" / INDEX).exists()
+    left(tmp_path / "d", OTHER, "two")
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=attempt):
+            index_leaves(tmp_path / "d")
+        assert_same(stored(tmp_path / "d", "two"), OTHER, restored=False)
 
 
 def test_nothing_to_index_is_an_error_that_makes_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._format.leaves_index import Branch, Entry, LeavesIndex, encode_leaves_index
+from treering._ops.leaves_branches import read_zarray
+from treering._store.open_folder import LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
@@ -22,9 +24,8 @@ def found_arrays(folder: OpenLeaves, known: Collection[str]) -> dict[str, ZarrAr
         if name in known:
             continue
         try:
-            with folder.open(name, ".zarray", None) as file:
-                found[name] = parse_zarray(file.read(0, file.size))
-        except (NotFound, Corrupt, Format, Unsupported):
+            found[name] = parse_zarray(read_zarray(folder, name, None))
+        except (NotFound, Corrupt, Format, LinkRefused, Unsupported):
             continue
     return found
 

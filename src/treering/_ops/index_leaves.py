@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from treering._format.leaves_index import LEAVES_INDEX, Branch, LeavesIndex, encode_leaves_index, parse_leaves_index
 from treering._format.leaves_record import LeavesRecord
@@ -20,7 +21,7 @@ from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 __all__ = ["index_directory"]
 
-_SHOWN = 10
+_SHOWN: Final = 10
 
 
 def index_directory(path: Path) -> None:
@@ -31,20 +32,23 @@ def index_directory(path: Path) -> None:
         more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
         shown = ", ".join(map(repr, lost[:_SHOWN])) + more
         raise Corrupt(
-            f"{str(path)!r} has arrays of which the record is lost, so nobody can tell whether they are as they were"
-            f" saved; they are not in the index: {shown}",
-            hint="use another copy of the directory",
+            f"{str(path)!r} has saves whose record is lost or cannot be read, so nobody can tell what they were; they"
+            f" are not in the index: {shown}",
+            hint="use another copy of the directory; everything else is indexed",
         )
 
 
 def _update(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
+    """Return the new index; note in ``lost`` what cannot be in it."""
     with OpenLeaves(path) as folder:
         kept = kept_records(folder)
+        pending = folder.pending()
+        lost += [f".treering/{attempt}/record.json" for attempt in sorted(pending - kept.keys())]
         index = _read(path, old)
         if index is None:
             return _anew(folder, kept.values(), lost)
         unreadable = {prefix for prefix, branch in index.branches.items() if _is_unreadable(folder, branch)}
-        saves = [kept[attempt] for attempt in folder.pending() & kept.keys()]
+        saves = [kept[attempt] for attempt in pending & kept.keys()]
         saves += [record for record in _whole(folder, kept.values()) if record.prefix in unreadable]
         newest, older = _newest(saves)
         if not newest:
@@ -100,7 +104,7 @@ def _whole(folder: OpenLeaves, records: Iterable[LeavesRecord]) -> list[LeavesRe
     ]
 
 
-def _anew(folder: OpenLeaves, kept: Iterable[LeavesRecord], lost: list[str]) -> Update:
+def _anew(folder: OpenLeaves, kept: Iterable[LeavesRecord], lost: list[str]) -> Update | None:
     """Return an index of what lies there: the newest whole save of each prefix, and arrays that no save wrote.
 
     Raises:
@@ -119,6 +123,8 @@ def _anew(folder: OpenLeaves, kept: Iterable[LeavesRecord], lost: list[str]) -> 
         return update_dropping(folder, base, [*newest.values()], older)
     if base is not None:
         return Update(moving=base, settled=base, moves=())
+    if lost:
+        return None
     raise NotFound(
         f"nothing in {str(folder.path)!r} can be indexed: there is neither a whole save of treering nor a zarr v2 array"
     )

@@ -19,7 +19,7 @@ from treering._store.open_leaves_folder import OpenLeaves
 from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
-__all__ = ["ALL", "JudgedBranch", "Leaves", "Prefix", "busy", "is_as_read", "judged", "judged_leaves"]
+__all__ = ["ALL", "JudgedBranch", "Leaves", "Prefix", "busy", "is_as_read", "judged", "judged_leaves", "read_zarray"]
 
 # Each try needs a whole save between reading the index and reading what it names.
 _TRIES: Final = 100
@@ -172,7 +172,7 @@ def _was_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None)
     """
     for name in record.folders:
         try:
-            data = _zarray(folder, name, attempt)
+            data = read_zarray(folder, name, attempt)
             # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
             if LEAVES_RULES.marker(data) is not None or record.attempt.encode() in data:
                 return False
@@ -190,7 +190,7 @@ def _foreign(folder: OpenLeaves, branch: Branch, trouble: Exception | None) -> J
     arrays = []
     for path, _ in branch.entries:
         try:
-            array = parse_zarray(_zarray(folder, path, None))
+            array = parse_zarray(read_zarray(folder, path, None))
         except (NotFound, Corrupt, Format, Unsupported) as error:
             if trouble is not None:
                 raise trouble from error
@@ -204,7 +204,14 @@ def _foreign(folder: OpenLeaves, branch: Branch, trouble: Exception | None) -> J
     return JudgedBranch(prefix=branch.prefix, record=record, arrays=arrays_of(record), attempt=None, verified=False)
 
 
-def _zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
+def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
+    """Return the ``.zarray`` in a leaf's folder, unread.
+
+    Raises:
+        DataFileMissing: it is not there.
+        Corrupt: it is larger than any, or ``name`` leads out of the directory.
+        LinkRefused: it, or a folder on the way, is a link.
+    """
     with contextlib.suppress(DataFileMissing):
         (data,) = folder.read_small(name, [(".zarray", _USUAL_ZARRAY)], attempt)
         if len(data) <= _USUAL_ZARRAY:
@@ -217,14 +224,11 @@ def _zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
 
 def _named(error: NotFound | Corrupt | Format | Unsupported, path: str) -> Corrupt | Format | Unsupported:
     """Return the error with the leaf's name; a file that the index lists and that is not there is damage."""
+    where = tuple(path.split("/")) if path else None
     if isinstance(error, NotFound):
-        lost = Corrupt(
-            f"{path}/.zarray is missing, and {LEAVES_INDEX!r} lists that array",
-            hint="copy the whole directory, or save it again",
-        )
-        lost.path = tuple(path.split("/"))
-        return lost
-    error.path = error.path or tuple(path.split("/"))
+        what = f"{path or '.'}/.zarray is missing, and {LEAVES_INDEX!r} lists that array"
+        return Corrupt(what, path=where, hint="copy the whole directory, or save it again")
+    error.path = error.path or where
     return error
 
 

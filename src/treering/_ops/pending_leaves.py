@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from treering._format.leaves_index import encode_leaves_index, parse_leaves_index
 from treering._format.leaves_record import LeavesRecord, parse_record
 from treering._format.leaves_update import LEAVES_RULES, update_for
+from treering._ops.leaves_branches import read_zarray
 from treering._store.leaves_rules import Update
+from treering._store.open_folder import LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
@@ -89,7 +91,6 @@ def marker_at(folder: OpenLeaves, name: str, attempt: str | None) -> str | None:
         attempt: the save among whose staged files it is looked for first.
     """
     try:
-        with folder.open(name, ".zarray", attempt) as file:
-            return LEAVES_RULES.marker(file.read(0, file.size))
-    except (NotFound, Corrupt):
+        return LEAVES_RULES.marker(read_zarray(folder, name, attempt))
+    except (NotFound, Corrupt, LinkRefused):
         return None
