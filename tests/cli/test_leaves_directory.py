@@ -166,11 +166,13 @@ def test_what_has_no_checksums_is_said(mixed: Path) -> None:
     checked = said("verify", mixed)
     assert (checked["ok"], checked["checked"], checked["nbytes"]) == (True, False, 96)
     assert "everything else was checked" in checked["note"]
+    text = inside("verify", str(mixed), code=0)[0]
+    assert text.startswith(f"'{mixed}' is sound as far as it has checksums (")
     # Of what we wrote there every byte is checked all the same.
     (mixed / "ours/w/0.0").write_bytes(bytes(96))
     lines = inside("verify", str(mixed), code=1)[0].splitlines()
     assert lines[1] == "  leaf 'ours/w' is damaged: bytes 0 to 96 of ours/w/0.0"
-    assert lines[2].startswith("  note: what has ")
+    assert lines[2].startswith("  note: what is under ")
 
 
 @pytest.mark.parametrize("verb", ["ls", "du", "inspect"])

@@ -86,7 +86,8 @@ class Verification:
         size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"
         if not self.findings:
             if not self.checked:
-                return f"{self.path!r} has sound headers, and {self.note}"
+                sound = f"is sound as far as it has checksums ({size})" if self.nbytes else "has sound headers"
+                return f"{self.path!r} {sound}, and {self.note}"
             more = f"; note: {self.note}" if self.note else ""
             return f"{self.path!r} is whole: {size}, every byte checked{more}"
         lines = [f"{self.path!r} is damaged: {_counted(len(self.findings), 'finding', 'findings')}"]

@@ -118,7 +118,7 @@ def _unchecked_note(prefixes: Sequence[str | None], branches: int) -> str:
         return f"it {_UNCHECKED}"
     shown = ", ".join("no prefix" if prefix is None else repr(prefix) for prefix in prefixes[:_SHOWN])
     more = f" and {len(prefixes) - _SHOWN} more" if len(prefixes) > _SHOWN else ""
-    return f"what has {shown}{more} {_UNCHECKED}; everything else was checked"
+    return f"what is under {shown}{more} {_UNCHECKED}; everything else was checked"
 
 
 def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
