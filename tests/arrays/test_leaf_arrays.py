@@ -444,3 +444,36 @@ def test_checksums_hold_beside_a_branch_without_any(tmp_path: Path) -> None:
             file.write_bytes(content)
             with pytest.raises(Corrupt, match=f"'ours/{key}'"):
                 read(arrays, index.keys.index(f"ours/{key}"))
+
+
+# ------------------------------------------------------------------------------------------------ while files are moved
+
+
+@pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=codec_id)
+@pytest.mark.parametrize("moved", [(".zarray",), ("0",), (".zarray", "0")], ids=["document", "chunk", "both"])
+def test_files_are_found_in_either_place(tmp_path: Path, codec: dict[str, Any] | None, moved: tuple[str, ...]) -> None:
+    with Saved(tmp_path, DAMAGED, compressor=codec) as saved:
+        arrays = saved.opened()
+        for key in ("small", "large"):
+            (tmp_path / key).mkdir()
+            for name in moved:
+                (saved.folder(key) / name).rename(tmp_path / key / name)
+        for leaf, key in enumerate(("small", "large")):
+            assert np.array_equal(read(arrays, leaf)[0], DAMAGED[key])
+        branch = dataclasses.replace(saved.branch, attempt=None)
+        if len(moved) == 1:
+            with pytest.raises(Corrupt, match="is missing"):
+                read(LeavesArrays(saved.index, [branch], OpenLeaves(tmp_path)), 0)
+
+
+def test_small_compressed_leaves_of_other_writers(tmp_path: Path, opens: list[str]) -> None:
+    tree = {f"n{n}": np.random.default_rng(n).integers(0, 250, (n, 3), dtype="u1") for n in range(1, 40)}
+    for number, (key, array) in enumerate(tree.items()):
+        write_foreign(tmp_path / key, array, chunks=list(array.shape), compressor=CODECS[number % len(CODECS)])
+    arrays = foreign(tmp_path, *tree)
+    opens.clear()
+    wishes = [wish_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
+    arrays.read(wishes)
+    assert all(np.array_equal(wish.arrays[0], array) for wish, array in zip(wishes, tree.values(), strict=True))
+    assert opens == [f"{key}/0.0" for key in tree]
+    assert len({wish.arrays[0].ctypes.data % 64 for wish in wishes}) == 1
