@@ -39,7 +39,7 @@ _OURS: Final = "treering"
 _OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
 _OF_ENTRY: Final = ["path", "shape", "dtype"]
 _MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
-_DAMAGED: Final = "treering.leaves.index_leaves makes it anew where it is missing"
+_DAMAGED: Final = "treering.leaves.index_leaves makes it anew from the copies under .treering"
 # What may not stand in a path, and what has to be there somewhere for it when paths are lines.
 _UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
 _SUSPECT: Final = ("/.", "\n.", "//", "/\n", "\n/", "\n\n", "\0")

@@ -49,7 +49,7 @@ def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
         if branch.moving is not None and attempt_of(branch.record or b"") is None:
             raise Corrupt(
                 f"{LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in their places",
-                hint="use another copy, or remove the index and call treering.leaves.index_leaves",
+                hint="treering.leaves.index_leaves makes the index anew from the copies under .treering",
             )
     moves = []
     for record in records:
