@@ -1,0 +1,259 @@
+"""Loading while saves replace the tree: what is loaded is one state of it, wherever its files are just then."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treering
+from tests.leaves.saved import INDEX, index_at
+from tests.properties.sameness import assert_same
+from treering._arrays.leaf_arrays import LeavesArrays
+from treering._ops import one_state
+from treering._store.folder_tree import FolderTree
+from treering.errors import Busy, Corrupt, NotFound, StoreFailed
+from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
+
+GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
+
+
+def tree(generation: int) -> dict[str, Any]:
+    """A tree all of which says which one it is; every second one has other shapes and another leaf."""
+    more = {"extra": jnp.full(5, generation)} if generation % 2 else {}
+    return {
+        "large": jnp.full((300 + generation % 2, 200), generation),
+        "small": [jnp.full(3, generation), np.full(4, generation)],
+        "n": generation,
+        **more,
+    }
+
+
+def generation_of(found: Any) -> int:
+    """Which tree it is, all of it."""
+    assert_same(found, tree(int(found["n"])), restored=False)
+    return int(found["n"])
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, actions: Sequence[Callable[[], object]]) -> None:
+    """Before each reading of arrays, do one of these things."""
+    read = LeavesArrays.read
+    waiting = list(actions)
+
+    def interrupted(self: LeavesArrays, wishes: Any, progress: Any = None) -> None:
+        if waiting:
+            waiting.pop(0)()
+        read(self, wishes, progress)
+
+    monkeypatch.setattr(LeavesArrays, "read", interrupted)
+
+
+def exact(path: Path, **arguments: Any) -> Any:
+    return tree_deserialize_leaves(path, structure="exact", **arguments)
+
+
+LOADERS: dict[str, Callable[[Path], Any]] = {"deserialize": exact, "load": treering.load}
+
+
+# ---------------------------------------------------------------------------------------------------- between two saves
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("saves", [1, 2, 5])
+def test_the_newer_tree_is_loaded(loader: str, saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path, tree(0))
+    later = iter(range(1, saves + 1))
+    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * saves)
+    assert generation_of(LOADERS[loader](tmp_path)) == saves
+
+
+def test_another_prefix_is_no_reason_to_start_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path, tree(0))
+    again = [lambda: tree_serialize_leaves(tmp_path, tree(1), prefix="other"), lambda: pytest.fail("read again")]
+    interrupting(monkeypatch, again)
+    assert generation_of(exact(tmp_path)) == 0
+
+
+def test_damage_is_damage_when_nobody_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path, tree(0))
+    interrupting(
+        monkeypatch,
+        [(tmp_path / "large" / "0.0").unlink, lambda: pytest.fail("nothing has changed: no second try")],
+    )
+    with pytest.raises(Corrupt, match=r"large/0\.0"):
+        exact(tmp_path)
+
+
+def test_a_directory_that_goes_away_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path / "d", tree(0))
+    interrupting(monkeypatch, [lambda: shutil.rmtree(tmp_path / "d")])
+    with pytest.raises((Corrupt, NotFound)):
+        exact(tmp_path / "d")
+
+
+def test_without_end_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_state, "_TRIES", 3)
+    tree_serialize_leaves(tmp_path, tree(0))
+    later = iter(range(1, 10))
+    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * 9)
+    with pytest.raises(Busy, match="replaced 3 times"):
+        exact(tmp_path)
+
+
+def test_an_unverified_tree_is_not_mixed_with_the_one_that_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without checksums bytes of another save look sound: only the index tells."""
+    shutil.copytree(GOLDEN / "plain", tmp_path / "plain")
+    path = tmp_path / "plain"
+    before = tree_deserialize_leaves(path)
+    read = LeavesArrays.read
+    saved: list[Any] = []
+
+    def followed(self: LeavesArrays, wishes: Any, progress: Any = None) -> None:
+        read(self, wishes, progress)
+        if not saved:
+            saved.append(jax.tree.map(lambda leaf: leaf + 1, before))
+            tree_serialize_leaves(path, saved[0])
+
+    monkeypatch.setattr(LeavesArrays, "read", followed)
+    assert_same(tree_deserialize_leaves(path, chunk_size=4), saved[0], restored=False)
+
+
+# ------------------------------------------------------------------------------------------------------------ callbacks
+
+
+def test_a_callback_is_not_called_for_two_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path, tree(0))
+    calls: list[str] = []
+    interrupting(monkeypatch, [lambda: None, lambda: tree_serialize_leaves(tmp_path, tree(2))])
+    with pytest.raises(Busy, match="after `callback` had been called"):
+        exact(tmp_path, chunk_size=1, callback=lambda _, key: calls.append(key))
+    assert calls == ["large"]
+    assert exact(tmp_path)["n"] == 2
+
+
+def test_before_the_first_call_it_starts_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path, tree(0))
+    calls: list[str] = []
+    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(1))])
+    exact(tmp_path, callback=lambda _, key: calls.append(key))
+    assert calls == ["large", "small.0", "small.1", "extra"]
+
+
+def test_an_unverified_tree_replaced_after_the_callbacks(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "plain", tmp_path / "plain")
+    path = tmp_path / "plain"
+
+    def saves(_array: Any, key: str) -> None:
+        if key == "step":
+            tree_serialize_leaves(path, tree(1))
+
+    with pytest.raises(Busy):
+        tree_deserialize_leaves(path, callback=saves)
+
+
+# ------------------------------------------------------------------------------------------------ while files are moved
+
+
+@contextlib.contextmanager
+def dying_after(moves: int) -> Iterator[None]:
+    """Let a save die when it has committed, and has moved so many things to their key paths."""
+    left = [moves]
+
+    class Dead(OSError):
+        pass
+
+    replace = FolderTree.replace
+
+    def counted(self: Any, parts: Any, name: str, to: Any, new: str) -> None:
+        if new != INDEX:
+            if not left[0]:
+                raise Dead(5, "the disk is gone")
+            left[0] -= 1
+        replace(self, parts, name, to, new)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderTree, "replace", counted)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("prefix", "beside"),
+    [(None, False), ("model", False), ("model", True)],
+    ids=["whole folders", "one folder", "file by file"],
+)
+def test_a_tree_is_whole_however_many_of_its_files_are_moved(prefix: str | None, beside: bool, tmp_path: Path) -> None:
+    unfinished = 0
+    for moves in range(30):
+        path = tmp_path / str(moves)
+        tree_serialize_leaves(path, tree(1), prefix=prefix)
+        tree_serialize_leaves(path, tree(1), prefix="other")
+        if beside:  # a folder that holds somebody's file cannot be replaced as a whole
+            for zarray in path.rglob(".zarray"):
+                (zarray.parent / "note.txt").write_text("mine")
+        with dying_after(moves), contextlib.suppress(StoreFailed):
+            tree_serialize_leaves(path, tree(2), prefix=prefix)
+        moving = "moving" in index_at(path)["treering"][prefix or ""]
+        unfinished += moving
+        assert generation_of(exact(path, prefix=prefix)) == 2
+        assert generation_of(exact(path, prefix="other")) == 1
+        # The next saver moves the rest.
+        tree_serialize_leaves(path, tree(3), prefix="other")
+        assert "moving" not in index_at(path)["treering"][prefix or ""]
+        assert generation_of(exact(path, prefix=prefix)) == 2
+        if not moving:
+            break
+    assert unfinished >= (6 if beside else 1)
+    assert not moving
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_files_that_move_while_they_are_read(loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path, tree(1))
+    with dying_after(1), pytest.raises(StoreFailed):
+        tree_serialize_leaves(tmp_path, tree(2))
+    # Another tree's saver moves them between the look at the index and the reading.
+    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, {"w": 1}, prefix="other")])
+    loaded = LOADERS[loader](tmp_path)
+    assert generation_of(loaded) == 2
+
+
+# --------------------------------------------------------------------------------------------------------- side by side
+
+
+def test_readers_beside_a_saver_see_whole_trees_that_only_get_newer(tmp_path: Path) -> None:
+    tree_serialize_leaves(tmp_path, tree(0))
+    stop = threading.Event()
+    wrong: list[BaseException] = []
+
+    def reads() -> None:
+        newest = 0
+        try:
+            while not stop.is_set():
+                generation = generation_of(exact(tmp_path))
+                assert generation >= newest
+                newest = generation
+        except BaseException as error:  # noqa: BLE001 - told by the thread that waits
+            wrong.append(error)
+
+    readers = [threading.Thread(target=reads) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for generation in range(1, 25):
+            tree_serialize_leaves(tmp_path, tree(generation))
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert wrong == []
+    assert generation_of(exact(tmp_path)) == 24
