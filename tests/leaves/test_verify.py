@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 import treering as tr
 from tests.leaves.saved import INDEX, index_at, put
+from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._format.leaves_index import parse_leaves_index, record_of
 from treering._format.leaves_record import encode_record
 from treering._format.leaves_update import update_for
@@ -255,6 +256,24 @@ def test_chunks_of_another_program_must_unpack(tmp_path: Path, name: str) -> Non
     (finding,) = tr.verify(path).findings
     assert finding.file == str(chunk.relative_to(path))
     assert repr(finding.key) in refusal(path)
+
+
+def test_a_large_chunk_of_another_program_is_one_finding(tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    folder.mkdir()
+    array = ZarrArray(shape=(5_000_000,), chunks=(5_000_000,), dtype="float32")
+    (folder / ".zarray").write_bytes(zarray_bytes(array))
+    document = {"format": "tensorstore", "prefixes": {}, "arrays": [{"path": "w"}]}
+    (tmp_path / INDEX).write_text(json.dumps(document))
+    (finding,) = tr.verify(tmp_path).findings
+    assert (finding.key, finding.file, finding.problem) == ("w", "w/0", "has lost a chunk file")
+    (folder / "0").write_bytes(np.zeros(5_000_000, np.float32).tobytes())
+    assert tr.verify(tmp_path)
+    (folder / "0").write_bytes(bytes(12_000_000))
+    (finding,) = tr.verify(tmp_path).findings
+    assert (finding.start, finding.stop) == (0, 12_000_000)
+    assert "20000000 bytes" in finding.problem
+    assert "'w'" in refusal(tmp_path)
 
 
 def test_a_zarray_of_another_program(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from treering._arrays.incoming import Wish
 from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
@@ -14,13 +16,13 @@ from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering.errors import Corrupt, StoreFailed
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["check_reading"]
 
 # A hostile .zarray of a few bytes may name more chunk files than anybody can count.
 _MOST_FINDINGS: Final = 100
+# Each reading of another program's array looks at the names in its folder.
+_BATCH_BOXES: Final = 256
+_BATCH_BYTES: Final = 8 << 20
 
 
 def check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> None:
@@ -40,29 +42,31 @@ def check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> 
 
 
 def _read_chunks(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> bool:
-    """Read chunk after chunk; return whether all are good."""
-    found = 0
-    for number in range(chunk_count(leaf.zarr)):
-        problem = _problem(source, leaf, number)
-        if problem is None:
+    """Read all chunks, some together; return whether they are good."""
+    bad: set[int] = set()
+    for batch in _batches(leaf):
+        # Of a large chunk the first bad part is enough.
+        boxes = [box for number, box in batch if number not in bad]
+        if not boxes or _problem(source, leaf, boxes) is None:
             continue
-        size = leaf.sizes[number] if leaf.verified else _size_there(source, leaf, number)
-        found += 1
-        if found > _MOST_FINDINGS:
-            findings.add(leaf, number, (0, size), f"{problem}, and there may be more like it")
-            break
-        findings.add(leaf, number, (0, size), problem)
-    return not found
+        for number in dict.fromkeys(number for number, _ in batch if number not in bad):
+            problem = _problem(source, leaf, [box for owner, box in batch if owner == number], number)
+            if problem is None:
+                continue
+            bad.add(number)
+            more = ", and there may be more like it" if len(bad) > _MOST_FINDINGS else ""
+            findings.add(leaf, number, (0, _size_of(source, leaf, number)), problem + more)
+            if more:
+                return False
+    return not bad
 
 
-def _problem(source: LeavesSource, leaf: LeafFiles, number: int) -> str | None:
-    """Read one chunk, a few MiB at a time where its bytes are those of the array."""
-    box = chunk_box(leaf.zarr, number)
+def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number: int | None = None) -> str | None:
+    """Read boxes of a leaf, those of one chunk where its number is given; say what is wrong."""
     try:
-        if not leaf.verified:
+        if number is not None and not leaf.verified:
             source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt).close()
-        for part in _parts(leaf, box):
-            source.read([Wish(leaf.leaf, (part,))], None)
+        source.read([Wish(leaf.leaf, boxes)], None)
     except DataFileMissing:
         return "has lost a chunk file"
     except (Corrupt, LinkRefused, StoreFailed) as error:
@@ -70,17 +74,35 @@ def _problem(source: LeavesSource, leaf: LeafFiles, number: int) -> str | None:
     return None
 
 
-def _parts(leaf: LeafFiles, box: Box) -> Iterator[Box]:
+def _batches(leaf: LeafFiles) -> Iterator[list[tuple[int, Box]]]:
+    """Yield boxes of some MiB together, each with the number of its chunk."""
+    batch: list[tuple[int, Box]] = []
+    held = 0
+    nbytes = chunk_bytes(leaf.zarr)
+    itemsize = nbytes // math.prod(leaf.zarr.chunks)
+    for number in range(chunk_count(leaf.zarr)):
+        for box in _parts(leaf, chunk_box(leaf.zarr, number), itemsize):
+            batch.append((number, box))
+            held += box_sums.size_of(box) * itemsize
+            if held >= _BATCH_BYTES or len(batch) == _BATCH_BOXES:
+                yield batch
+                batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _parts(leaf: LeafFiles, box: Box, itemsize: int) -> Iterator[Box]:
+    """Cut a chunk into boxes of a few MiB, where its bytes are those of the array."""
     if not leaf.zarr.plain:
         yield box
         return
-    shape = box_sums.shape_of(box)
-    itemsize = chunk_bytes(leaf.zarr) // box_sums.size_of(box_sums.whole(leaf.zarr.chunks))
-    for part in blocks_of(shape, itemsize):
+    for part in blocks_of(box_sums.shape_of(box), itemsize):
         yield tuple((low + side.start, low + side.stop) for (low, _), side in zip(box, part, strict=True))
 
 
-def _size_there(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
+def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
+    if leaf.verified:
+        return leaf.sizes[number]
     try:
         with source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt) as file:
             return file.size
