@@ -88,6 +88,22 @@ def test_a_folder_of_leaves(tmp_path: Path, name: str) -> None:
     assert detect(tmp_path) is Form.CHECKPOINT
 
 
+def test_inside_of_leaves_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model" / "w").mkdir(parents=True)
+    (tmp_path / "model" / "w" / ".zarray").write_bytes(b"")
+    index = tmp_path / "tensorstore_index.json"
+    index.write_bytes(b'{\n  "format": "tensorstore"}')
+    for inside in ("model", "model/w"):
+        with pytest.raises(NotFound, match="inside of a leaves directory"):
+            detect(tmp_path / inside)
+    with pytest.raises(Format) as caught:
+        detect(index)
+    assert caught.value.hint == "give the folder that it is in"
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "treering.json").write_bytes(b"")
+    assert detect(tmp_path / "checkpoint") is Form.CHECKPOINT
+
+
 def test_links_lead_to_no_leaves(tmp_path: Path) -> None:
     (tmp_path / "far" / "a").mkdir(parents=True)
     (tmp_path / "far" / "a" / ".zarray").write_bytes(b"")

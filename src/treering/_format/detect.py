@@ -136,7 +136,8 @@ def _file(shown: str, first: bytes, size: int) -> Form:
         return Form.SAFETENSORS
     for magic, other in _OTHER_FILES.items():
         if first.startswith(magic):
-            hint = "give the folder that it is in" if magic == b'{"treering"' else _READ_HERE
+            is_index = magic == b'{"treering"' or Path(shown).name in _LEAVES
+            hint = "give the folder that it is in" if is_index else _READ_HERE
             raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
     if shown.endswith(".safetensors"):
         return Form.SAFETENSORS
@@ -180,10 +181,17 @@ def _folder(place: Path) -> Form:
         return Form.CHECKPOINT
     if any(os.path.lexists(place / name) for name in _LEAVES):
         return Form.LEAVES
+    holds_arrays = _holds_arrays(place)
+    around = next((above for above in place.absolute().parents if os.path.lexists(above / _LEAVES[0])), None)
+    if around is not None and (holds_arrays or os.path.lexists(place / ".zarray")):
+        raise NotFound(
+            f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}",
+            hint="give that one; a glob or at= chooses what lies here",
+        )
     for name, other in _OTHER_FOLDERS.items():
         if os.path.lexists(place / name):
             raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
-    return Form.LEAVES if _holds_arrays(place) else Form.CHECKPOINT
+    return Form.LEAVES if holds_arrays else Form.CHECKPOINT
 
 
 def _holds_arrays(place: Path) -> bool:
