@@ -86,14 +86,14 @@ def rehearsed(scene: Scene, base: Path) -> list[str]:
     return answer.calls
 
 
-def sweep(scene: Scene, base: Path, report: Report, kinds: Iterable[Kind] = Kind) -> None:
-    """Let every fault strike at every call of one scene."""
+def sweep(scene: Scene, base: Path, report: Report, kinds: Iterable[Kind] = Kind, *, stride: int = 1) -> None:
+    """Let every fault strike at every call of one scene, or at every few calls, other ones for each kind."""
     calls = rehearsed(scene, base)
     gc.collect()
     gc.freeze()  # children that collect nothing copy fewer pages
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
         for at, call in enumerate(calls, 1):
-            if not kind.applies_to(call):
+            if not kind.applies_to(call) or (at + number) % stride:
                 continue
             path = scene.prepared(base)
             injector = Injector(Fault(kind=kind, at=at))

@@ -163,13 +163,17 @@ def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
             branch = branches_of(directory.read_index()).get(prefix)
             if branch is None:
                 return None
+            found, missing = None, None
             try:
                 found = whole(directory, branch)
-            except DataFileMissing:
-                if branches_of(directory.read_index()).get(prefix) == branch:
-                    raise
-                continue
-            if found is not None:
+            except DataFileMissing as error:
+                missing = error
+            # Nothing is cleared or moved before the index says so: what was read under the same index is of one save.
+            now = branches_of(directory.read_index()).get(prefix)
+            if {**branch, "moving": 0} == {**now, "moving": 0}:
+                if missing is not None:
+                    raise missing
+                assert found is not None
                 return found
     raise AssertionError("always on the way")
 

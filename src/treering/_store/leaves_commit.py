@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from treering._store.attempt_folder import AttemptFolder, attempts_in, remove_if_dead
+from treering._store.attempt_folder import AttemptFolder, attempts_in, remove_attempt, remove_if_dead
 from treering._store.folder import Folder
 from treering._store.folder_lock import LOCK_FILE, FolderLock
 from treering._store.folder_tree import FolderTree, Parts
@@ -99,7 +99,7 @@ class LeavesCommit:
         except OSError as error:
             hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
             raise StoreFailed.of(error, self._shown, "move all files to their places in", hint=hint) from error
-        self._sweep(change.settled, change.dropped, lost=self.index is None)
+        self._sweep(change.settled, change.dropped)
 
     def moved(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
         """Move the own files to their key paths without an index, if nothing is there.
@@ -176,15 +176,18 @@ class LeavesCommit:
                 raise
         # Done, if only the answer was lost.
 
-    def _sweep(self, index: bytes, dropped: Sequence[str], *, lost: bool) -> None:
-        """Remove what no index needs: superseded attempts, and those of the dead."""
+    def _sweep(self, index: bytes, dropped: Sequence[str]) -> None:
+        """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""
         named = self._rules.attempts(index)
+        done = self._rules.attempts(self.index or b"").union(dropped)
         try:
             for attempt in attempts_in(self._tree):
-                if attempt != self._own.attempt and attempt not in named:
-                    if attempt in dropped:
-                        self._tree.remove(attempt_folder(attempt), PENDING)
-                    remove_if_dead(self._tree, attempt, lost=lost and attempt not in dropped)
+                if attempt == self._own.attempt or attempt in named:
+                    continue
+                if attempt in done:
+                    remove_attempt(self._tree, attempt)
+                else:
+                    remove_if_dead(self._tree, attempt, lost=self.index is None)
         except OSError:  # the save is done; the next one sweeps
             return
 

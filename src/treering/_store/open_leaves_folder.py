@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from treering._store.attempt_folder import attempts_in
 from treering._store.folder import Folder
@@ -22,6 +22,10 @@ from treering._store.small_files import read_small_files
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
 __all__ = ["OpenLeaves"]
+
+# Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_Found = TypeVar("_Found")
 
 
 class OpenLeaves:
@@ -110,10 +114,10 @@ class OpenLeaves:
         try:
             # Files only ever go from the first place to the second, so this order misses none.
             if attempt is not None:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    return self._opened((*_staging(attempt), *parts), name)
-            return self._opened(parts, name)
-        except (FileNotFoundError, NotADirectoryError) as error:
+                with contextlib.suppress(*_ABSENT):
+                    return self._looked_up(lambda: opened_below(self._tree, (*_staging(attempt), *parts), name))
+            return self._looked_up(lambda: opened_below(self._tree, parts, name))
+        except _ABSENT as error:
             raise missing(self._tree, parts, name) from error
         except TreeringError:
             raise
@@ -137,10 +141,10 @@ class OpenLeaves:
         parts = parts_of(folder)
         try:
             if attempt is not None:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    return read_small_files(self._tree, (*_staging(attempt), *parts), files)
-            return read_small_files(self._tree, parts, files)
-        except (FileNotFoundError, NotADirectoryError) as error:
+                with contextlib.suppress(*_ABSENT):
+                    return self._looked_up(lambda: read_small_files(self._tree, (*_staging(attempt), *parts), files))
+            return self._looked_up(lambda: read_small_files(self._tree, parts, files))
+        except _ABSENT as error:
             raise missing(self._tree, parts, files[0][0]) from error
         except TreeringError:
             raise
@@ -158,9 +162,9 @@ class OpenLeaves:
         parts = parts_of(folder)
         found: set[str] = set()
         with _reading(self._shown):
+            self._tree.forget(())  # other folders may be there by now
             for start in (_staging(attempt), ()) if attempt is not None else ((),):
-                self._tree.forget((*start, *parts))  # another one may be there by now
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(*_ABSENT):
                     found.update(self._tree.scan((*start, *parts)))
         return sorted(found)
 
@@ -204,13 +208,13 @@ class OpenLeaves:
             for parts in array_folders(self._tree):
                 yield "/".join(parts)
 
-    def _opened(self, parts: Parts, name: str) -> LocalFile:
+    def _looked_up(self, look: Callable[[], _Found]) -> _Found:
         try:
-            return opened_below(self._tree, parts, name)
+            return look()
         except FileNotFoundError:
             # A folder that was opened before may be gone, and another one in its place.
-            self._tree.forget(parts)
-            return opened_below(self._tree, parts, name)
+            self._tree.forget(())
+            return look()
 
 
 def _staging(attempt: str) -> Parts:

@@ -1,0 +1,543 @@
+"""StagedLeaves: what lies in a leaves directory after saves, beside other things, and after refusals."""
+
+import errno
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.store.checkpoints import open_descriptors
+from tests.store.leaves import (
+    INDEX,
+    RULES,
+    branches_of,
+    everything,
+    expected,
+    load,
+    pending,
+    save,
+    take_up,
+    update_for,
+    write,
+)
+from tests.store.listing import names
+from treering._store import descriptors, folder, leaves_commit
+from treering._store.leaves_folder import StagedLeaves
+from treering._store.open_folder import LinkRefused
+from treering._store.open_leaves_folder import OpenLeaves
+from treering.errors import Busy, Exists, NotDirectory, StoreFailed, Unsupported
+
+DEAD = "0123456789abcdef"
+OLD = {"a/b": b"treering", "a/c": b"x", "d": b""}
+NEW = {"a/b": b"a year has gone", "e/f/g": b"new", "d": b"1234"}
+
+
+def like_windows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folder, "FROM_DESCRIPTOR", False)
+    patch.setattr(descriptors, "fcntl", None)
+    patch.setattr(descriptors, "open_folder", lambda path: None)
+    for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
+        patch.delattr(os, name)
+
+
+PLATFORMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "linux": lambda patch: None,
+    "no syncfs": lambda patch: patch.setattr(descriptors, "sync_file_system", lambda descriptor: False),
+    "no locks": lambda patch: patch.setattr(descriptors, "lock", lambda descriptor: None),
+    "no dir_fd": lambda patch: patch.setattr(folder, "FROM_DESCRIPTOR", False),
+    "like windows": like_windows,
+}
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every way that a platform may lack something."""
+    PLATFORMS[request.param](monkeypatch)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("platform")
+class TestEverywhere:
+    """What holds whatever the platform lacks."""
+
+    def test_a_first_save_then_an_overwrite(self, tmp_path: Path) -> None:
+        path = tmp_path / "runs" / "a"
+        save(path, OLD)
+        assert load(path) == OLD
+        assert everything(path) == expected({"": OLD})
+        second = save(path, NEW)
+        assert load(path) == NEW
+        assert everything(path) == expected({"": NEW})
+        assert names(path / ".treering") == [second]
+        assert names(path / ".treering" / second) == ["record.json"]
+
+    def test_branches_stand_beside_each_other(self, tmp_path: Path) -> None:
+        save(tmp_path, OLD)
+        first = save(tmp_path, {"m/a": b"1"}, prefix="m")
+        second = save(tmp_path, NEW)
+        assert (load(tmp_path), load(tmp_path, "m")) == (NEW, {"m/a": b"1"})
+        assert everything(tmp_path) == expected({"": NEW, "m": {"m/a": b"1"}})
+        assert names(tmp_path / ".treering") == sorted([first, second])
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ({"a": b"12345678"}, {"a/b": b"1", "a/0": b"2"}),
+            ({"a/b": b"1", "a/0": b"2"}, {"a": b"12345678"}),
+            ({"a/0/x": b"1", "a/0/y": b"2", "a/1": b""}, {"a": b"12345678"}),
+        ],
+        ids=["leaf to branch", "branch to leaf", "deep branch to leaf"],
+    )
+    def test_a_leaf_becomes_a_branch_and_the_reverse(
+        self, tmp_path: Path, old: dict[str, bytes], new: dict[str, bytes]
+    ) -> None:
+        save(tmp_path, old)
+        save(tmp_path, new)
+        assert load(tmp_path) == new
+        assert everything(tmp_path) == expected({"": new})
+
+    def test_a_save_without_index_is_moved_where_nothing_is(self, tmp_path: Path) -> None:
+        attempt = save(tmp_path, OLD, leave=True)
+        assert everything(tmp_path) == sorted([*expected({"": OLD})[:-1], f".treering/{attempt}/pending"])
+        take_up(tmp_path)
+        assert load(tmp_path) == OLD
+        assert everything(tmp_path) == expected({"": OLD})
+        assert names(tmp_path / ".treering") == [attempt]
+
+    def test_a_save_without_index_stays_staged_where_something_is(self, tmp_path: Path) -> None:
+        save(tmp_path, OLD)
+        attempt = save(tmp_path, NEW, leave=True)
+        assert load(tmp_path) == OLD
+        assert names(tmp_path / ".treering" / attempt) == ["leaves", "pending", "record.json"]
+        take_up(tmp_path)
+        assert load(tmp_path) == NEW
+        assert everything(tmp_path) == expected({"": NEW})
+        take_up(tmp_path)  # nothing waits any more
+        assert load(tmp_path) == NEW
+
+    @pytest.mark.parametrize("old", [True, False])
+    def test_a_save_replaces_one_that_waits(self, tmp_path: Path, old: bool) -> None:
+        if old:
+            save(tmp_path, {"d": b"0"})
+        save(tmp_path, OLD, leave=True)
+        attempt = save(tmp_path, NEW)
+        assert load(tmp_path) == NEW
+        assert everything(tmp_path) == expected({"": NEW})
+        assert pending(tmp_path) == []
+        assert attempt in names(tmp_path / ".treering")
+
+    def test_leaving_without_commit_is_no_save(self, tmp_path: Path) -> None:
+        with StagedLeaves(tmp_path / "new" / "a", RULES) as saving:
+            write(saving, OLD)
+            saving.close()
+        assert names(tmp_path) == []
+
+    def test_what_lies_beside_stays(self, tmp_path: Path) -> None:
+        save(tmp_path, OLD)
+        users = ["a/b/notes.txt", "a/b/0.bak", "README", "a/b/below/7", "e/mine"]
+        for name in users:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(name)
+        save(tmp_path, NEW)
+        save(tmp_path, {"x": b"1"})
+        assert everything(tmp_path) == expected({"": {"x": b"1"}}, users)
+        assert all((tmp_path / name).read_text() == name for name in users)
+
+    def test_a_directory_that_is_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to("far/away")  # which is not there yet
+        save(tmp_path / "link", OLD)
+        save(tmp_path / "link", NEW)
+        assert (tmp_path / "link").is_symlink()
+        assert load(tmp_path / "far" / "away") == load(tmp_path / "link") == NEW
+
+    def test_an_error_of_the_update_changes_nothing(self, tmp_path: Path) -> None:
+        save(tmp_path, OLD)
+        before = everything(tmp_path, records=True)
+
+        def fail(old: bytes | None) -> None:
+            raise KeyError(old)
+
+        with StagedLeaves(tmp_path, RULES) as saving:
+            write(saving, NEW)
+            with pytest.raises(KeyError):
+                saving.commit(b"", fail)  # type: ignore[arg-type]
+        assert everything(tmp_path, records=True) == before
+        assert load(tmp_path) == OLD
+
+    @pytest.mark.parametrize("in_the_way", ["e/f/g/0", "e/f/g/.zarray", "e", "e/f/.zarray", "a/b/3", "d/0/mine"])
+    def test_what_no_index_lists_is_not_replaced(self, tmp_path: Path, in_the_way: str) -> None:
+        save(tmp_path, OLD)
+        (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / in_the_way).write_bytes(b"mine")
+        before = everything(tmp_path, records=True)
+        with pytest.raises(Exists, match="where a leaf would go") as caught:
+            save(tmp_path, NEW)
+        assert str(caught.value.filename).startswith(str(tmp_path))
+        assert everything(tmp_path, records=True) == before
+        assert load(tmp_path) == OLD
+        assert (tmp_path / in_the_way).read_bytes() == b"mine"
+        (tmp_path / in_the_way).unlink()
+        if in_the_way == "d/0/mine":
+            (tmp_path / "d" / "0").rmdir()
+        save(tmp_path, NEW)
+        assert load(tmp_path) == NEW
+
+    def test_a_replaced_leaf_whose_array_text_is_lost(self, tmp_path: Path) -> None:
+        save(tmp_path, OLD)
+        (tmp_path / "a" / "b" / ".zarray").unlink()
+        (tmp_path / "d" / ".zarray").write_bytes(b"damaged")
+        save(tmp_path, {**OLD, "d": b"1"})
+        assert load(tmp_path) == {**OLD, "d": b"1"}
+
+
+PLACES = {
+    "attempts": ".treering",
+    "folder on the way": "a",
+    "leaf": "a/b",
+    "chunk": "a/b/0",
+    "array text": "a/b/.zarray",
+    "index": INDEX,
+}
+
+
+@pytest.mark.parametrize("dir_fd", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("old", [True, False])
+def test_links_inside_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, old: bool, dir_fd: bool
+) -> None:
+    monkeypatch.setattr(folder, "FROM_DESCRIPTOR", dir_fd)
+    path, link = tmp_path / "dir", tmp_path / "dir" / PLACES[place]
+    far = tmp_path / "far"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if old:
+        save(path, OLD)
+        link.rename(far)
+    else:
+        far.mkdir()
+    link.symlink_to(far)
+    before = everything(tmp_path, records=True)
+    with pytest.raises(LinkRefused, match=r"is a link, which may lead anywhere; put a file or folder of its own"):
+        save(path, NEW)
+    assert everything(tmp_path, records=True) == before
+    if old and place != "attempts":
+        with pytest.raises(LinkRefused, match="is a link"):
+            load(path)
+    link.unlink()
+    if old:
+        far.rename(link)
+    save(path, NEW)
+    assert load(path) == NEW
+
+
+def test_links_beside_are_left_alone(tmp_path: Path) -> None:
+    save(tmp_path / "dir", OLD)
+    (tmp_path / "far").write_bytes(b"mine")
+    (tmp_path / "dir" / "a" / "b" / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "dir" / "link").symlink_to(tmp_path)
+    save(tmp_path / "dir", {"x": b"1"})
+    assert everything(tmp_path / "dir") == expected({"": {"x": b"1"}}, ["a/b/link", "link"])
+    assert (tmp_path / "far").read_bytes() == b"mine"
+
+
+def test_the_order_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "dir"
+    save(path, {"a/b": b"1234", "a/c": b"x", "d": b""})
+    steps: list[str] = []
+
+    def watched(module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*args: object, **keywords: object) -> object:
+            what = Path(f"/proc/self/fd/{args[0]}").readlink() if isinstance(args[0], int) else Path(str(args[-1]))
+            steps.append(f"{name} {what.name}")
+            return real(*args, **keywords)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("fsync", "replace", "unlink", "rmdir"):
+        watched(os, name)
+    watched(descriptors, "sync_file_system")
+    save(path, {"a/b": b"12345", "n": b""})
+    durable = ["fsync record.json", "sync_file_system dir"]
+    committed = ["fsync index", f"replace {INDEX}", "fsync dir"]
+    cleared = [f"unlink {name}" for name in ("0", ".zarray", "0", ".zarray", ".zarray")]
+    emptied = [["rmdir b", "rmdir c"], ["rmdir a", "rmdir d"]]
+    moved = ["replace a", "replace n", "rmdir leaves", "fsync dir"]
+    told = [step for step in steps if step not in {"unlink index", "unlink pending", "unlink record.json"}]
+    at = len(durable) + len(committed) + len(cleared)
+    assert told[:at] == [*durable, *committed, *cleared]
+    assert [sorted(told[at : at + 2]), sorted(told[at + 2 : at + 4])] == emptied
+    assert [*sorted(told[at + 4 : at + 6]), *told[at + 6 : -1]] == [*moved, *committed]
+    assert steps[-1].startswith("rmdir ")  # the superseded attempt
+
+
+def fails(reason: int, done: bool = False) -> Callable[..., object]:
+    def call(*args: object, **keywords: object) -> object:
+        raise OSError(reason, os.strerror(reason))
+
+    return call
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_failing_sync_is_a_failed_save_and_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool
+) -> None:
+    save(tmp_path, OLD)
+    before = everything(tmp_path, records=True)
+    calls: list[int] = []
+
+    def fail(descriptor: int) -> bool:
+        calls.append(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if portable:
+        monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
+    with StagedLeaves(tmp_path, RULES) as saving:
+        leaves = write(saving, NEW)
+        monkeypatch.setattr(os, "fsync", fail) if portable else monkeypatch.setattr(
+            descriptors, "sync_file_system", fail
+        )
+        with pytest.raises(StoreFailed) as caught:
+            saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
+    assert (caught.value.errno, caught.value.filename, len(calls)) == (errno.EIO, str(tmp_path), 1)
+    assert everything(tmp_path, records=True) == before
+    assert load(tmp_path) == OLD
+
+
+def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+    lock = threading.Lock()
+
+    def fsync(descriptor: int) -> None:
+        with lock:
+            synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        real(descriptor)
+
+    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
+    monkeypatch.setattr(os, "fsync", fsync)
+    tree = {f"a/{number}": b"12" for number in range(40)}
+    with StagedLeaves(tmp_path, RULES) as saving:
+        leaves = write(saving, tree)
+        staged = str(tmp_path / ".treering" / saving.attempt / "leaves" / "a")
+        saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
+    assert {f"{staged}/{number}{name}" for number in range(40) for name in ("", "/0", "/.zarray")} <= set(synced)
+
+
+def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, OLD)
+    before = everything(tmp_path, records=True)
+    with StagedLeaves(tmp_path, RULES) as saving, pytest.raises(StoreFailed, match="are needed") as caught:
+        saving.require_space(1 << 60)
+    assert caught.value.errno == errno.ENOSPC
+    with StagedLeaves(tmp_path, RULES) as saving, monkeypatch.context() as patch:
+        patch.setattr(os, "write", fails(errno.ENOSPC))
+        for add in (
+            lambda: saving.write_small("a", [("0", b"1")]),
+            lambda: saving.write_file("b", "0", [b"1"], 1),
+            lambda: saving.leave(b"record"),
+        ):
+            with pytest.raises(StoreFailed, match="free some space; what stood there before is untouched") as caught:
+                add()
+            assert caught.value.errno == errno.ENOSPC
+    assert everything(tmp_path, records=True) == before
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
+def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    save(tmp_path, OLD)
+    monkeypatch.setattr(os, "mkdir", fails(reason))
+    with pytest.raises(StoreFailed) as caught:
+        save(tmp_path, NEW)
+    assert (caught.value.errno, caught.value.filename) == (reason, str(tmp_path))
+    assert load(tmp_path) == OLD
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_file_at_the_path_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "a").write_bytes(b"mine")
+    with pytest.raises(NotDirectory):
+        save(tmp_path / "a" / below, OLD)
+    assert (tmp_path / "a").read_bytes() == b"mine"
+
+
+def test_names_and_paths_that_are_too_long(tmp_path: Path) -> None:
+    whole = {"n" * 255 + "/" + "m" * 255: b"1"}
+    save(tmp_path, whole)
+    assert load(tmp_path) == whole
+    with pytest.raises(StoreFailed) as caught:
+        save(tmp_path, {"n" * 256: b"1"})
+    assert caught.value.errno == errno.ENAMETOOLONG
+    with pytest.raises(Unsupported, match="longer path than a system takes"):
+        save(tmp_path, {"n/" * 2000 + "n": b"1"})
+    assert load(tmp_path) == whole
+    deep = {"n/" * 1800 + "n": b"1"}
+    save(tmp_path, deep)
+    assert load(tmp_path) == deep
+    with OpenLeaves(tmp_path) as directory:
+        assert list(directory.array_folders()) == list(deep)
+    save(tmp_path, OLD)
+    assert everything(tmp_path) == expected({"": OLD})
+
+
+def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, OLD)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with StagedLeaves(tmp_path, RULES) as saving:
+            leaves = write(saving, {"m/a": b"1"})
+            change = update_for({"m": (saving.attempt, leaves)})
+
+            def update(old: bytes | None) -> object:
+                entered.set()
+                go_on.wait()
+                return change(old)
+
+            saving.commit(b"", update)  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(leaves_commit, "WAIT_SECONDS", 0.0)
+        with pytest.raises(Busy, match="other processes keep saving there") as caught:
+            save(tmp_path, NEW)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(tmp_path))
+    threading.Timer(0.05, go_on.set).start()
+    save(tmp_path, NEW)
+    thread.join()
+    assert (load(tmp_path), load(tmp_path, "m")) == (NEW, {"m/a": b"1"})
+
+
+def test_a_directory_that_was_moved_away(tmp_path: Path) -> None:
+    save(tmp_path / "a", OLD)
+    with StagedLeaves(tmp_path / "a", RULES) as saving:
+        leaves = write(saving, NEW)
+        (tmp_path / "a").rename(tmp_path / "b")
+        with pytest.raises(Busy, match="moved or removed"):
+            saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
+    assert load(tmp_path / "b") == OLD
+    assert names(tmp_path) == ["b"]
+
+
+def test_what_the_dead_left_is_swept_and_nothing_of_the_living(tmp_path: Path) -> None:
+    save(tmp_path, OLD)
+    waiting = save(tmp_path, {"m/a": b"1"}, prefix="m", leave=True)
+    (tmp_path / ".treering" / DEAD / "leaves" / "x").mkdir(parents=True)
+    (tmp_path / ".treering" / DEAD / "leaves" / "x" / "0").write_bytes(b"1")
+    (tmp_path / ".treering" / "notes").mkdir()
+    with StagedLeaves(tmp_path, RULES) as living:
+        leaves = write(living, {"p/a": b"2"})
+        attempt = save(tmp_path, NEW)
+        assert names(tmp_path / ".treering") == sorted([waiting, attempt, living.attempt, "notes"])
+        living.commit(b"", update_for({"p": (living.attempt, leaves)}))
+    take_up(tmp_path)
+    assert [load(tmp_path, prefix) for prefix in ("", "m", "p")] == [NEW, {"m/a": b"1"}, {"p/a": b"2"}]
+
+
+def test_a_lost_index_does_not_cost_the_records(tmp_path: Path) -> None:
+    first = save(tmp_path, OLD)
+    (tmp_path / INDEX).unlink()
+    unfinished = tmp_path / ".treering" / DEAD
+    (unfinished / "leaves").mkdir(parents=True)
+    (unfinished / "record.json").write_bytes(b"{}")
+    second = save(tmp_path, {"m/a": b"1"}, prefix="m")
+    with OpenLeaves(tmp_path) as directory:
+        assert directory.records().keys() == {first, second}
+
+
+def test_a_hostile_index_removes_nothing_outside(tmp_path: Path) -> None:
+    path = tmp_path / "dir"
+    save(path, OLD)
+    text = json.dumps({"marker": "x", "chunks": ["0", "../mine", "below/../../mine"]})
+    (tmp_path / ".zarray").write_text(text)
+    (tmp_path / "0").write_bytes(b"mine")
+    (path / "a" / "b" / ".zarray").write_text(text)
+    branches = branches_of((path / INDEX).read_bytes())
+    evil = ["..", "../dir/..", str(tmp_path), ".treering", ".", "a//b", "\0", "a/b"]
+    branches[""] |= {"moving": evil, "attempt": "../../.."}
+    (path / INDEX).write_text(json.dumps({"branches": branches}))
+    save(path, {"m": b"1"}, prefix="m")
+    assert names(tmp_path) == [".zarray", "0", "dir"]
+    assert names(path) == [".treering", "a", "d", "m", INDEX]
+
+
+def test_the_index_keeps_its_rights(tmp_path: Path) -> None:
+    save(tmp_path, OLD)
+    (tmp_path / INDEX).chmod(0o640)
+    save(tmp_path, NEW)
+    assert stat.S_IMODE((tmp_path / INDEX).stat().st_mode) == 0o640
+
+
+def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
+    saving = StagedLeaves(tmp_path, RULES)
+    target = Path(saving.path_of("a/b"))
+    assert saving.names("a/b") == []
+    target.mkdir()
+    for name, content in ((".zarray", b"its own"), ("0", b"1234"), ("1", b"5")):
+        (target / name).write_bytes(content)
+    assert saving.names("a/b") == [".zarray", "0", "1"]
+    with saving.open("a/b", "0") as file:
+        assert file.read(0, file.size) == b"1234"
+    saving.rewrite("a/b", ".zarray", json.dumps({"marker": saving.attempt, "chunks": ["0", "1"]}).encode())
+    update = update_for({"": (saving.attempt, {"a/b": ["0", "1"]})})
+
+    def end() -> None:
+        saving.commit(b"", update)
+        saving.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    assert load(tmp_path) == {"a/b": b"12345"}
+    with pytest.raises(RuntimeError, match="over"):
+        saving.require_space(1)
+
+
+def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*args: object, **keywords: object) -> object:
+            calls.append(name)
+            return real(*args, **keywords)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("open", "close", "write", "mkdir", "stat", "lstat", "fstat", "scandir", "fsync"):
+        counted(name)
+    with StagedLeaves(tmp_path, RULES) as saving:
+        saving.write_small("a/0", [(".zarray", b"{}"), ("0", b"1")])
+        calls.clear()
+        for number in range(1, 11):
+            saving.write_small(f"a/{number}", [(".zarray", b"{}"), ("0", b"1")])
+        assert calls == ["mkdir", *["open", "write", "close"] * 2] * 10
+        saving.commit(b"", update_for({"": (saving.attempt, {})}))
+    with OpenLeaves(tmp_path) as directory:
+        directory.open("a/0", ".zarray", None).close()
+        calls.clear()
+        for number in range(1, 11):
+            for name in (".zarray", "0"):
+                directory.open(f"a/{number}", name, None).close()
+        assert calls == ["open", *["open", "fstat", "close"] * 2] * 10
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    save(tmp_path, OLD)
+    load(tmp_path)
+    before = open_descriptors()
+    save(tmp_path, {f"{number}/a": b"1" for number in range(200)})
+    assert load(tmp_path) is not None
+    save(tmp_path, NEW, leave=True)
+    take_up(tmp_path)
+    assert open_descriptors() == before

@@ -1,0 +1,195 @@
+"""OpenLeaves: files of leaves wherever they are, what is refused, and what is said where there is no index."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.store.leaves import INDEX, RULES, branches_of, save, write
+from treering._store import leaves_commit
+from treering._store.leaves_folder import StagedLeaves
+from treering._store.leaves_names import attempt_folder
+from treering._store.leaves_pending import commit_pending
+from treering._store.open_folder import DataFileMissing, LinkRefused
+from treering._store.open_leaves_folder import OpenLeaves
+from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
+
+ATTEMPT = "0123456789abcdef"
+
+
+def put(path: Path, name: str, content: bytes) -> None:
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    (path / name).write_bytes(content)
+
+
+def content(directory: OpenLeaves, folder: str, name: str, attempt: str | None) -> bytes:
+    with directory.open(folder, name, attempt) as file:
+        return file.read(0, file.size)
+
+
+def test_staged_files_come_first_and_key_paths_second(tmp_path: Path) -> None:
+    put(tmp_path, "a/b/0", b"old")
+    put(tmp_path, "a/b/1", b"moved")
+    put(tmp_path, f".treering/{ATTEMPT}/leaves/a/b/0", b"staged")
+    with OpenLeaves(tmp_path) as directory:
+        assert content(directory, "a/b", "0", None) == b"old"
+        assert content(directory, "a/b", "0", ATTEMPT) == b"staged"
+        assert content(directory, "a/b", "1", ATTEMPT) == b"moved"
+        assert directory.names("a/b", ATTEMPT) == ["0", "1"]
+        with pytest.raises(DataFileMissing, match="is missing") as caught:
+            directory.open("a/b", "2", ATTEMPT)
+        assert (caught.value.name, caught.value.filename) == ("2", str(tmp_path / "a" / "b" / "2"))
+        assert directory.names("c", ATTEMPT) == []
+
+
+def test_folders_that_were_replaced_meanwhile_are_found(tmp_path: Path) -> None:
+    put(tmp_path, "a/b/c/0", b"old")
+    with OpenLeaves(tmp_path) as directory:
+        assert content(directory, "a/b/c", "0", None) == b"old"
+        (tmp_path / "a").rename(tmp_path / "gone")
+        (tmp_path / "gone" / "b" / "c" / "0").unlink()
+        put(tmp_path, "a/b/c/0", b"new")
+        assert content(directory, "a/b/c", "0", None) == b"new"
+
+
+def test_a_leaf_that_became_a_branch_misses_its_files(tmp_path: Path) -> None:
+    put(tmp_path, "a/0/0", b"1")
+    put(tmp_path, "b", b"1")
+    with OpenLeaves(tmp_path) as directory:
+        for folder, name in (("a", "0"), ("b", "0"), ("b/c", "0")):
+            with pytest.raises(DataFileMissing):
+                directory.open(folder, name, None)
+
+
+def test_a_chunk_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path, "a/0/1", b"chunk")
+    with OpenLeaves(tmp_path) as directory:
+        assert content(directory, "a", "0/1", None) == b"chunk"
+
+
+@pytest.mark.parametrize("text", ["..", "a/../b", "/etc", "a//b", ".", "a/", "\0", ".treering", ".treering/x"])
+def test_texts_that_lead_elsewhere(tmp_path: Path, text: str) -> None:
+    with OpenLeaves(tmp_path) as directory:
+        with pytest.raises(Corrupt, match="no folder of a leaf"):
+            directory.open(text, "0", None)
+        with pytest.raises(Corrupt, match="no folder of a leaf"):
+            directory.open("a", text, None)
+        with pytest.raises(Corrupt, match="no folder of a leaf"):
+            directory.names(text, None)
+        with pytest.raises(Corrupt, match="no attempt"):
+            directory.open("a", "0", text)
+        with pytest.raises(Corrupt, match="without a name"):
+            directory.open("a", "", None)
+
+
+@pytest.mark.parametrize("link", ["a", "a/b", "a/b/0", ".treering", f".treering/{ATTEMPT}"])
+def test_links_are_refused(tmp_path: Path, link: str) -> None:
+    path, far = tmp_path / "dir", tmp_path / "far"
+    put(path, "a/b/0", b"1")
+    put(path, f".treering/{ATTEMPT}/leaves/a/b/0", b"1")
+    (path / link).rename(far)
+    (path / link).symlink_to(far)
+    attempt = ATTEMPT if link.startswith(".treering") else None
+    with OpenLeaves(path) as directory, pytest.raises(LinkRefused, match=r"is a link, which may lead anywhere"):
+        directory.open("a/b", "0", attempt)
+
+
+def test_other_things_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "0")
+    with OpenLeaves(tmp_path) as directory, pytest.raises(StoreFailed, match="a pipe") as caught:
+        directory.open("a", "0", None)
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_records_and_what_waits(tmp_path: Path) -> None:
+    first = save(tmp_path, {"a": b"1"})
+    second = save(tmp_path, {"m/a": b"1"}, prefix="m", leave=True)
+    (tmp_path / ".treering" / "notes").mkdir()
+    (tmp_path / ".treering" / ATTEMPT).write_bytes(b"no folder")
+    with StagedLeaves(tmp_path, RULES) as living, OpenLeaves(tmp_path) as directory:
+        write(living, {"b": b"1"})
+        assert {attempt: json.loads(text)[1] for attempt, text in directory.records().items()} == {
+            first: "",
+            second: "m",
+        }
+        assert directory.pending() == {second}
+
+
+def test_array_folders(tmp_path: Path) -> None:
+    for name in ("b/c/.zarray", "b/a/.zarray", "b/a/0/.zarray", "a/.zarray", ".hidden/.zarray", "d/0", "a.b/.zarray"):
+        put(tmp_path, name, b"")
+    put(tmp_path, f".treering/{ATTEMPT}/leaves/x/.zarray", b"")
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "d" / ".zarray").symlink_to(tmp_path / "a" / ".zarray")
+    with OpenLeaves(tmp_path) as directory:
+        assert list(directory.array_folders()) == [".hidden", "a", "a.b", "b/a", "b/c"]
+
+
+def test_what_is_there_instead_of_an_index(tmp_path: Path) -> None:
+    def told() -> str:
+        with OpenLeaves(tmp_path) as directory, pytest.raises(NotFound) as caught:
+            directory.read_index()
+        assert caught.value.filename == str(tmp_path / INDEX)
+        assert isinstance(caught.value, FileNotFoundError)
+        return str(caught.value)
+
+    assert told() == f"there is no leaves directory in {str(tmp_path)!r}: it has no {INDEX!r}; it is empty"
+    put(tmp_path, "notes.txt", b"")
+    assert told().endswith("it holds 'notes.txt'")
+    put(tmp_path, f"run/{INDEX}", b"")
+    assert told().endswith("there are leaves directories in it: 'run'")
+    put(tmp_path, "a/b/.zarray", b"")
+    assert told().endswith("it holds arrays: treering.leaves.index_leaves makes an index of them")
+    put(tmp_path, "treering.json", b"")
+    assert told().endswith("that is a checkpoint, which treering.load reads")
+
+
+def test_an_index_that_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "far.json").write_bytes(b"{}")
+    (tmp_path / INDEX).symlink_to("far.json")
+    with OpenLeaves(tmp_path) as directory, pytest.raises(LinkRefused, match="is a link"):
+        directory.read_index()
+    (tmp_path / INDEX).unlink()
+    (tmp_path / INDEX).mkdir()
+    with OpenLeaves(tmp_path) as directory, pytest.raises(StoreFailed, match="Is a directory"):
+        directory.read_index()
+
+
+def test_nothing_or_a_file_at_the_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotFound):
+        OpenLeaves(tmp_path / "nothing")
+    with pytest.raises(NotDirectory):
+        OpenLeaves(tmp_path / "file")
+    with pytest.raises(NotFound):
+        commit_pending(tmp_path / "nothing", RULES, lambda index: None)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "notes.txt", b"")
+    seen: list[bytes | None] = []
+    commit_pending(tmp_path, RULES, seen.append)
+    assert seen == [None]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, {"a": b"12345678", "b": b"1"})
+    with monkeypatch.context() as patch:
+        patch.setattr(leaves_commit, "moved", lambda tree, attempt: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            save(tmp_path, {"a": b"new", "c": b"1"})
+    moving = branches_of((tmp_path / INDEX).read_bytes())[""]
+    assert sorted(moving["moving"]) == ["a", "b"]
+    with OpenLeaves(tmp_path) as directory:
+        assert content(directory, "a", "0", moving["attempt"]) == b"new"
+    seen: list[bytes | None] = []
+    commit_pending(tmp_path, RULES, seen.append)
+    assert "moving" not in branches_of(seen[0])[""]
+    assert (tmp_path / INDEX).read_bytes() == seen[0]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".treering", "a", "c", INDEX]
+    assert not (tmp_path.joinpath(*attempt_folder(moving["attempt"])) / "leaves").exists()
