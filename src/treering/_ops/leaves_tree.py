@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from treering._ops.arrivals import brought, planned
 from treering._ops.into_like import into_like
 from treering._ops.leaves_by_manager import ArrayReader, ByManager
 from treering._ops.leaves_source import LeavesSource
+from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.leaf_shardings import Said, dotted, leaf_shardings
 from treering._tree.likeness import Matched, Wording, array_dtype, as_stored, aval_shape, matched
@@ -88,29 +89,50 @@ def _placements(
     own: dict[str, Any] = {}
     on_host: set[str] = set()
     wide: dict[str, np.dtype[Any]] = {}
+    # Thousands of leaves are of a few types.
+    known: dict[tuple[int, Fit], _Kind] = {}
     for number, (key, match) in enumerate(zip(keys, matches, strict=True)):
         like = target.leaves[number] if target is not None else None
-        dtype = array_dtype(index, match)
-        if dtype is None or isinstance(like, np.ndarray | np.generic):
+        leaf_type = index.leaf_types[match.leaf]
+        kind = known.get((leaf_type, match.fit))
+        if kind is None:
+            kind = known[leaf_type, match.fit] = _kind_of(index, match)
+        if kind.aval is None or isinstance(like, np.ndarray | np.generic):
             continue
-        avals[key] = aval_of(aval_shape(index, match), dtype)
-        own[key] = sharding_of(like)
+        if not kind.held:
+            wide[key] = kind.aval.dtype
+            if wanted.x64 == "numpy":
+                continue
+        avals[key] = kind.aval
+        if like is not None:
+            own[key] = sharding_of(like)
         if match.fit.kind == "numpy":
             on_host.add(key)
-        if not jax_holds(dtype):
-            wide[key] = dtype
-    if wanted.x64 == "numpy":
-        for key in wide:
-            del avals[key]
-    chosen = leaf_shardings(wanted.said, avals, own=own, on_host=frozenset(on_host), known=index.keys)
+    chosen = leaf_shardings(wanted.said, avals, own=own, on_host=on_host, known=index.keys)
     _require_held({key: wide[key] for key in chosen if key in wide})
     placed: list[Any] = [None] * len(matches)
     for number, key in enumerate(keys):
         match = matches[number]
         placed[number] = chosen.get(key)
-        if key in chosen and match.fit.kind == "numpy":
+        if key in on_host and key in chosen:
             matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
     return placed
+
+
+class _Kind(NamedTuple):
+    """What is to be known of leaves of one type."""
+
+    aval: Any
+    """Shape and dtype of an array that may go on devices; None for any other leaf."""
+    held: bool
+    """Whether jax, as it is configured, holds that dtype."""
+
+
+def _kind_of(index: Index, match: Matched) -> _Kind:
+    dtype = array_dtype(index, match)
+    if dtype is None:
+        return _Kind(None, held=True)
+    return _Kind(aval_of(aval_shape(index, match), dtype), held=jax_holds(dtype))
 
 
 def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import jax
@@ -45,7 +46,7 @@ def leaf_shardings(
     avals: Mapping[str, jax.ShapeDtypeStruct],
     *,
     own: Mapping[str, Sharding],
-    on_host: frozenset[str],
+    on_host: AbstractSet[str],
     known: Sequence[str],
 ) -> dict[str, Sharding | None]:
     """Return where arrays go; None is the default device. Arrays that stay on the host are left out.
@@ -63,12 +64,15 @@ def leaf_shardings(
         Unsupported: this is no mesh, rule or sharding.
     """
     require_mesh(said.mesh)
+    if said.mesh is None and said.partition_rules is None and said.shardings is None:
+        return {key: own.get(key) for key in avals if key not in on_host}
     if said.partition_rules is not None:
         given = _by_rules(rule_pairs(said.partition_rules), avals, on_host)
         return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
     choice = _choice(said.shardings, known)
     given = {}
     unsaid: list[str] = []
+    replicated = spec_of()
     for key, aval in avals.items():
         there = choice(key, aval)
         if there is None and key in on_host:
@@ -76,7 +80,7 @@ def leaf_shardings(
         if there is None:
             there = own.get(key)
         if there is None and said.mesh is not None:
-            there = spec_of()
+            there = replicated
             if len(said.mesh.axis_names) > 1:
                 unsaid.append(dotted(key) or ".")
         given[key] = there
@@ -96,7 +100,7 @@ def dotted(key: str) -> str:
 
 
 def _by_rules(
-    pairs: Sequence[tuple[Any, Any]], avals: Mapping[str, jax.ShapeDtypeStruct], on_host: frozenset[str]
+    pairs: Sequence[tuple[Any, Any]], avals: Mapping[str, jax.ShapeDtypeStruct], on_host: AbstractSet[str]
 ) -> dict[str, Any]:
     """Return the spec of the first rule that fits each array; what has no axes needs none."""
     given: dict[str, Any] = {}
@@ -119,6 +123,8 @@ def _by_rules(
 
 def _choice(shardings: Any, known: Sequence[str]) -> Choice:
     """Return what says of each key where its array goes; None where nothing is said."""
+    if shardings is None:
+        return lambda _key, _aval: None
     if is_rules(shardings):
         raise Unsupported("shardings= holds partition rules", hint="give them as partition_rules=")
     found: dict[tuple[str, ...], Any] = {}

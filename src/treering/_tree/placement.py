@@ -83,9 +83,18 @@ def placed(
     """
     result: dict[str, Sharding | None] = {}
     wrong: list[str] = []
+    # Thousands of arrays are of a few shapes, and go to a few places.
+    known: dict[tuple[Any, tuple[int, ...]], Sharding | None] = {}
     for key, aval in avals.items():
         try:
-            result[key] = _sharding(choice(key, aval), mesh, aval)
+            given = choice(key, aval)
+            alike = (given, aval.shape)
+            if not isinstance(given, Sharding | PartitionSpec):
+                result[key] = _sharding(given, mesh, aval)
+            elif alike in known:
+                result[key] = known[alike]
+            else:
+                result[key] = known[alike] = _sharding(given, mesh, aval)
         except Unsupported as error:
             error.path = error.path or split_key(key)
             raise
