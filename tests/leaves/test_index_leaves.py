@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
 from tests.properties.sameness import assert_same
+from treering._store.leaves_folder import StagedLeaves
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -234,6 +235,22 @@ def test_what_is_no_leaf_is_not_listed(tmp_path: Path) -> None:
         (path / name).write_text(text)
     index_leaves(path)
     assert arrays_at(path) == listed
+
+
+def test_a_save_on_its_way_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_serialize_leaves(tmp_path / "d", TREE, prefix="model")
+    (tmp_path / "d" / INDEX).unlink()
+    begin = StagedLeaves._committing
+
+    def index_first(self: StagedLeaves) -> Any:
+        index_leaves(tmp_path / "d")
+        assert_same(stored(tmp_path / "d", "model"), TREE, restored=False)
+        return begin(self)
+
+    monkeypatch.setattr(StagedLeaves, "_committing", index_first)
+    tree_serialize_leaves(tmp_path / "d", OTHER, prefix="model")
+    assert_same(stored(tmp_path / "d", "model"), OTHER, restored=False)
+    assert not (tmp_path / "d/model/u").exists()
 
 
 # ----------------------------------------------------------------------------------------------- more is lost than that

@@ -14,7 +14,7 @@ from treering._store.open_folder import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.rights import take_over
 
-__all__ = ["AttemptFolder", "attempts_in", "remove_attempt", "remove_if_dead"]
+__all__ = ["AttemptFolder", "attempts_in", "has_saver", "remove_attempt", "remove_if_dead"]
 
 _TRIES = 20
 _AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -111,6 +111,22 @@ def attempts_in(tree: FolderTree) -> list[str]:
     except FileNotFoundError:
         return []
     return sorted(name for name, kind in found.items() if kind == FOLDER and is_attempt(name))
+
+
+def has_saver(tree: FolderTree, attempt: str) -> bool:
+    """Tell whether the saver of an attempt is at work; False where that cannot be told.
+
+    Raises:
+        FileNotFoundError: it ended meanwhile.
+        OSError: the system refused.
+    """
+    if descriptors.fcntl is None:
+        return False
+    descriptor = tree.open((ATTEMPTS,), attempt, _AS_FOLDER)
+    try:
+        return descriptors.lock(descriptor) is False
+    finally:
+        os.close(descriptor)
 
 
 def remove_attempt(tree: FolderTree, attempt: str) -> None:

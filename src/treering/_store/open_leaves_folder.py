@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from treering._store.attempt_folder import attempts_in
+from treering._store.attempt_folder import attempts_in, has_saver
 from treering._store.folder import Folder
 from treering._store.folder_tree import FolderTree, Parts
 from treering._store.folders import resolved_folder
@@ -171,6 +171,8 @@ class OpenLeaves:
     def records(self) -> dict[str, bytes]:
         """Return the copies of records that are there, by attempt.
 
+        That of a save which is still on its way to its commit is not among them.
+
         Raises:
             LinkRefused: one of them, or a folder on the way, is a link.
             StoreFailed: the system refuses.
@@ -178,11 +180,12 @@ class OpenLeaves:
         found: dict[str, bytes] = {}
         with _reading(self._shown):
             for attempt in attempts_in(self._tree):
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    opened_below(self._tree, attempt_folder(attempt), RECORD) as file,
-                ):
-                    found[attempt] = file.read(0, file.size)
+                parts = attempt_folder(attempt)
+                with contextlib.suppress(FileNotFoundError):
+                    if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
+                        continue
+                    with opened_below(self._tree, parts, RECORD) as file:
+                        found[attempt] = file.read(0, file.size)
         return found
 
     def pending(self) -> set[str]:
