@@ -6,15 +6,16 @@ import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Callable, Collection
 
 from treering._store import descriptors
 from treering._store.folder_tree import FOLDER, FolderTree
-from treering._store.leaves_names import ATTEMPTS, LEAVES, PENDING, RECORD, attempt_folder, is_attempt
+from treering._store.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
 from treering._store.open_folder import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.rights import take_over
 
-__all__ = ["AttemptFolder", "attempts_in", "has_saver", "remove_attempt", "remove_if_dead"]
+__all__ = ["AttemptFolder", "attempts_in", "has_saver", "remove_attempt", "remove_if_dead", "sweep_unfinished"]
 
 _TRIES = 20
 _AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -141,8 +142,8 @@ def remove_attempt(tree: FolderTree, attempt: str) -> None:
         tree.remove_all(parts)
 
 
-def remove_if_dead(tree: FolderTree, attempt: str, *, lost: bool) -> None:
-    """Remove the folder of an attempt that no index names, if its saver is dead and left it to nobody.
+def remove_if_dead(tree: FolderTree, attempt: str, *, spared: Callable[[Collection[str]], bool]) -> None:
+    """Remove the folder of an attempt that no index names, if its saver is dead.
 
     What cannot be removed stays, and does not stand in the way of a save. Where the lock of a folder cannot be
     asked for, whether a saver lives cannot be told, and nothing is removed.
@@ -150,15 +151,23 @@ def remove_if_dead(tree: FolderTree, attempt: str, *, lost: bool) -> None:
     Args:
         tree: the directory.
         attempt: the attempt.
-        lost: there was no index before: a record without staged files is of a save that was whole, and stays.
+        spared: gets the names in that folder, and says whether somebody may need it yet.
     """
     with contextlib.suppress(OSError):
         descriptor = tree.open((ATTEMPTS,), attempt, _AS_FOLDER)
         try:
-            if not descriptors.lock(descriptor):
-                return
-            found = tree.scan(attempt_folder(attempt))
-            if PENDING not in found and not (lost and RECORD in found and LEAVES not in found):
+            if descriptors.lock(descriptor) and not spared(tree.scan(attempt_folder(attempt))):
                 remove_attempt(tree, attempt)
         finally:
             os.close(descriptor)
+
+
+def sweep_unfinished(tree: FolderTree) -> None:
+    """Remove what died before it was durable, which nobody can need: else jobs that die again and again fill the disk.
+
+    Raises:
+        LinkRefused: ``.treering`` is a link.
+    """
+    with contextlib.suppress(OSError):
+        for attempt in attempts_in(tree):
+            remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)

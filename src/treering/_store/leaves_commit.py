@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +18,7 @@ from treering._store.folder_lock import LOCK_FILE, FolderLock
 from treering._store.folder_tree import FolderTree, Parts
 from treering._store.leaf_files import index_bytes
 from treering._store.leaves_moves import Cleared, clear, moved, surveyed
-from treering._store.leaves_names import INDEX, NEXT_INDEX, PENDING, attempt_folder, is_attempt
+from treering._store.leaves_names import INDEX, LEAVES, NEXT_INDEX, PENDING, RECORD, attempt_folder, is_attempt
 from treering._store.leaves_rules import IndexRules, Move, Update
 from treering._store.leaves_sync import sync_folders
 from treering._store.leaves_targets import Targets
@@ -187,9 +187,13 @@ class LeavesCommit:
                 if attempt in done:
                     remove_attempt(self._tree, attempt)
                 else:
-                    remove_if_dead(self._tree, attempt, lost=self.index is None)
+                    remove_if_dead(self._tree, attempt, spared=self._is_spared)
         except OSError:  # the save is done; the next one sweeps
             return
+
+    def _is_spared(self, names: Collection[str]) -> bool:
+        """Whether an attempt that no index names may be needed: it waits for one, or it is of an index that is lost."""
+        return PENDING in names or (self.index is None and RECORD in names and LEAVES not in names)
 
     def _busy(self, what: str, hint: str | None = None) -> Busy:
         error = Busy(f"could not write {self._shown!r}: {what}", hint=hint)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from treering._store import descriptors
-from treering._store.attempt_folder import AttemptFolder
+from treering._store.attempt_folder import AttemptFolder, sweep_unfinished
 from treering._store.failures import naming
 from treering._store.folder import Folder
 from treering._store.folder_tree import FolderTree, Parts
@@ -262,6 +262,7 @@ class StagedLeaves:
             own = AttemptFolder(tree)
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
+            sweep_unfinished(tree)
             undo.pop_all()
         self._made, self._folder, self._tree, self._own = made, folder, tree, own
 
@@ -269,9 +270,11 @@ class StagedLeaves:
         return LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown)
 
     def _make_durable(self, record: bytes) -> None:
+        """Make the files durable, then the record: an attempt without one is whole to nobody."""
         folder = self._open_folder
-        self._own.write(RECORD, record)
         sync_all(folder, self._tree, self._own.parts)
+        self._own.write(RECORD, record)
+        self._tree.sync(self._own.parts)
         if not self._made and self._tree.find((), INDEX) is None:
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(folder.path)
