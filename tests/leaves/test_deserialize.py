@@ -155,6 +155,15 @@ def test_64_bit_arrays_as_numpy_on_request(wide: Path) -> None:
     assert isinstance(found["small"], jax.Array)
 
 
+def test_a_64_bit_numpy_leaf_that_is_to_go_on_devices_is_named_too(wide: Path) -> None:
+    device = {"n": jax.devices()[1], "small": jax.devices()[1]}
+    with pytest.raises(Unsupported, match=r"n \(int64\)"):
+        tree_deserialize_leaves(wide, shardings=device)
+    found = tree_deserialize_leaves(wide, shardings=device, x64="numpy")
+    assert_same(found["n"], np.arange(2))
+    assert found["small"].devices() == {jax.devices()[1]}
+
+
 def test_64_bit_arrays_with_x64_are_jax_arrays(wide: Path) -> None:
     with jax.enable_x64(True):
         found = tree_deserialize_leaves(wide)
