@@ -27,6 +27,7 @@ __all__ = ["SUBJECTS", "Bit", "Subject", "Tally", "every_bit", "flip", "flipped"
 
 _METADATA = {"run": "torture", "loss": 0.25}
 _LARGE_BYTES = 3_000_000
+_INDEXES = frozenset({"treering.json", "tensorstore_index.json"})
 
 
 class Bit(NamedTuple):
@@ -127,16 +128,14 @@ class Subject:
     """Saves it."""
     metadata: dict[str, Any]
     """What has to be found beside it."""
-    index: str
-    """Name of the index."""
 
 
 def _checkpoint(state: Callable[[], Any]) -> Subject:
-    return Subject(state=state, save=_save_checkpoint, metadata=_METADATA, index="treering.json")
+    return Subject(state=state, save=_save_checkpoint, metadata=_METADATA)
 
 
 def _leaves(state: Callable[[], Any]) -> Subject:
-    return Subject(state=state, save=_save_leaves, metadata={}, index="tensorstore_index.json")
+    return Subject(state=state, save=_save_leaves, metadata={})
 
 
 SUBJECTS = {
@@ -200,14 +199,23 @@ def every_bit(path: Path, stride: int) -> list[Bit]:
 
 
 def random_bits(path: Path, count: int, seed: int) -> list[Bit]:
-    """Return random bits of what was saved, as many from its index as from each data file."""
+    """Return random bits of what was saved, as many from its index as from data files, and from ``.zarray`` files."""
     source = random.Random(seed)
-    files = {name: file for name, file in _files(path).items() if file.stat().st_size}
+    sizes = {name: file.stat().st_size for name, file in _files(path).items()}
+    kinds: dict[str, list[str]] = {}
+    for name, size in sizes.items():
+        if size:
+            kinds.setdefault(_kind(name), []).append(name)
     chosen: list[Bit] = []
     for _ in range(count):
-        name = source.choice(list(files))
-        chosen.append(Bit(name, source.randrange(files[name].stat().st_size), source.randrange(8)))
+        name = source.choice(kinds[source.choice(list(kinds))])
+        chosen.append(Bit(name, source.randrange(sizes[name]), source.randrange(8)))
     return chosen
+
+
+def _kind(name: str) -> str:
+    """Say what a file is for."""
+    return "index" if name in _INDEXES else ".zarray files" if name.endswith(".zarray") else "data files"
 
 
 def flipped(name: str, path: Path, bits: Iterable[Bit]) -> Tally:
@@ -222,10 +230,7 @@ def flipped(name: str, path: Path, bits: Iterable[Bit]) -> Tally:
             os.pwrite(file.fileno(), bytes([before[0] ^ 1 << bit.bit]), bit.byte)
             outcome, wrong = look(path, truth, places.named(bit), subject.metadata)
             os.pwrite(file.fileno(), before, bit.byte)
-        kind = "index" if bit.file == subject.index else "data files"
-        if bit.file.endswith(".zarray"):
-            kind = ".zarray files"
-        tally.outcomes[f"{kind}: {outcome}"] += 1
+        tally.outcomes[f"{_kind(bit.file)}: {outcome}"] += 1
         tally.violations += (f"{bit}: {what}" for what in wrong)
     if look(path, truth, "", subject.metadata) != ("unharmed", []):
         tally.violations.append("it does not load after its bits were put back")

@@ -14,13 +14,13 @@ from typing import Final
 import pytest
 
 import treering as tr
-from torture.flip import SUBJECTS, Bit, _files, _places, every_bit, look
+from torture.flip import SUBJECTS, Bit, _files, _kind, _places, every_bit, look
 from torture.scenes import fingerprint
 from treering.leaves import tree_serialize_leaves
 
 GOLDEN: Final = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
 SUBJECT: Final = SUBJECTS["small leaves directory"]
-INDEX: Final = SUBJECT.index
+INDEX: Final = "tensorstore_index.json"
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,11 @@ def test_the_directory_has_what_can_rot(path: Path) -> None:
     assert {"step", "model/a.b", "ema/lr"} <= leaves.keys()
 
 
-@pytest.mark.parametrize(("kind", "stride"), [("data", 1), (".zarray", 17), ("index", 41)])
+@pytest.mark.parametrize(("kind", "stride"), [("data files", 1), (".zarray files", 17), ("index", 41)])
 def test_every_flip_is_detected_and_named(path: Path, kind: str, stride: int) -> None:
     truth = fingerprint(SUBJECT.state())
     places = _places(path)
-    of_kind = [
-        bit
-        for bit in every_bit(path, 1)
-        if kind == ("index" if bit.file == INDEX else ".zarray" if bit.file.endswith(".zarray") else "data")
-    ]
+    of_kind = [bit for bit in every_bit(path, 1) if _kind(bit.file) == kind]
     version = next(line for line in (path / INDEX).read_bytes().splitlines() if b'"version"' in line)
     unread = (path / INDEX).read_bytes().index(version)
     for bit in flips(path, of_kind[::stride]):
