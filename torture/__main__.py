@@ -55,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     cutting.add_argument("--cuts", type=int, default=20, help="cuts at the moment a save returns, each scene (20)")
     cutting.add_argument("--moments", type=int, default=100, help="cuts at random moments, each scene (100)")
     cutting.add_argument("--peers", type=int, default=3, help="cuts after saves of others, each of them (3)")
-    cutting.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (six of them)")
+    cutting.add_argument(
+        "--scene", action="append", help="one kind of save, by name; may be given again (nine of them)"
+    )
     cutting.add_argument("--seed", type=int, default=None, help="for the random moments (random)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")

@@ -81,7 +81,7 @@ def _random_kills(scene: Scene, base: Path, rounds: int, source: random.Random, 
             return
         report.outcomes[outcome] = report.outcomes.get(outcome, 0) + 1
         attempts = _with_content(scene, path)
-        if len(attempts) > 1:
+        if scene.sweeps_first and len(attempts) > 1:
             report.violations.append(f"{scene.name}: leftovers of {len(attempts)} attempts at once")
         report.violations += (f"{scene.name}: {what}" for what in scene.harmed(path))
 

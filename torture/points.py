@@ -16,11 +16,12 @@ from torture.children import Answer, in_child
 from torture.faults import Fault, Injector, Kind
 from torture.file_scenes import FILES
 from torture.judging import NEW, fresh, judge
+from torture.leaves_scenes import LEAVES
 from torture.scenes import Scene
 
 __all__ = ["SCENES", "Report", "chosen", "rehearsed", "save_new", "sweep", "sweep_load", "tell"]
 
-SCENES: tuple[Scene, ...] = (*FILES, *CHECKPOINTS)
+SCENES: tuple[Scene, ...] = (*FILES, *CHECKPOINTS, *LEAVES)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -137,15 +138,17 @@ def _load(scene: Scene, path: Path, injector: Injector | None) -> None:
 def main() -> None:
     """Sweep the scenes named on the command line and print one JSON object: scene -> counts and violations.
 
+    The first argument is the stride: 1 for every call.
+
     A kill after one call and a kill before the next differ by nothing that lasts, so the first kind is left out here.
     """
     kinds = [kind for kind in Kind if kind is not Kind.KILL_AFTER]
     found: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for scene in SCENES:
-            if scene.name in sys.argv[1:]:
+            if scene.name in sys.argv[2:]:
                 report = Report()
-                sweep(scene, Path(folder, "scene"), report, kinds)
+                sweep(scene, Path(folder, "scene"), report, kinds, stride=int(sys.argv[1]))
                 found[scene.name] = dataclasses.asdict(report)
     sys.stdout.write(json.dumps(found) + "\n")
 

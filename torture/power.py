@@ -31,6 +31,9 @@ _SCENES = [
     "checkpoint, overwrite",
     "checkpoint, overwrite, two files",
     "checkpoint, overwrite, large, direct",
+    "leaves, first, in new folders",
+    "leaves, overwrite beside others",
+    "leaves, overwrite, large",
 ]
 _MEMORY = Path("/dev/shm")
 _PATIENCE_SECONDS = 120.0

@@ -40,6 +40,8 @@ class Scene(abc.ABC):
 
     target: ClassVar[str]
     """The last part of the path."""
+    sweeps_first: ClassVar[bool] = True
+    """A save removes whatever the dead left before it writes anything, so the remains of two never lie there."""
 
     def prepared(self, base: Path) -> Path:
         """Make a fresh folder for the scene and return the path to save to."""
