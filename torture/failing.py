@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torture.checkpoint_scenes import CheckpointScene
 from torture.faults import Kind
+from torture.leaves_scenes import LeavesScene
 from torture.limits import full_disks, mounting_reason, size_limits
 from torture.points import Report, chosen, sweep, sweep_load, tell
 from torture.traced import fail_everywhere, missing_reason
@@ -31,7 +32,7 @@ def fail(names: list[str] | None) -> int:
         no_strace, no_mounts = missing_reason(), mounting_reason(Path(folder, "mount"))
         for scene in chosen(names):
             sweep(scene, base, calls, _ERRORS)
-            if isinstance(scene, CheckpointScene):
+            if isinstance(scene, CheckpointScene | LeavesScene):
                 sweep_load(scene, base, loads)
             if no_strace is None:
                 fail_everywhere(scene, base, traced)

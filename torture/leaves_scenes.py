@@ -17,7 +17,7 @@ from treering._codec.zarr import chunk_names
 from treering._format.leaves_index import parse_leaves_index
 from treering._format.leaves_record import arrays_of, parse_record
 from treering._store import descriptors
-from treering.errors import NotFound
+from treering.errors import Mismatch, NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["LEAVES", "LeavesScene"]
@@ -83,14 +83,17 @@ class LeavesScene(Scene):
 
     def found(self, path: Path) -> str | None:
         """Load and verify, which must agree."""
-        if not (path / _INDEX).exists():
-            return None
         try:
             tree: Any = tree_deserialize_leaves(path, structure="exact")
         except NotFound:
-            if self.beside and self.beside_is_whole(path):  # an index without a tree that has no prefix
-                return None
-            raise
+            if (path / _INDEX).exists():
+                raise
+            return None
+        except Mismatch:
+            # An index that has a tree with a prefix, and none without.
+            if None in parse_leaves_index((path / _INDEX).read_bytes()).branches:
+                raise
+            return None
         verified = treering.verify(path)
         return fingerprint(tree) if verified else f"{BUT} {verified}"
 

@@ -33,9 +33,11 @@ if sys.argv[1] == "no last fsync":
     Folder.sync = no_last_sync
 if sys.argv[1] == "no fsync of data":
     descriptors.sync = no_sync_of_data
+if sys.argv[1] == "no syncfs":
+    descriptors.sync_file_system = lambda descriptor: True
 reports = []
 power._told = lambda report: reports.append(report) or len(report.violations)
-code = power.power(2, 0, 1, 0, ["checkpoint, overwrite"])
+code = power.power(2, 0, 1, 0, [sys.argv[2]])
 print(json.dumps({"code": code, "outcomes": reports[0].outcomes}))
 """
 
@@ -52,13 +54,22 @@ def test_a_slice_of_the_power_cuts() -> None:
         assert f"power cuts: not done, {reason}" in done.stdout
 
 
-@pytest.mark.parametrize("broken", ["nothing", "no last fsync", "no fsync of data"])
-def test_a_step_that_is_left_out_is_noticed(broken: str) -> None:
+@pytest.mark.parametrize(
+    ("scene", "broken"),
+    [
+        ("checkpoint, overwrite", "nothing"),
+        ("checkpoint, overwrite", "no last fsync"),
+        ("checkpoint, overwrite", "no fsync of data"),
+        ("leaves, overwrite", "nothing"),
+        ("leaves, overwrite", "no syncfs"),
+    ],
+)
+def test_a_step_that_is_left_out_is_noticed(scene: str, broken: str) -> None:
     if reason is not None:
         pytest.skip(f"no power can be cut here: {reason}")
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, broken], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", BROKEN, broken, scene], env=environment, capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout.splitlines()[-1])
     lost = broken != "nothing"
