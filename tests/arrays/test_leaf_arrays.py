@@ -423,6 +423,22 @@ def test_a_claim_without_files_takes_no_memory(tmp_path: Path) -> None:
             read(foreign(tmp_path, "w"), 0)
 
 
+def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(*_: object) -> None:
+        raise AssertionError("a table of all chunks that are claimed")
+
+    write_foreign(tmp_path / "w", np.zeros((3, 3, 3), "u1"), chunks=[1, 1, 1], dimension_separator="/")
+    for first, second in itertools.product(range(3), range(3)):
+        if first and second:
+            for file in (tmp_path / "w" / str(first) / str(second)).iterdir():
+                file.unlink()
+    monkeypatch.setattr(leaf_branch, "covering_chunks", noted)
+    with pytest.raises(Corrupt, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):
+        read(foreign(tmp_path, "w"), 0)
+
+
 def test_checksums_hold_beside_a_branch_without_any(tmp_path: Path) -> None:
     tree = {"small": np.arange(10.0), "large": np.arange(100_000.0), "cut": np.arange(300_000.0)}
     with Saved(tmp_path, tree, prefix="ours", chunk_bytes=1 << 20) as saved:

@@ -100,6 +100,20 @@ def test_what_another_program_wrote_is_replaced_by_name() -> None:
     assert update_for(written(old), [record]).moves == (Move(attempt=FIRST, cleared=("",)),)
 
 
+def test_an_array_that_two_branches_list_stays_for_the_other() -> None:
+    # eformer saved {"model": {"w": ...}} without a prefix, and {"w": ..., "v": ...} with the prefix "model".
+    old = {
+        "format": "tensorstore",
+        "prefixes": {"model": [{"path": "model/w"}, {"path": "model/v"}]},
+        "arrays": [{"path": "model/w"}, {"path": "step"}],
+    }
+    record = flat({"u": (F32, None)}, prefix="model", attempt=FIRST)
+    update = update_for(written(old), [record])
+    assert update.moves == LEAVES_RULES.moves(update.moving) == (Move(attempt=FIRST, cleared=("model/v",)),)
+    with pytest.raises(Mismatch, match="'model/w' of prefix 'model' and 'model/w' of the tree without prefix"):
+        update_for(written(old), [flat({"w": (F32, None)}, prefix="model", attempt=FIRST)])
+
+
 def test_an_unfinished_save_of_the_same_branch_is_cleared_too() -> None:
     first = flat({"a": (F32, None)}, attempt=FIRST)
     unfinished = update_for(saved(first), [flat({"b": (F32, None)}, attempt=SECOND)]).moving

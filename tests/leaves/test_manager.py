@@ -180,6 +180,19 @@ def test_the_call_returns_early_and_readers_see_the_old_tree_until_then(tmp_path
     assert_same(stored(tmp_path / "d"), {"w": jnp.ones(7)}, restored=False)
 
 
+def test_a_save_is_committed_where_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    manager = Slow()
+    manager.go.clear()
+    tree_serialize_leaves("here", {"w": jnp.ones(3)}, manager)
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    manager.go.set()
+    manager.wait_until_finished()
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
+    assert list(index_at(tmp_path / "here")["treering"]) == [""]
+
+
 def test_what_the_caller_does_to_arrays_after_the_call_does_not_matter(
     manager: GlobalAsyncCheckpointManager, tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -68,6 +67,7 @@ class BranchFiles:
         self.keys = keys
         self._folder = folder
         self._described = bytearray(len(branch.arrays))
+        self._counted = bytearray(len(branch.arrays))
 
     def require_described(self, leaf: int) -> None:
         """Compare a leaf's ``.zarray`` with what the record says, once.
@@ -87,23 +87,24 @@ class BranchFiles:
     def require_names(self, leaf: int) -> None:
         """Require that another writer's array has as many files as its ``.zarray`` has chunks, before they are counted.
 
+        Looked at once: later on, a file that is gone is found when it is read.
+
         Raises:
             Corrupt: it has fewer.
         """
         zarr = self.branch.arrays[leaf]
-        if self.branch.verified or chunk_count(zarr) <= 1:
+        if self.branch.verified or self._counted[leaf] or chunk_count(zarr) <= 1:
             return
-        grid = grid_of(zarr)
-        folder = self.branch.record.folders[leaf]
-        for count in (math.prod(grid),) if zarr.separator == "." else grid:
+        # As many files as chunks, wherever they lie: what a directory claims to hold then costs no more than it holds.
+        *above, last = grid_of(zarr) if zarr.separator == "/" else (chunk_count(zarr),)
+        for place in itertools.product(*map(range, above)):
+            folder = "/".join((self.branch.record.folders[leaf], *map(str, place)))
             found = set(self._folder.names(folder, self.branch.attempt))
-            if len(found) < count:
-                numbers = map(str, itertools.count())
-                lost = next(
-                    name for name in (chunk_names(zarr) if zarr.separator == "." else numbers) if name not in found
-                )
-                raise damaged(self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {count} chunks")
-            folder += "/0"
+            if len(found) < last:
+                names = map(str, itertools.count()) if zarr.separator == "/" else chunk_names(zarr)
+                lost = next(name for name in names if name not in found)
+                raise damaged(self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {last} chunks")
+        self._counted[leaf] = 1
 
     def small_content(self, leaf: int, small: SmallFile) -> bytes | None:
         """Return the bytes of the only chunk file of a leaf, if all is as it should be, its ``.zarray`` too.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from treering._codec.zarr import number_of_chunk, parse_zarray
@@ -51,10 +52,12 @@ def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
                 f"{LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in their places",
                 hint="treering.leaves.index_leaves makes the index anew from the copies under .treering",
             )
+    saved = [record.prefix for record in records]
+    others = {prefix: _folders(branch) for prefix, branch in branches.items() if prefix not in saved}
     moves = []
     for record in records:
         before = branches.get(record.prefix)
-        cleared = () if before is None else _cleared(before)
+        cleared = () if before is None else _cleared(before, others)
         branches[record.prefix] = Branch(
             prefix=record.prefix,
             entries=[Entry(node["path"], node) for node in entries_of(record)],
@@ -62,14 +65,17 @@ def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
             moving=cleared,
         )
         moves.append(Move(attempt=record.attempt, cleared=cleared))
-    _check_apart(records, branches)
-    saved = [record.prefix for record in records]
+    _check_apart(records, others)
     moving, settled = encode_steps(LeavesIndex(branches=branches, document=index.document), saved)
     return Update(moving=moving, settled=settled, moves=tuple(moves))
 
 
-def _cleared(before: Branch) -> tuple[str, ...]:
-    """Return the folders of a branch that is replaced, those that an unfinished save was to clear among them."""
+def _cleared(before: Branch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
+    """Return the folders of a branch that is replaced, those that an unfinished save was to clear among them.
+
+    What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
+    tree without prefix begin as a prefix does.
+    """
     folders = dict.fromkeys(entry.path for entry in before.entries)
     folders |= dict.fromkeys(before.moving or ())
     if before.record is not None:
@@ -78,17 +84,18 @@ def _cleared(before: Branch) -> tuple[str, ...]:
         except (Corrupt, Format, Unsupported) as error:
             error.message = f"{LEAVES_INDEX}: {_shown(before.prefix)}, which is to be replaced: {error.message}"
             raise
-    return tuple(folders)
+    kept = set(itertools.chain.from_iterable(others.values()))
+    return tuple(folder for folder in folders if folder not in kept)
 
 
-def _check_apart(records: Sequence[LeavesRecord], branches: dict[str | None, Branch]) -> None:
+def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
     """Require that no leaf lies in, around, or instead of another branch's leaf."""
     folders: dict[str | None, Sequence[str]] = {record.prefix: record.folders for record in records}
-    folders |= {prefix: _folders(branch) for prefix, branch in branches.items() if prefix not in folders}
+    folders |= others
     for record in records:
-        for prefix, others in folders.items():
-            if prefix != record.prefix and others and record.folders:
-                clash = _clash(record.folders, others)
+        for prefix, there in folders.items():
+            if prefix != record.prefix and there and record.folders:
+                clash = _clash(record.folders, there)
                 if clash is not None:
                     raise Mismatch(
                         f"the folder {clash[0]!r:.200} of {_shown(record.prefix)} and {clash[1] or '.'!r:.200} "

@@ -64,7 +64,9 @@ def serialize_managed(
         staged.require_space(plan.nbytes)
         managed = _managed(plan)
         record = _with_own(plan.record(staged.attempt), plan.leaves, managed, staged)
-        save = _ManagedSave(path, staged, record, frozenset(managed), commit_callback, write_index=write_index)
+        # It is committed later, when the program may work in another folder.
+        place = path.absolute()
+        save = _ManagedSave(place, staged, record, frozenset(managed), commit_callback, write_index=write_index)
         if managed:
             arrays = [plan.flat.leaves[number] for number in managed]
             paths = [staged.path_of(folder) for folder in managed.values()]
