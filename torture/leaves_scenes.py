@@ -43,6 +43,7 @@ class LeavesScene(Scene):
 
     target: ClassVar[str] = "leaves"
     sweeps_first: ClassVar[bool] = False
+    entries: ClassVar[int] = 60
 
     def settle(self) -> None:
         """Choose the way to the disk, and how it is made durable."""

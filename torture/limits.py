@@ -58,9 +58,13 @@ def mounting_reason(folder: Path) -> str | None:
 
 def full_disks(scene: Scene, base: Path, report: Report) -> None:
     """Save on a file system with every number of free pages and of free names, from none to enough."""
-    need = 2 * scene.size // _PAGE + 12
+    need = 2 * scene.size // _PAGE + scene.entries
     options: list[Callable[[os.statvfs_result, int], str]] = [_with_pages, _with_names]
-    for option, steps in zip(options, (range(0, need, max(1, need // _STEPS)), range(6)), strict=True):
+    for option, steps in zip(
+        options,
+        (range(0, need, max(1, need // _STEPS)), range(0, scene.entries // 2, scene.entries // 12)),
+        strict=True,
+    ):
         for free in steps:
             base.mkdir(exist_ok=True)
             with _memory(base):

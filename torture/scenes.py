@@ -43,6 +43,9 @@ class Scene(abc.ABC):
     sweeps_first: ClassVar[bool] = True
     """A save removes whatever the dead left before it writes anything, so the remains of two never lie there."""
 
+    entries: ClassVar[int] = 12
+    """More files and folders than a save makes, the old ones included."""
+
     def prepared(self, base: Path) -> Path:
         """Make a fresh folder for the scene and return the path to save to."""
         shutil.rmtree(base, ignore_errors=True)
