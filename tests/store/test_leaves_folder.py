@@ -7,6 +7,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -444,6 +445,25 @@ def test_what_the_dead_left_is_swept_and_nothing_of_the_living(tmp_path: Path) -
         living.commit(b"", update_for({"p": (living.attempt, leaves)}))
     take_up(tmp_path)
     assert [load(tmp_path, prefix) for prefix in ("", "m", "p")] == [NEW, {"m/a": b"1"}, {"p/a": b"2"}]
+
+
+def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    save(tmp_path, OLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(leaves_commit, "moved", refused)
+        with pytest.raises(StoreFailed, match="the new content is in place"):
+            save(tmp_path, NEW)
+    with StagedLeaves(tmp_path, RULES) as saving:
+        write(saving, {"m/a": b"1"})
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            saving.commit(b"", refused)
+    assert saving.attempt not in names(tmp_path / ".treering")
+    assert load(tmp_path) == NEW
 
 
 def test_a_lost_index_does_not_cost_the_records(tmp_path: Path) -> None:

@@ -118,6 +118,13 @@ def test_records_and_what_waits(tmp_path: Path) -> None:
         assert directory.pending() == {second}
 
 
+def test_a_record_that_is_larger_than_any_takes_no_memory(tmp_path: Path) -> None:
+    record = tmp_path / ".treering" / save(tmp_path, {"a": b"1"}) / "record.json"
+    os.truncate(record, 1 << 42)
+    with OpenLeaves(tmp_path) as directory:
+        assert list(directory.records().values()) == [b""]
+
+
 def test_array_folders(tmp_path: Path) -> None:
     for name in ("b/c/.zarray", "b/a/.zarray", "b/a/0/.zarray", "a/.zarray", ".hidden/.zarray", "d/0", "a.b/.zarray"):
         put(tmp_path, name, b"")

@@ -130,7 +130,11 @@ class LeavesCommit:
         moves = self._rules.moves(index)
         if moves:
             self.index = self._rules.settled(index)
-            self._finish(moves, [surveyed(self._tree, move, self._rules) for move in moves], self.index)
+            before = self._own.kept
+            try:
+                self._finish(moves, [surveyed(self._tree, move, self._rules) for move in moves], self.index)
+            finally:
+                self._own.kept = before  # that index names the dead one's, not this save's
         else:
             self._take_up(self._rules.attempts(index))
 

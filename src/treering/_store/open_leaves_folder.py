@@ -17,6 +17,7 @@ from treering._store.folders import resolved_folder
 from treering._store.leaf_files import index_bytes, missing, opened_below
 from treering._store.leaves_listing import array_folders, what_is_there
 from treering._store.leaves_names import INDEX, PENDING, RECORD, attempt_folder, is_attempt, parts_of, staged_leaves
+from treering._store.open_folder import LARGEST_INDEX
 from treering._store.reading import LocalFile
 from treering._store.small_files import read_small_files
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
@@ -171,7 +172,8 @@ class OpenLeaves:
     def records(self) -> dict[str, bytes]:
         """Return the copies of records that are there, by attempt.
 
-        That of a save which is still on its way to its commit is not among them.
+        That of a save which is still on its way to its commit is not among them. One that is larger than any index is
+        given as empty: as damaged as that.
 
         Raises:
             LinkRefused: one of them, or a folder on the way, is a link.
@@ -185,7 +187,7 @@ class OpenLeaves:
                     if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
                         continue
                     with opened_below(self._tree, parts, RECORD) as file:
-                        found[attempt] = file.read(0, file.size)
+                        found[attempt] = file.read(0, file.size) if file.size <= LARGEST_INDEX else b""
         return found
 
     def pending(self) -> set[str]:
