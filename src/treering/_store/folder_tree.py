@@ -45,7 +45,8 @@ class FolderTree:
         """Look below ``root``, which the caller calls ``shown`` and closes after this."""
         self._root = root
         self._shown = shown
-        self._open: dict[Parts, int] = {}
+        self._open: dict[Parts, int] = {}  # the last one used is the last one
+        self._latest: Parts = ()
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -105,14 +106,17 @@ class FolderTree:
 
         For folders that this process has to itself: the new files are reached through the folder's name.
         """
+        *above, leaf = parts
         with self._lock:
-            leaf, start = self._place(parts[:-1], parts[-1])
+            leaf, start = self._place(tuple(above), leaf)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(leaf, dir_fd=start)
             for name, data in files:
                 descriptor = os.open(f"{leaf}/{name}", _NEW | _CAREFUL, 0o666, dir_fd=start)
                 try:
-                    write_all(descriptor, memoryview(data))
+                    written = os.write(descriptor, data)
+                    if written < len(data):
+                        write_all(descriptor, memoryview(data)[written:])
                 finally:
                     os.close(descriptor)
 
@@ -251,6 +255,9 @@ class FolderTree:
 
     def _walked(self, parts: Parts) -> int | None:
         """Return the descriptor of a folder, opened from the nearest one that is open."""
+        if parts == self._latest and parts in self._open:
+            return self._open[parts]
+        self._latest = parts
         known = len(parts)
         while known and parts[:known] not in self._open:
             known -= 1

@@ -29,7 +29,7 @@ def opened_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
         OSError: the system refuses.
     """
     descriptor = tree.open(parts, name, _READING)
-    return LocalFile(Path(tree.shown(parts, name)), lambda _path, _flags: descriptor)
+    return LocalFile(Path(tree.shown(parts, name)), lambda _: descriptor)
 
 
 def index_bytes(tree: FolderTree) -> bytes | None:

@@ -117,11 +117,12 @@ class StagedLeaves:
         """
         with naming(self._shown, "write"):
             parts = self._noted(folder, [name for name, _ in files])
+            staged = self._staged + parts
             try:
-                self._tree.fill((*self._staged, *parts), files)
+                self._tree.fill(staged, files)
             except FileNotFoundError:
-                self._tree.make((*self._staged, *parts))
-                self._tree.fill((*self._staged, *parts), files)
+                self._tree.make(staged)
+                self._tree.fill(staged, files)
 
     def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
@@ -243,12 +244,8 @@ class StagedLeaves:
     @property
     def _open_folder(self) -> Folder:
         if self._folder is None:
-            raise RuntimeError("this save is over")
+            raise _over()
         return self._folder
-
-    @property
-    def _staged(self) -> Parts:
-        return staged_leaves(self._own.attempt)
 
     def _begin(self, target: str) -> None:
         """Make the directory and the folder of this attempt in it."""
@@ -265,6 +262,8 @@ class StagedLeaves:
             sweep_unfinished(tree)
             undo.pop_all()
         self._made, self._folder, self._tree, self._own = made, folder, tree, own
+        self._staged = staged_leaves(own.attempt)
+        self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
 
     def _committing(self) -> LeavesCommit:
         return LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown)
@@ -281,9 +280,11 @@ class StagedLeaves:
 
     def _noted(self, folder: str, names: list[str]) -> Parts:
         """Remember what is written, to see before the commit whether its place is free; return the folder's parts."""
+        if self._folder is None:
+            raise _over()
         parts = parts_of(folder)
-        above = len(os.fsencode(self._open_folder.path)) + len("//".join(self._staged)) + _CHUNK_NAME_BYTES
-        if above + len(os.fsencode(folder)) > _LONGEST_PATH:
+        # No character takes more than four bytes.
+        if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
             shown = f"{folder[:80]}...{folder[-40:]}"
             raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
         with self._lock:
@@ -294,3 +295,7 @@ class StagedLeaves:
         for parts in self._given:
             self._names[parts] = list(self._tree.scan((*self._staged, *parts)))
         return self._names
+
+
+def _over() -> RuntimeError:
+    return RuntimeError("this save is over")

@@ -166,7 +166,7 @@ def opened(folder: Folder, name: str, path: Path) -> LocalFile:
         StoreFailed: the system refuses.
     """
 
-    def opener(_: str, flags: int) -> int:
+    def opener(flags: int) -> int:
         try:
             return folder.open(name, flags)
         except OSError as error:

@@ -47,8 +47,8 @@ class LocalFile:
         (8, b'ring')
     """
 
-    def __init__(self, path: Path, opener: Callable[[str, int], int] | None = None) -> None:
-        """Open ``path``, or what ``opener(path, flags)`` opens in its place, as for the builtin ``open``."""
+    def __init__(self, path: Path, opener: Callable[[int], int] | None = None) -> None:
+        """Open ``path``, or what ``opener(flags)`` opens in its place."""
         self.path = path
         self._position_lock = threading.Lock()
         self._descriptor = -1
@@ -56,7 +56,7 @@ class LocalFile:
         flags = os.O_RDONLY
         flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self._descriptor = (opener or os.open)(os.fspath(path), flags)
+            self._descriptor = os.open(path, flags) if opener is None else opener(flags)
             found = os.fstat(self._descriptor)
             require_file(found)
         except OSError as error:
