@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
 from tests.properties.sameness import assert_same
 from treering._store.leaves_folder import StagedLeaves
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
+from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -95,6 +95,19 @@ def test_a_save_with_an_index_replaces_one_without(tmp_path: Path) -> None:
     index_leaves(tmp_path / "d")
     assert_same(stored(tmp_path / "d", "model"), {"w": jnp.zeros(3)}, restored=False)
     assert_same(stored(tmp_path / "d", "other"), {"x": jnp.ones(1)}, restored=False)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [{"m": {"a": jnp.ones(2)}}, {"m": jnp.ones(2)}, {"m": {"a": {"w": {"x": [1.5, np.ones(1)]}}}}],
+    ids=["above", "far above", "below"],
+)
+def test_a_save_without_an_index_is_not_buried_by_one_of_another_prefix(tree: Any, tmp_path: Path) -> None:
+    left(tmp_path / "d", {"a": {"w": jnp.zeros(2)}}, "m")
+    with pytest.raises(Mismatch, match="prefix 'm' that was saved without an index"):
+        tree_serialize_leaves(tmp_path / "d", tree)
+    index_leaves(tmp_path / "d")
+    assert_same(stored(tmp_path / "d", "m"), {"a": {"w": jnp.zeros(2)}}, restored=False)
 
 
 def test_saves_without_an_index_survive_saves_of_other_prefixes(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from treering._ops.planned_leaves import planned_leaves
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_rules import Update
 from treering._store.open_leaves_folder import OpenLeaves
+from treering._values.leaf_paths import overlapping
+from treering.errors import Mismatch
 
 __all__ = ["acknowledge", "serialize_leaves"]
 
@@ -48,7 +50,8 @@ def acknowledge(path: Path, staged: StagedLeaves, record: LeavesRecord, *, write
     """Make a written save the one that the index names; without the index, one that `index_leaves` finds.
 
     Raises:
-        Mismatch: a leaf would lie in or around the folder of another branch's leaf; nothing was changed.
+        Mismatch: a leaf would lie in or around the folder of another branch's leaf, or of one that no index lists yet;
+            nothing was changed.
         Exists: files of others lie where leaves belong; nothing was changed.
         Corrupt: the index that is there is damaged; nothing was changed.
         Busy: another process is saving there.
@@ -65,5 +68,22 @@ def _update(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
     with OpenLeaves(path) as folder:
         pending = folder.pending()
         kept = kept_records(folder) if pending else {}
-        older = [kept[attempt] for attempt in pending & kept.keys() if kept[attempt].prefix == record.prefix]
-        return update_dropping(folder, old, [record], older)
+        waiting = [kept[attempt] for attempt in sorted(pending & kept.keys())]
+        older = [other for other in waiting if other.prefix == record.prefix]
+        update = update_dropping(folder, old, [record], older)
+        for other in waiting:
+            if other.prefix != record.prefix:
+                _require_apart(record, other)
+        return update
+
+
+def _require_apart(record: LeavesRecord, waiting: LeavesRecord) -> None:
+    """Refuse leaves in or around those of a save that no index lists yet: none could list both."""
+    clash = overlapping((*record.folders, *waiting.folders))
+    if clash is not None:
+        raise Mismatch(
+            f"the folders {clash[0]!r:.200} and {clash[1]!r:.200} are the same, or one lies in the other, and one is of"
+            f" a tree with {'no prefix' if waiting.prefix is None else f'the prefix {waiting.prefix!r:.200}'} that was"
+            " saved without an index",
+            hint="save under another prefix, or into another directory",
+        )
