@@ -91,17 +91,19 @@ def _small_work(staged: StagedLeaves, leaves: Sequence[WrittenLeaf]) -> Work:
 
 
 def _write_small(staged: StagedLeaves, leaves: Sequence[WrittenLeaf]) -> int:
-    nbytes = 0
+    single: list[tuple[WrittenLeaf, str, bytes]] = []
     for leaf in leaves:
-        form = leaf.form
-        nbytes += form.nbytes
-        if form.name is not None and len(leaf.sources) == 1:
-            data = _whole_bytes(leaf.sources[0].data, form)
+        name = leaf.form.name
+        if name is not None and len(leaf.sources) == 1:
+            data = _whole_bytes(leaf.sources[0].data, leaf.form)
             leaf.checksums.append(xxhash.xxh3_64_intdigest(data))
-            staged.write_small(leaf.folder, ((ZARRAY, form.document), (form.name, data)))
+            single.append((leaf, name, data))
         else:
             _write_small_chunks(staged, leaf)
-    return nbytes
+    # Written together: a turn to the system and back for each leaf costs the processor's caches.
+    for leaf, name, data in single:
+        staged.write_small(leaf.folder, ((ZARRAY, leaf.form.document), (name, data)))
+    return sum(leaf.form.nbytes for leaf in leaves)
 
 
 def _whole_bytes(data: Any, form: Form) -> bytes:
