@@ -10,7 +10,7 @@ import pytest
 from treering._store import folder
 from treering._store.open_folder import DataFileMissing, LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
-from treering.errors import Corrupt, StoreFailed
+from treering.errors import Corrupt
 
 ATTEMPT = "0123456789abcdef"
 
@@ -67,7 +67,7 @@ def test_links_are_refused(leaves: Path) -> None:
 
 
 def test_a_folder_in_the_place_of_a_file(leaves: Path) -> None:
-    with OpenLeaves(leaves) as directory, pytest.raises(StoreFailed):
+    with OpenLeaves(leaves) as directory, pytest.raises(DataFileMissing, match="n1"):
         directory.read_small("a", [("n1", 5)], None)
 
 
