@@ -27,6 +27,7 @@ from tests.store.leaves import (
 )
 from tests.store.listing import names
 from treering._store import descriptors, folder, leaves_commit
+from treering._store.folder_tree import FolderTree
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.open_folder import LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
@@ -464,6 +465,24 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
             saving.commit(b"", refused)
     assert saving.attempt not in names(tmp_path / ".treering")
     assert load(tmp_path) == NEW
+
+
+def test_names_that_a_system_takes_for_the_same_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = FolderTree.find
+
+    def folding(tree: FolderTree, parts: tuple[str, ...], name: str) -> os.stat_result | None:
+        """As on a file system that does not tell capitals from other letters."""
+        return find(tree, parts, next((there for there in tree.scan(parts) if there.lower() == name.lower()), name))
+
+    save(tmp_path, {"Model/w": b"1"}, prefix="Model")
+    save(tmp_path, {"a/W": b"1", "a/x": b"1"}, prefix="a")
+    monkeypatch.setattr(FolderTree, "find", folding)
+    with pytest.raises(Exists, match="the same name in other letters") as caught:
+        save(tmp_path, {"model/w": b"2"}, prefix="model")
+    assert caught.value.filename == str(tmp_path / "model")
+    # What is replaced is not in the way.
+    save(tmp_path, {"a/w": b"2", "a/x": b"2"}, prefix="a")
+    assert [load(tmp_path, prefix) for prefix in ("Model", "a")] == [{"Model/w": b"1"}, {"a/w": b"2", "a/x": b"2"}]
 
 
 def test_a_lost_index_does_not_cost_the_records(tmp_path: Path) -> None:

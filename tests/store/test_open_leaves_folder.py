@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.leaves import INDEX, RULES, branches_of, save, write
+from tests.store.leaves import INDEX, RULES, branches_of, everything, expected, load, save, write
 from treering._store import leaves_commit
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_names import attempt_folder
 from treering._store.leaves_pending import commit_pending
+from treering._store.leaves_rules import Update
 from treering._store.open_folder import DataFileMissing, LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
@@ -200,3 +201,21 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
     assert (tmp_path / INDEX).read_bytes() == seen[0]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".treering", "a", "c", INDEX]
     assert not (tmp_path.joinpath(*attempt_folder(moving["attempt"])) / "leaves").exists()
+
+
+def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(leaves_commit, "moved", lambda tree, attempt: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            save(tmp_path, {"a": b"new"})
+
+    def refuse(index: bytes | None) -> Update:
+        raise KeyError(index)
+
+    with StagedLeaves(tmp_path, RULES) as saving:
+        write(saving, {"b": b"1"})
+        with pytest.raises(KeyError):
+            saving.commit(b"", refuse)
+    assert load(tmp_path) == {"a": b"new"}
+    assert everything(tmp_path) == expected({"": {"a": b"new"}})
+    assert saving.attempt not in [entry.name for entry in (tmp_path / ".treering").iterdir()]

@@ -147,7 +147,7 @@ class LeavesCommit:
             if is_attempt(move.attempt):
                 into.update(moved(self._tree, move.attempt))
         sync_folders(self._folder, self._tree, into)
-        self._put(settled)
+        self._replace(self._prepared(settled))
         self._tree.sync(())
         self._take_up(self._rules.attempts(settled))
 
@@ -159,26 +159,35 @@ class LeavesCommit:
 
     def _commit(self, index: bytes) -> None:
         """Put the index there that sends readers to the staged files, and make it durable."""
-        self._put(index)
+        new = self._prepared(index)
+        self._own.kept = True  # until it is known that nothing was done
+        try:
+            self._replace(new)
+        except OSError:
+            self._own.kept = self._is_index(new)
+            raise
         try:
             self._tree.sync(())
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
 
-    def _put(self, index: bytes) -> None:
-        """Put an index in the place of the one that is there."""
+    def _prepared(self, index: bytes) -> os.stat_result | None:
+        """Write an index beside the one that is there, durably, and return what is known of it."""
         self._own.write(NEXT_INDEX, index, self._tree.find((), INDEX))
-        new = self._tree.find(self._own.parts, NEXT_INDEX)
-        before, self._own.kept = self._own.kept, True  # until it is known that the step was not done
+        return self._tree.find(self._own.parts, NEXT_INDEX)
+
+    def _replace(self, new: os.stat_result | None) -> None:
+        """Put that index in the place of the one that is there."""
         try:
             self._tree.replace(self._own.parts, NEXT_INDEX, (), INDEX)
         except OSError:
-            found = self._tree.find((), INDEX)
-            if new is None or found is None or not os.path.samestat(new, found):
-                self._own.kept = before
+            if not self._is_index(new):  # else it is done, and only the answer was lost
                 raise
-        # Done, if only the answer was lost.
+
+    def _is_index(self, new: os.stat_result | None) -> bool:
+        found = self._tree.find((), INDEX)
+        return new is not None and found is not None and os.path.samestat(new, found)
 
     def _sweep(self, index: bytes, dropped: Sequence[str]) -> None:
         """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""

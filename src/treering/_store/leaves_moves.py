@@ -12,12 +12,12 @@ import functools
 from collections.abc import Callable
 
 from treering._store.folder_tree import FILE, FOLDER, FolderTree, Parts
-from treering._store.leaves_names import ARRAY, LEAVES, attempt_folder, parts_of, staged_leaves
+from treering._store.leaves_names import ARRAY, parts_of, staged_leaves
 from treering._store.leaves_rules import IndexRules, Move
 from treering._store.open_folder import LinkRefused
 from treering.errors import Corrupt
 
-__all__ = ["Cleared", "clear", "is_staged", "moved", "surveyed"]
+__all__ = ["Cleared", "clear", "moved", "surveyed"]
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
 
@@ -139,12 +139,3 @@ def _moved(tree: FolderTree, parts: Parts, name: str, to: Parts, *, folder: bool
             return False
         raise
     return True
-
-
-def is_staged(tree: FolderTree, attempt: str) -> bool:
-    """Whether an attempt has files that are not at their key paths.
-
-    Raises:
-        OSError: the system refused.
-    """
-    return tree.kind(attempt_folder(attempt), LEAVES) == FOLDER

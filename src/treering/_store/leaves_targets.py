@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from treering._store.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._store.leaves_moves import Cleared
-from treering._store.leaves_names import ARRAY
+from treering._store.leaves_names import ARRAY, ATTEMPTS
 from treering.errors import Exists
 
 __all__ = ["Targets"]
@@ -66,12 +68,26 @@ class Targets:
             if found.get(ARRAY) is not None and ARRAY not in self._cleared.get(above, ()):
                 self._refuse(above, ARRAY, "an array that no index lists")
             kind = found.get(name)
-            if kind is None or (kind == FILE and name in self._cleared.get(above, ())):
+            if kind is None:
+                self._refuse_twin(above, name)
+                return False
+            if kind == FILE and name in self._cleared.get(above, ()):
                 return False
             if kind != FOLDER:
                 self._tree.refuse_link((*above, name))
                 self._refuse(above, name, "a file")
         return True
+
+    def _refuse_twin(self, parts: Parts, name: str) -> None:
+        """Refuse a name that means what has another one: some systems take ``W`` and ``w`` for the same."""
+        if self._folds and self._tree.find(parts, name) is not None:
+            same = [other for other in self._names(parts) if _folded(other) == _folded(name)]
+            if not (same and all(self._goes((*parts, other)) for other in same)):
+                self._refuse(parts, name, "what has the same name in other letters")
+
+    @functools.cached_property
+    def _folds(self) -> bool:
+        return self._tree.find((), ATTEMPTS.upper()) is not None
 
     def _require_free(self, parts: Parts, name: str) -> None:
         kind = self._names(parts).get(name)
@@ -115,3 +131,7 @@ class Targets:
         error.strerror = os.strerror(errno.EEXIST)
         error.filename = shown
         raise error
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFD", name).casefold()

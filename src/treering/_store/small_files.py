@@ -13,6 +13,7 @@ __all__ = ["read_small_files"]
 # Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_READING_NO_LINK = _READING | _NO_LINK
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 
 
@@ -38,7 +39,7 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
     try:
         for name, most in files:
             try:
-                descriptor = os.open(name, _READING | _NO_LINK, dir_fd=opened)
+                descriptor = os.open(name, _READING_NO_LINK, dir_fd=opened)
             except OSError:
                 tree.refuse_link((*parts, name))
                 raise
