@@ -62,7 +62,9 @@ def test_everything_below_is_synced_and_the_way_to_it(
     (tmp_path / "a" / "beside").write_bytes(b"1")
     (tmp_path / "a" / "b" / "link").symlink_to("../beside")
     synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
     monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: whole)
     sync_all(*opened, ("a", "b"))
     below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
