@@ -53,8 +53,6 @@ class _Form:
     """Their file, where each is one small chunk; None elsewhere."""
     box: Box
     """The whole of a leaf."""
-    nbytes: int
-    """Bytes of a chunk."""
 
 
 def _form_of(zarr: ZarrArray) -> _Form:
@@ -64,8 +62,8 @@ def _form_of(zarr: ZarrArray) -> _Form:
     if "/" not in name:
         # What no compressor makes smaller it makes a little larger.
         most = nbytes if zarr.compressor is None else 2 * nbytes + _HEADERS
-        small = SmallFile(zarray_bytes(zarr), name, most)
-    return _Form(small, whole(zarr.shape), nbytes)
+        small = SmallFile(zarray_bytes(zarr), name, nbytes, zarr.compressor is None, most)
+    return _Form(small, whole(zarr.shape))
 
 
 class BranchArrays:
@@ -97,7 +95,7 @@ class BranchArrays:
         Raises:
             Corrupt: a ``.zarray``, or a large file, is missing or not the one that was saved.
         """
-        small: list[tuple[int, Wish]] = []
+        small: list[tuple[int, SmallFile, Wish]] = []
         as_they_lie: list[Wish] = []
         packed: list[tuple[int, Job]] = []
         arrays = self._files.branch.arrays
@@ -107,8 +105,8 @@ class BranchArrays:
             if form is None:
                 form = self._forms[id(arrays[place])] = _form_of(arrays[place])
             if form.small is not None and len(wish.boxes) == 1 and wish.boxes[0] == form.box:
-                small.append((place, wish))
-                own.nbytes += form.nbytes
+                small.append((place, form.small, wish))
+                own.nbytes += form.small.nbytes
                 continue
             self._files.require_described(place)
             self._files.require_names(place)
@@ -149,14 +147,14 @@ class BranchArrays:
 
     # ---------------------------------------------------------------------------------------------------------- small
 
-    def _together(self, small: Sequence[tuple[int, Wish]]) -> list[Job]:
+    def _together(self, small: Sequence[tuple[int, SmallFile, Wish]]) -> list[Job]:
         """Return jobs that each read some small leaves."""
         jobs: list[Job] = []
-        group: list[tuple[int, Wish]] = []
+        group: list[tuple[int, SmallFile, Wish]] = []
         held = 0
-        for place, wish in small:
-            group.append((place, wish))
-            held += _aligned(self._forms[id(self._files.branch.arrays[place])].nbytes)
+        for one in small:
+            group.append(one)
+            held += _aligned(one[1].nbytes)
             if held >= _TOGETHER_BYTES:
                 jobs.append(functools.partial(self._fill_small, group, held))
                 group, held = [], 0
@@ -164,27 +162,25 @@ class BranchArrays:
             jobs.append(functools.partial(self._fill_small, group, held))
         return jobs
 
-    def _fill_small(self, group: Sequence[tuple[int, Wish]], held: int) -> int:
+    def _fill_small(self, group: Sequence[tuple[int, SmallFile, Wish]], held: int) -> int:
         arrays = self._files.branch.arrays
+        contents = self._files.small_contents([(place, small) for place, small, _ in group])
         room = aligned_bytes(held).data
-        at = nbytes = 0
-        for place, wish in group:
+        at = 0
+        for (place, small, wish), data in zip(group, contents, strict=True):
             zarr = arrays[place]
-            form = self._forms[id(zarr)]
             array = np.ndarray(zarr.shape, self._dtype(wish.leaf), room, at)
-            data = self._files.small_content(place, form.small) if form.small is not None else None
             if data is None:
                 self._files.require_described(place)
                 read_chunk(self._files, place, 0, array)
-            elif zarr.plain and len(data) == form.nbytes:
-                room[at : at + form.nbytes] = data
+            elif zarr.plain and len(data) == small.nbytes:
+                room[at : at + small.nbytes] = data
             else:
                 with naming(self._files.keys[place], self._files.shown_chunk(place, 0)):
                     decode(zarr, io.BytesIO(data).read, len(data), as_stored_items(zarr, array))
             wish.arrays = [array]
-            at = _aligned(at + form.nbytes)
-            nbytes += form.nbytes
-        return nbytes
+            at = _aligned(at + small.nbytes)
+        return sum(small.nbytes for _, small, _ in group)
 
     # --------------------------------------------------------------------------------------------- as they lie in files
 

@@ -49,8 +49,12 @@ class SmallFile:
     """Their ``.zarray``."""
     name: str
     """Name of the chunk file."""
+    nbytes: int
+    """Bytes of the chunk."""
+    raw: bool
+    """Whether the file has just these bytes."""
     most: int
-    """Bytes that it has at most, as far as anybody knows."""
+    """Bytes that the file has at most, as far as anybody knows."""
 
 
 class BranchFiles:
@@ -106,24 +110,34 @@ class BranchFiles:
                 raise damaged(self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {last} chunks")
         self._counted[leaf] = 1
 
-    def small_content(self, leaf: int, small: SmallFile) -> bytes | None:
-        """Return the bytes of the only chunk file of a leaf, if all is as it should be, its ``.zarray`` too.
+    def small_contents(self, leaves: Sequence[tuple[int, SmallFile]]) -> list[bytes | None]:
+        """Return the bytes of the only chunk file of each leaf, if all is as it should be, its ``.zarray`` too.
 
         None where it is not, or where that cannot be told so fast: whoever then opens the files finds out.
         """
+        found = [self._small_read(leaf, small) for leaf, small in leaves]
+        # Checked together: a turn to the system and back for each leaf costs the processor's caches.
+        return [
+            None if files is None else self._small_checked(leaf, small, files)
+            for (leaf, small), files in zip(leaves, found, strict=True)
+        ]
+
+    def _small_read(self, leaf: int, small: SmallFile) -> list[bytes] | None:
         branch = self.branch
         wanted = [] if self._described[leaf] or not branch.verified else [(ZARRAY, len(small.document))]
-        size = self.size_of(leaf, 0) if branch.verified else None
+        size = self.size_of(leaf, 0) if branch.verified and not small.raw else None
         wanted.append((small.name, min(small.most, size or small.most)))
         try:
-            found = self._folder.read_small(branch.record.folders[leaf], wanted, branch.attempt)
+            return self._folder.read_small(branch.record.folders[leaf], wanted, branch.attempt)
         except DataFileMissing:
             return None
+
+    def _small_checked(self, leaf: int, small: SmallFile, found: Sequence[bytes]) -> bytes | None:
         data = found[-1]
-        if not branch.verified:
+        if not self.branch.verified:
             return data if len(data) <= small.most else None
-        first = self.first_checksums[leaf]
-        if len(data) != size or _checksums(data) != branch.record.checksums[first : first + _blocks(size)]:
+        size = small.nbytes if small.raw else self.size_of(leaf, 0)
+        if len(data) != size or _checksums(data) != self.all_checksums_of(leaf):
             return None
         if len(found) > 1:
             if found[0] != small.document:
