@@ -14,7 +14,7 @@ import pytest
 from tests.leaves.saved import INDEX
 from tests.properties.sameness import assert_same
 from treering.errors import Corrupt, Format, Mismatch, NotFound, TreeringError, Unsupported
-from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
+from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 
 class Point(NamedTuple):
@@ -192,6 +192,18 @@ def test_a_prefix_where_the_only_tree_has_none(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)})
     with pytest.raises(Mismatch, match="no prefix 'a': its tree has none"):
         tree_deserialize_leaves(tmp_path, prefix="a")
+
+
+@pytest.mark.parametrize("listed", [None, "a"])
+def test_a_save_that_waits_for_its_index_is_told_of(listed: str | None, tmp_path: Path) -> None:
+    tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)}, prefix=listed)
+    tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)}, prefix="new", write_index=False)
+    with pytest.raises(Mismatch, match=r"waits for treering\.leaves\.index_leaves"):
+        tree_deserialize_leaves(tmp_path, prefix="new")
+    index_leaves(tmp_path)
+    with pytest.raises(Mismatch) as caught:
+        tree_deserialize_leaves(tmp_path, prefix="old")
+    assert "index_leaves" not in str(caught.value)
 
 
 def test_nothing_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:

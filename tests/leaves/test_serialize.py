@@ -372,8 +372,9 @@ def test_a_damaged_or_foreign_index_is_not_replaced(tmp_path: Path) -> None:
     ]:
         index.write_text(text)
         before = listing(tmp_path)
-        with pytest.raises(kind):
+        with pytest.raises(kind) as caught:
             tree_serialize_leaves(tmp_path / "d", {"w": jnp.ones(2)})
+        assert str(index) in str(caught.value)
         assert listing(tmp_path) == before
     index.write_text(whole)
     assert_same(stored(tmp_path / "d"), TREE, restored=False)

@@ -188,13 +188,14 @@ def test_a_key_with_a_dot_is_found_by_its_text(saved: Path) -> None:
     ("shardings", "words"),
     [
         ({"dense.kernl": ROWS}, r"'dense.kernl' \(did you mean 'dense.kernel'\?\)"),
+        ({"dens": ROWS}, r"'dens' \(did you mean 'dense'\?\)"),
         ({"dense/kernel": ROWS}, "'dense/kernel'.*flat with dots"),
         ({"model.dense.kernel": ROWS}, "'model.dense.kernel'.*without the prefix"),
         ({"dense": {"kernel": {"w": ROWS}}, "x": ROWS}, "'dense.kernel.w'.*, 'x'"),
         ({"norm.2": ROWS}, "'norm.2'"),
         ({"": ROWS}, "''"),
     ],
-    ids=["mistyped", "slashes", "with the prefix", "below a leaf", "past the end", "empty"],
+    ids=["mistyped", "a mistyped branch", "slashes", "with the prefix", "below a leaf", "past the end", "empty"],
 )
 def test_a_key_that_fits_no_leaf_is_named(shardings: Any, words: str, saved: Path) -> None:
     with pytest.raises(Mismatch, match=words):

@@ -79,6 +79,8 @@ def test_static_fields_that_differ_are_a_warning_at_the_callers_line(saved: Path
         found = tree_deserialize_leaves(saved, target=wanted)
     assert found.params[1].name == "other"
     assert caught[0].filename == __file__
+    assert "`target`" in str(caught[0].message)
+    assert "like" not in str(caught[0].message)
 
 
 def test_shardings_of_the_target_count_where_nothing_else_is_said(saved: Path) -> None:

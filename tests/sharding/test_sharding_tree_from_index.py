@@ -215,6 +215,11 @@ def test_what_is_no_sharding_is_refused(saved: Path, default: Any) -> None:
         create_sharding_tree_from_index(saved, MESH, default_sharding=default)
 
 
+def test_a_spec_of_other_axes_than_the_mesh_is_refused(saved: Path) -> None:
+    with pytest.raises(Mismatch, match=r"default_sharding does not fit the mesh.*nope"):
+        create_sharding_tree_from_index(saved, MESH, default_sharding=P("nope"))
+
+
 def test_a_spec_without_a_mesh_is_refused(saved: Path) -> None:
     with pytest.raises(ValueError, match="without a mesh; give mesh="):
         create_sharding_tree_from_index(saved, default_sharding=P("d"))

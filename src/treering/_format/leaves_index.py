@@ -40,6 +40,7 @@ _OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
 _OF_ENTRY: Final = ["path", "shape", "dtype"]
 _MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
 _DAMAGED: Final = "treering.leaves.index_leaves makes it anew from the copies under .treering"
+_OTHER_LIST: Final = f"if another program saved over that tree, save it again, or use another copy; else {_DAMAGED}"
 # What may not stand in a path, and what has to be there somewhere for it when paths are lines.
 _UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
 _SUSPECT: Final = ("/.", "\n.", "//", "/\n", "\n/", "\n\n", "\0")
@@ -256,9 +257,9 @@ def _compare(wanted: Sequence[dict[str, Any]], found: Sequence[Entry]) -> None:
     for number, (want, node) in enumerate(zip(wanted, nodes, strict=False)):
         # Another program may add members, and a number may be any that is equal.
         if any(node.get(name) != value for name, value in want.items()):
-            raise Corrupt(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_DAMAGED)
+            raise Corrupt(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_OTHER_LIST)
     if len(nodes) != len(wanted):
-        raise Corrupt(f"{len(nodes)} arrays are listed, the record has {len(wanted)}", hint=_DAMAGED)
+        raise Corrupt(f"{len(nodes)} arrays are listed, the record has {len(wanted)}", hint=_OTHER_LIST)
 
 
 def _shown(node: Mapping[str, Any]) -> str:

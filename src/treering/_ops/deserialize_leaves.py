@@ -56,7 +56,7 @@ def tree_deserialize_leaves(
         chunk_size: how many arrays are read at a time. ``callback`` runs after each batch, and only what it keeps stays
             in memory. None, 0 or less: all.
         target: a tree of the structure, shapes, dtypes and, where nothing else is said, shardings that are wanted.
-        structure: "dicts", or "exact" for the containers that were saved.
+        structure: "dicts", or "exact" for the containers that were saved; ``target`` wins over it.
         x64: "error" or "numpy" for 64-bit jax arrays where jax_enable_x64 is off.
 
     Raises:

@@ -19,7 +19,14 @@ __all__ = ["into_like"]
 
 
 def into_like(
-    like: Any, target: Flattened, source: Source, *, part: Selection, matches: Sequence[Matched], leaves: list[Any]
+    like: Any,
+    target: Flattened,
+    source: Source,
+    *,
+    part: Selection,
+    matches: Sequence[Matched],
+    leaves: list[Any],
+    called: str = "like",
 ) -> Any:
     """Return ``like``'s containers around the leaves; functions, and what is kept, come from ``like``.
 
@@ -32,22 +39,24 @@ def into_like(
         part: which part of it.
         matches: what each leaf became.
         leaves: one for each leaf of ``like``.
+        called: what the user calls ``like``.
     """
     for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
         if match.fit is KEPT or kind == "opaque":
             leaves[number] = target.leaves[number]
     if source.structured:
-        _report_static(source.index, part, target, matches)
+        _report_static(source.index, part, target, matches, called)
     return rebuilt(like, leaves)
 
 
-def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched]) -> None:
+def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched], called: str) -> None:
     same = len(part.structure) == len(target.tokens) and all(map(operator.eq, part.structure, target.tokens))
-    lines = [] if same else static_differences(part.structure, target.tokens)
+    lines = [] if same else static_differences(part.structure, target.tokens, called=called)
     for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
         if kind == "opaque" and match.fit is not KEPT:
             saved, here = index.values[match.leaf], opaque_of(leaf)
             if saved != here:
-                lines.append(f"{key}: saved as {saved.text}, like has {here.text}")
+                lines.append(f"{key}: saved as {saved.text}, {called} has {here.text}")
     if lines:
-        warn_of("what lies in no file comes from `like`, and differs from what was saved", lines, StaticFieldsDiffer)
+        what = f"what lies in no file comes from `{called}`, and differs from what was saved"
+        warn_of(what, lines, StaticFieldsDiffer)

@@ -129,17 +129,21 @@ def _chosen(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Bran
 def _no_branch(prefix: str | None, there: list[str], folder: OpenLeaves) -> Mismatch:
     """Say which prefixes there are."""
     where = repr(str(folder.path))
+    waiting = "; a save that it does not list waits for treering.leaves.index_leaves" if folder.pending() else ""
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
     shown = ", ".join(map(repr, there[:_SHOWN])) + more
     if prefix is None:
         if not there:
-            return Mismatch(f"the index of {where} lists no tree")
-        return Mismatch(f"{where} holds only trees with prefixes: {shown}", hint=f"for example prefix={there[0]!r}")
+            return Mismatch(f"the index of {where} lists no tree{waiting}")
+        return Mismatch(
+            f"{where} holds only trees with prefixes: {shown}{waiting}", hint=f"for example prefix={there[0]!r}"
+        )
     if not there:
-        return Mismatch(f"{where} has no prefix {prefix!r}: its tree has none", hint="leave prefix= out")
+        return Mismatch(f"{where} has no prefix {prefix!r}: its tree has none{waiting}", hint="leave prefix= out")
     close = near(prefix, there)
     return Mismatch(
-        f"{where} has no prefix {prefix!r:.200}; there are {shown}", hint=f"did you mean {close!r}?" if close else None
+        f"{where} has no prefix {prefix!r:.200}; there are {shown}{waiting}",
+        hint=f"did you mean {close!r}?" if close else None,
     )
 
 
@@ -236,5 +240,5 @@ def _recordless(folder: OpenLeaves, branch: Branch) -> Corrupt:
     what = "its tree" if branch.prefix is None else f"the tree with the prefix {branch.prefix!r}"
     return Corrupt(
         f"{str(folder.path / LEAVES_INDEX)!r} has lost the record of {what}, which treering wrote",
-        hint="use another copy; treering.leaves.index_leaves makes an index anew where there is none",
+        hint="treering.leaves.index_leaves takes it from a copy under .treering; without one, use another directory",
     )

@@ -75,7 +75,7 @@ def tree_of(source: LeavesSource, wanted: Wanted) -> Any:
         index, part, target, rename=None, missing="error", cast=False, raw_keys=source.raw_keys, wording=_WORDING
     )
     leaves = _leaves(source, matches, _placements(index, target.keys, matches, target, wanted), wanted)
-    return into_like(wanted.target, target, source, part=part, matches=matches, leaves=leaves)
+    return into_like(wanted.target, target, source, part=part, matches=matches, leaves=leaves, called=_WORDING.called)
 
 
 # -------------------------------------------------------------------------------------------------------- where they go

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from treering.errors import Corrupt, TreeringError
+from treering.errors import Corrupt, Format, TreeringError
 
 __all__ = ["naming"]
 
@@ -26,6 +26,6 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except TreeringError as error:
-        if isinstance(error, Corrupt) and os.fspath(path) not in error.message:
+        if isinstance(error, Corrupt | Format) and os.fspath(path) not in error.message:
             error.message = f"{os.fspath(path)!r}: {error.message}"
         raise

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from treering._format.leaves_index import encode_leaves_index, parse_leaves_index
+from treering._format.leaves_index import LEAVES_INDEX, encode_leaves_index, parse_leaves_index
 from treering._format.leaves_record import LeavesRecord, parse_record
 from treering._format.leaves_update import LEAVES_RULES, update_for
 from treering._ops.leaves_branches import read_zarray
+from treering._ops.naming import naming
 from treering._store.leaves_rules import Update
 from treering._store.open_folder import LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
@@ -48,7 +49,8 @@ def update_dropping(
     Raises:
         Corrupt, Format, Mismatch: as `update_for`.
     """
-    update = update_for(old, records)
+    with naming(folder.path / LEAVES_INDEX):
+        update = update_for(old, records)
     if not dropped:
         return update
     lying: dict[str | None, list[str]] = {record.prefix: [] for record in records}

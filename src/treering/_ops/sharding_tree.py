@@ -17,7 +17,7 @@ from treering._ops.leaves_branches import judged_leaves
 from treering._store.open_leaves_folder import OpenLeaves
 from treering._tree.placement import is_placement, require_mesh
 from treering._tree.rules import spec_of
-from treering.errors import Unsupported
+from treering.errors import Mismatch, Unsupported
 
 __all__ = ["create_sharding_tree_from_index"]
 
@@ -44,7 +44,7 @@ def create_sharding_tree_from_index(
 
     Raises:
         NotFound: there is no directory or no index.
-        Mismatch: no tree has this prefix; those that are there are named.
+        Mismatch: no tree has this prefix, those there are named; a partition spec has axes that the mesh lacks.
         Unsupported: a partition spec without mesh, or what is no sharding.
         Corrupt, Format: the index is damaged, or not one that this version reads.
 
@@ -81,7 +81,7 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
     if isinstance(default, PartitionSpec):
         if mesh is None:
             raise Unsupported(f"default_sharding is {default}, which says nothing without a mesh", hint="give mesh=")
-        default = NamedSharding(mesh, default)
+        default = _on(mesh, default)
     if is_placement(default):
         return lambda _path, kind: _cut(default, len(_shape(kind)))
     if callable(default):
@@ -89,6 +89,13 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
     raise Unsupported(
         f"default_sharding is a {type(default).__name__}", hint="a Sharding, PartitionSpec, Device, function or None"
     )
+
+
+def _on(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    try:
+        return NamedSharding(mesh, spec)
+    except ValueError as error:  # an axis that the mesh does not have, or one twice
+        raise Mismatch(f"default_sharding does not fit the mesh: {error}") from None
 
 
 def _shape(kind: LeafType) -> tuple[int, ...]:

@@ -33,7 +33,10 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(text, str):
         raise Unsupported(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
     if _URL.match(text):
-        raise Unsupported(f"{text!r} is a URL; only local files are supported", hint="copy the file here first")
+        raise Unsupported(
+            f"{text!r} is a URL; only local files are supported",
+            hint="copy it here first, or save here and copy it there",
+        )
     if not text or text.endswith(("/", os.sep)):
         raise Unsupported(f"{text!r} names no file", hint="give the name of a file")
     return Path(text)

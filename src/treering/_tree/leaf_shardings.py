@@ -161,14 +161,15 @@ def _says_where(x: Any) -> bool:
 
 def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> None:
     """A mistyped key must not leave an array where it was not meant to be."""
-    names = {".".join(parts[:end]) for parts in map(split_key, known) for end in range(1, len(parts) + 1)}
+    # Branches are as good as leaves, in suggestions too; in order, so that these are always the same ones.
+    names = dict.fromkeys(".".join(parts[:end]) for parts in map(split_key, known) for end in range(1, len(parts) + 1))
     if "" in known:
-        names.add("")  # a bare array has no parts
+        names[""] = None  # a bare array has no parts
     stray = [".".join(path) for path in found if path and ".".join(path) not in names]
     if not stray:
         return
     shown = [
-        f"{key!r:.200}" + (f" (did you mean {close!r}?)" if (close := near(key, map(dotted, known))) else "")
+        f"{key!r:.200}" + (f" (did you mean {close!r}?)" if (close := near(key, names)) else "")
         for key in stray[:_SHOWN]
     ]
     more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""

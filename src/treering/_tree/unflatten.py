@@ -59,10 +59,11 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
     return root[0]
 
 
-def static_differences(saved: Iterable[Token], like: Iterable[Token]) -> list[str]:
+def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called: str = "like") -> list[str]:
     """Return one line for each container of ``like`` whose class or static fields are not those that were saved.
 
-    Containers are compared at equal key paths; one that only one side has is no difference here.
+    Containers are compared at equal key paths; one that only one side has is no difference here. ``called`` is what the
+    user calls ``like``.
 
     Example:
         >>> saved = [Container(node="other", keys=("w",), class_name="m.Layer", static=(("act", "relu"),)), 1]
@@ -76,7 +77,7 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token]) -> list[st
         other = wanted.get(path)
         if other is not None:
             where = f"{join_key(path)}: " if path else ""
-            lines += [f"{where}{line}" for line in _differences(container, other)]
+            lines += [f"{where}{line}" for line in _differences(container, other, called)]
     return lines
 
 
@@ -104,21 +105,21 @@ def _containers(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Cont
             levels.append((path, token, 0))
 
 
-def _differences(saved: Container, like: Container) -> Iterator[str]:
+def _differences(saved: Container, like: Container, called: str) -> Iterator[str]:
     if _named(saved) != _named(like):
-        yield f"saved as {_named(saved)}, like has {_named(like)}"
+        yield f"saved as {_named(saved)}, {called} has {_named(like)}"
         return
     static, wanted = dict(saved.static), dict(like.static)
     for name in {**static, **wanted}:
         if name == KEYS and saved.keys != like.keys:
             continue  # other keys are other leaves, which is said of them
         if name not in static:
-            yield f"{name} of {_named(like)}: not saved, like has {_shown(wanted[name])}"
+            yield f"{name} of {_named(like)}: not saved, {called} has {_shown(wanted[name])}"
         elif name not in wanted:
-            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, like has none"
+            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, {called} has none"
         # As text, so that nan is nan, 1 is not True and 0.0 not -0.0.
         elif repr(static[name]) != repr(wanted[name]):
-            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, like has {_shown(wanted[name])}"
+            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, {called} has {_shown(wanted[name])}"
 
 
 def _named(container: Container) -> str:
