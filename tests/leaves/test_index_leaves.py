@@ -238,6 +238,22 @@ def test_arrays_of_others_beside_our_own_trees(tmp_path: Path) -> None:
     assert listing(path) == before
 
 
+def test_leaves_directories_inside_are_neither_listed_nor_replaced(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "plain", tmp_path / "runs" / "theirs")
+    tree_serialize_leaves(tmp_path / "runs" / "ours", TREE)
+    before = listing(tmp_path / "runs")
+    with pytest.raises(NotFound, match="there are leaves directories in it: 'ours', 'theirs'"):
+        stored(tmp_path / "runs")
+    with pytest.raises(NotFound, match=r"nothing in .* can be indexed"):
+        index_leaves(tmp_path / "runs")
+    assert listing(tmp_path / "runs") == before
+    shutil.copytree(GOLDEN / "plain" / "params", tmp_path / "runs" / "params")
+    index_leaves(tmp_path / "runs")
+    tree_serialize_leaves(tmp_path / "runs", {"w": jnp.ones(1)})
+    after = listing(tmp_path / "runs")
+    assert {name: after[name] for name in before} == before
+
+
 def test_what_is_no_leaf_is_not_listed(tmp_path: Path) -> None:
     path = tmp_path / "d"
     shutil.copytree(GOLDEN / "plain", path)

@@ -19,7 +19,7 @@ _LOOKED_AT = 200
 
 
 def array_folders(tree: FolderTree) -> Iterator[Parts]:
-    """Yield the way to every folder that holds a ``.zarray``, sorted by its parts.
+    """Yield the way to every folder that holds a ``.zarray``, sorted by its parts; not into other leaves directories.
 
     Raises:
         OSError: the system refuses.
@@ -36,6 +36,8 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             found = tree.scan(here)
         except (FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
             continue
+        if here and not {INDEX, ATTEMPTS}.isdisjoint(found):
+            continue  # another leaves directory: what is in it is not this one's to list, nor to replace
         if found.get(ARRAY) == FILE:
             yield here
             continue

@@ -204,7 +204,7 @@ class OpenLeaves:
     def array_folders(self) -> Iterator[str]:
         """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
 
-        Nothing is looked for inside the folder of an array.
+        Nothing is looked for inside the folder of an array, nor in another leaves directory.
 
         Raises:
             StoreFailed: the system refuses.
