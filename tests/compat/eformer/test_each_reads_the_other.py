@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 import treering
 from tests.compat.eformer import peer
+from treering.errors import Corrupt
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 meshes = st.sampled_from(peer.MESHES)
@@ -101,6 +102,21 @@ def test_we_replace_what_eformer_wrote(tmp_path: Path) -> None:
     found = peer.load(tmp_path, prefix="model")
     assert list(found) == ["w"]
     assert found["w"].tolist() == [0, 0, 0]
+
+
+def test_eformer_over_our_prefix_is_never_taken_for_ours(tmp_path: Path) -> None:
+    # Packed as it packs: where they are not, it fails while it writes, and when it stops is chance.
+    packed = {"id": "zstd", "level": 1}
+    tree_serialize_leaves(tmp_path, {"w": jnp.ones(4), "b": jnp.ones(2)}, prefix="model", compressor=packed)
+    tree_serialize_leaves(tmp_path, {"w": jnp.arange(4)}, prefix="other")
+    peer.save(tmp_path, {"w": jnp.zeros(4)}, prefix="model")
+    with pytest.raises(Corrupt, match="another program saved over"):
+        tree_deserialize_leaves(tmp_path, prefix="model")
+    assert not treering.verify(tmp_path).ok
+    assert tree_deserialize_leaves(tmp_path, prefix="other")["w"].tolist() == [0, 1, 2, 3]
+    tree_serialize_leaves(tmp_path, {"w": jnp.zeros(4)}, prefix="model")
+    assert tree_deserialize_leaves(tmp_path, prefix="model")["w"].tolist() == [0, 0, 0, 0]
+    assert treering.verify(tmp_path).ok
 
 
 def test_eformer_sees_only_what_it_knows(tmp_path: Path) -> None:
