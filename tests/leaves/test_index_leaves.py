@@ -188,6 +188,17 @@ def flip_last_byte(file: Path) -> None:
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
+def test_who_meets_a_damaged_record_is_told_what_mends_it(tmp_path: Path) -> None:
+    tree_serialize_leaves(tmp_path / "d", TREE, prefix="a")
+    index = tmp_path / "d" / INDEX
+    index.write_text(index.read_text().replace("numpy", "mumpy", 1))
+    for work in (lambda: stored(tmp_path / "d", "a"), lambda: tree_serialize_leaves(tmp_path / "d", {}, prefix="a")):
+        with pytest.raises(Corrupt, match="index_leaves"):
+            work()
+    index_leaves(tmp_path / "d")
+    assert_same(stored(tmp_path / "d", "a"), TREE, restored=False)
+
+
 def test_a_lost_index_and_saves_that_were_waiting(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path / "d", {"w": jnp.ones(2), "old": jnp.ones(1)}, prefix="model")
     left(tmp_path / "d", {"w": jnp.ones(3)}, "model")

@@ -50,7 +50,11 @@ UNMARKED: Final = "0" * 16
 """The attempt of a made up record: arrays of another writer, whose ``.zarray`` has no marker."""
 
 _FORM: Final = SignedForm(
-    member="treering leaves", version=RECORD_VERSION, name="the record", hint="use another copy of the directory"
+    member="treering leaves",
+    version=RECORD_VERSION,
+    name="the record",
+    hint="treering.leaves.index_leaves takes the copy under .treering if that is whole; "
+    "else use another copy of the directory",
 )
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 _WRITTEN_ATTEMPT: Final = re.compile(rb'\n"attempt": "([0-9a-f]{16})"')
