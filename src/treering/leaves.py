@@ -95,8 +95,9 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
 
     Trees that were saved with ``write_index=False`` become part of the index, the newest of each prefix. Where the
     index is missing or damaged, it is made from what lies there: the newest whole tree of each prefix, with its
-    checksums, and zarr v2 arrays of other programs, unchecked, as a tree without prefix. Where only the record of one
-    tree is damaged, that one is made anew. Where there is nothing to do, nothing is done.
+    checksums, and zarr v2 arrays of other programs, unchecked, as a tree without prefix; not those in a zarr group or
+    in another leaves directory inside. Where only the record of one tree is damaged, that one is made anew. Where there
+    is nothing to do, nothing is done.
 
     Args:
         checkpoint_dir: the directory.

@@ -130,8 +130,15 @@ def test_array_folders(tmp_path: Path) -> None:
     for name in ("b/c/.zarray", "b/a/.zarray", "b/a/0/.zarray", "a/.zarray", ".hidden/.zarray", "d/0", "a.b/.zarray"):
         put(tmp_path, name, b"")
     put(tmp_path, f".treering/{ATTEMPT}/leaves/x/.zarray", b"")
-    for name in (f"b/other/{INDEX}", "b/other/w/.zarray", "lost/.treering/x", "lost/w/.zarray"):
-        put(tmp_path, name, b"")  # leaves directories of their own
+    for name in (
+        f"b/other/{INDEX}",
+        "b/other/w/.zarray",
+        "lost/.treering/x",
+        "lost/w/.zarray",
+        "z/.zgroup",
+        "z/w/.zarray",
+    ):
+        put(tmp_path, name, b"")  # leaves directories of their own, and a group
     (tmp_path / "link").symlink_to(tmp_path / "b")
     (tmp_path / "d" / ".zarray").symlink_to(tmp_path / "a" / ".zarray")
     with OpenLeaves(tmp_path) as directory:

@@ -16,10 +16,12 @@ __all__ = ["array_folders", "what_is_there"]
 # No path that a program can name is deeper.
 _DEEPEST = 2048
 _LOOKED_AT = 200
+# Names in a folder that make it a leaves directory of its own, or a group of arrays that another program has there.
+_OF_OTHERS = frozenset({INDEX, ATTEMPTS, ".zgroup"})
 
 
 def array_folders(tree: FolderTree) -> Iterator[Parts]:
-    """Yield the way to every folder that holds a ``.zarray``, sorted by its parts; not into other leaves directories.
+    """Yield the way to every folder that holds a ``.zarray``, sorted by its parts; not in other directories or groups.
 
     Raises:
         OSError: the system refuses.
@@ -36,8 +38,8 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             found = tree.scan(here)
         except (FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
             continue
-        if here and not {INDEX, ATTEMPTS}.isdisjoint(found):
-            continue  # another leaves directory: what is in it is not this one's to list, nor to replace
+        if here and not _OF_OTHERS.isdisjoint(found):
+            continue  # what is in it is not this directory's to list, nor to replace
         if found.get(ARRAY) == FILE:
             yield here
             continue

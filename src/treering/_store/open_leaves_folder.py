@@ -204,7 +204,8 @@ class OpenLeaves:
     def array_folders(self) -> Iterator[str]:
         """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
 
-        Nothing is looked for inside the folder of an array, nor in another leaves directory.
+        Nothing is looked for inside the folder of an array, nor in another leaves directory, nor in a group
+        of zarr, which no program makes for leaves.
 
         Raises:
             StoreFailed: the system refuses.
