@@ -240,5 +240,5 @@ def _recordless(folder: OpenLeaves, branch: Branch) -> Corrupt:
     what = "its tree" if branch.prefix is None else f"the tree with the prefix {branch.prefix!r}"
     return Corrupt(
         f"{str(folder.path / LEAVES_INDEX)!r} has lost the record of {what}, which treering wrote",
-        hint="treering.leaves.index_leaves finds its copy under .treering; if that is lost as well, use another copy of all",
+        hint="treering.leaves.index_leaves finds its copy under .treering; if that is lost too, use a backup",
     )
