@@ -33,7 +33,7 @@ class Files:
     def clear(self) -> None:
         """Remove what was written, and wait until the disk has forgotten it too."""
         for path in self._made:
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)

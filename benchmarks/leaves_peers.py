@@ -36,7 +36,7 @@ class Eformer:
     def load(self, path: Path, mesh: jax.sharding.Mesh, shardings: dict[str, Any] | None) -> Tree:
         """Load as nested dicts; shardings by dotted key."""
         tree: Tree = self._serialization.tree_deserialize_leaves(path, mesh, shardings=shardings)
-        return jax.block_until_ready(tree)  # type: ignore[no-any-return]
+        return jax.block_until_ready(tree)
 
 
 def tensorstore_save(path: Path, tree: Tree, *, durable: bool) -> Path:
@@ -92,4 +92,4 @@ def tensorstore_load(path: Path, keys: list[str]) -> dict[str, Any]:
     ]
     reads = [store.result().read() for store in stores]
     arrays = jax.device_put([read.result() for read in reads])
-    return jax.block_until_ready(dict(zip(keys, arrays, strict=True)))  # type: ignore[no-any-return]
+    return jax.block_until_ready(dict(zip(keys, arrays, strict=True)))

@@ -16,6 +16,7 @@ import pytest
 import tensorstore as ts
 from jax.sharding import PartitionSpec as P
 
+import treering
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
 from tests.properties.sameness import assert_same
 from treering._codec.zarr import parse_zarray
@@ -485,3 +486,11 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     with pytest.raises(Unsupported):
         tree_serialize_leaves(tmp_path / "d", TREE, compressor={"id": "nothing like it"})
     assert len(list(proc.iterdir())) == before
+
+
+def test_a_folder_that_holds_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", TREE)
+    before = listing(tmp_path / "ckpt")
+    with pytest.raises(Exists, match=r"a checkpoint of treering.save is at .*; save to a directory of its own"):
+        tree_serialize_leaves(tmp_path / "ckpt", TREE)
+    assert listing(tmp_path / "ckpt") == before

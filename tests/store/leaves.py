@@ -169,7 +169,7 @@ def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
             except DataFileMissing as error:
                 missing = error
             # Nothing is cleared or moved before the index says so: what was read under the same index is of one save.
-            now = branches_of(directory.read_index()).get(prefix)
+            now = branches_of(directory.read_index()).get(prefix) or {}
             if {**branch, "moving": 0} == {**now, "moving": 0}:
                 if missing is not None:
                     raise missing

@@ -33,9 +33,7 @@ def _passer(sharding: jax.sharding.Sharding | None) -> _Passer:
     return passer
 
 
-def put_all(
-    arrays: Sequence[NDArray[Any]], sharding: jax.sharding.Sharding | None = None
-) -> list[jax.Array]:
+def put_all(arrays: Sequence[NDArray[Any]], sharding: jax.sharding.Sharding | None = None) -> list[jax.Array]:
     """Return the arrays on one device, bit for bit.
 
     Args:

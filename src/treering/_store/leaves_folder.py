@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Self
 
 from treering._store import descriptors
 from treering._store.attempt_folder import AttemptFolder, sweep_unfinished
+from treering._store.checkpoint_names import INDEX as CHECKPOINT
 from treering._store.failures import naming
 from treering._store.folder import Folder
 from treering._store.folder_tree import FolderTree, Parts
@@ -28,13 +30,13 @@ from treering._store.open_folder import LinkRefused
 from treering._store.pieces import Buffer
 from treering._store.reading import LocalFile
 from treering._store.writing import write_content
-from treering.errors import TreeringError, Unsupported
+from treering.errors import Exists, TreeringError, Unsupported
 
 __all__ = ["StagedLeaves"]
 
 _TRIES = 20
-# Smaller files are made durable all together, by one call.
-_SYNCED_ALONE = 1 << 20
+# The disk begins with the end of such a file at once; all files are made durable together, before the commit.
+_BEGUN_EARLY = 1 << 20
 # No system that this is for takes a longer path, the name of a chunk included.
 _LONGEST_PATH = 4095
 _CHUNK_NAME_BYTES = 255
@@ -143,8 +145,8 @@ class StagedLeaves:
             descriptor = self._tree.create((*self._staged, *parts), name)
             try:
                 write_content(descriptor, buffers, size)
-                if size >= _SYNCED_ALONE:
-                    descriptors.sync(descriptor)
+                if size >= _BEGUN_EARLY:
+                    descriptors.start_writeback(descriptor, 0, size)
             except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
                 with contextlib.suppress(OSError):  # the error that brought us here says more
                     os.close(descriptor)
@@ -254,6 +256,7 @@ class StagedLeaves:
             undo.callback(remove_folders, made)
             folder = Folder(target)
             undo.callback(folder.close)
+            self._refuse_checkpoint(folder)
             tree = FolderTree(folder, self._shown)
             undo.callback(tree.close)
             own = AttemptFolder(tree)
@@ -264,6 +267,15 @@ class StagedLeaves:
         self._made, self._folder, self._tree, self._own = made, folder, tree, own
         self._staged = staged_leaves(own.attempt)
         self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
+
+    def _refuse_checkpoint(self, folder: Folder) -> None:
+        """Of two forms in one folder, whoever reads it would see only one."""
+        if folder.find(CHECKPOINT) is not None:
+            hint = "save to a directory of its own"
+            error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
+            error.errno, error.strerror = errno.EEXIST, os.strerror(errno.EEXIST)
+            error.filename = self._shown
+            raise error
 
     def _committing(self) -> LeavesCommit:
         return LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown)

@@ -120,7 +120,14 @@ def test_eformer_over_our_prefix_is_never_taken_for_ours(tmp_path: Path) -> None
 
 
 def test_eformer_sees_only_what_it_knows(tmp_path: Path) -> None:
-    tree = {"a": jnp.ones(2), "n": None, "s": "text", "i": 3, "e": {}, "np": np.arange(3, dtype=np.int16)}
+    tree: dict[str, Any] = {
+        "a": jnp.ones(2),
+        "n": None,
+        "s": "text",
+        "i": 3,
+        "e": {},
+        "np": np.arange(3, dtype=np.int16),
+    }
     tree_serialize_leaves(tmp_path, tree)
     found = peer.load(tmp_path)
     assert sorted(found) == ["a", "np"]
