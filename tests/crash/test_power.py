@@ -37,7 +37,7 @@ if sys.argv[1] == "no syncfs":
     descriptors.sync_file_system = lambda descriptor: True
 reports = []
 power._told = lambda report: reports.append(report) or len(report.violations)
-code = power.power(2, 0, 1, 0, [sys.argv[2]])
+code = power.power(int(sys.argv[3]), 0, 1, 0, [sys.argv[2]])
 print(json.dumps({"code": code, "outcomes": reports[0].outcomes}))
 """
 
@@ -65,15 +65,28 @@ def test_a_slice_of_the_power_cuts() -> None:
     ],
 )
 def test_a_step_that_is_left_out_is_noticed(scene: str, broken: str) -> None:
+    """A save that leaves nothing out survives each cut, and one that leaves a step out loses one of six at least.
+
+    Not each of them: the kernel may write at any moment what nobody asked it to, when another process of the machine
+    calls sync or when memory is short. On a busy machine it did so for every second cut.
+    """
     if reason is not None:
         pytest.skip(f"no power can be cut here: {reason}")
+    cuts = 2 if broken == "nothing" else 6
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, broken, scene], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", BROKEN, broken, scene, str(cuts)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    lost = broken != "nothing"
-    assert found == {"code": int(lost), "outcomes": {f"acknowledged saves {'LOST' if lost else 'there'}": 2}}
+    assert sum(found["outcomes"].values()) == cuts, done.stdout
+    if broken == "nothing":
+        assert found == {"code": 0, "outcomes": {"acknowledged saves there": cuts}}, done.stdout
+    else:
+        assert (found["code"], found["outcomes"].get("acknowledged saves LOST", 0) > 0) == (1, True), done.stdout
 
 
 def test_where_nothing_can_be_mounted_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
