@@ -8,7 +8,10 @@
     ├── Corrupt        the bytes are damaged: use another copy       (ValueError)
     ├── Format         well formed, but not ours: use another reader (ValueError)
     ├── Unsupported    cannot be stored or placed: change the tree   (TypeError, ValueError)
+    ├── Timeout        other processes did not come: look at them    (TimeoutError)
+    ├── ProcessFailed  another process failed: its error says why    (RuntimeError)
     └── StoreFailed    the disk said no: free space, fix rights      (OSError)
+        └── NotShared  the processes see different folders           (OSError)
 
 Every one is also the builtin class that a program written for
 ``flax.serialization`` expects. Where flax raises a further class for one case
@@ -32,8 +35,11 @@ __all__ = [
     "Mismatch",
     "NotFound",
     "NotSharded",
+    "NotShared",
+    "ProcessFailed",
     "StaticFieldsDiffer",
     "StoreFailed",
+    "Timeout",
     "TreeringError",
     "Unsupported",
 ]
@@ -172,6 +178,36 @@ class Exists(TreeringError, FileExistsError):
 
 class Busy(TreeringError, OSError):
     """Another writer is at work there. Try again when it is done; nothing was changed."""
+
+
+class Timeout(TreeringError, TimeoutError):
+    """Other processes of the job did not come, or did not answer, in time. Look what became of them.
+
+    Attributes:
+        missing: their numbers, as far as they are known.
+    """
+
+    missing: tuple[int, ...] = ()
+
+
+class ProcessFailed(TreeringError, RuntimeError):
+    """Another process of the job failed, so nothing was saved, or nothing loaded, by any of them.
+
+    Attributes:
+        processes: the numbers of those that failed.
+    """
+
+    processes: tuple[int, ...] = ()
+
+
+class NotShared(StoreFailed):
+    """The path does not lead to one folder for all processes of the job. Use a file system that all of them see.
+
+    Attributes:
+        processes: the numbers of those that do not see what process 0 writes there.
+    """
+
+    processes: tuple[int, ...] = ()
 
 
 class PermissionDenied(StoreFailed, PermissionError):

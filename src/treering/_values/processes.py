@@ -1,0 +1,97 @@
+"""Which process of a job this is, how people read a few of them, and how long one waits for the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from treering.errors import Unsupported
+
+__all__ = ["DEFAULT_TIMEOUT", "Processes", "named", "timeout_seconds"]
+
+DEFAULT_TIMEOUT: Final = 600.0
+"""Seconds that a process waits for others where nothing else is said."""
+
+_VARIABLE: Final = "TREERING_TIMEOUT_S"
+_SHOWN: Final = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """The processes of a job, seen by one of them.
+
+    Example:
+        >>> two = Processes(this=1, count=3)
+        >>> two.leads, two.others
+        (False, (0, 2))
+    """
+
+    this: int
+    """Number of this process, from 0 on."""
+    count: int
+    """How many there are."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is process 0, which commits."""
+        return self.this == 0
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The numbers of the other processes."""
+        return tuple(number for number in range(self.count) if number != self.this)
+
+
+def named(processes: Iterable[int]) -> str:
+    """Return numbers of processes for people, runs of three and more in short.
+
+    Example:
+        >>> named([2]), named([5, 2]), named(range(1, 1024)), named([0, 2, 3, 4, 9])
+        ('process 2', 'processes 2 and 5', 'processes 1-1023', 'processes 0, 2-4 and 9')
+    """
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(processes)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    texts: list[str] = []
+    for first, last in runs:
+        if last > first + 1:
+            texts.append(f"{first}-{last}")
+        else:
+            texts += map(str, range(first, last + 1))
+    if len(texts) == 1 and runs[0][0] == runs[0][1]:
+        return f"process {texts[0]}"
+    if len(texts) > _SHOWN:
+        texts = [*texts[: _SHOWN - 1], f"{len(texts) - _SHOWN + 1} more"]
+    return "processes " + " and ".join(part for part in (", ".join(texts[:-1]), texts[-1]) if part)
+
+
+def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.environ) -> float:
+    """Return how many seconds to wait for other processes: as asked, else ``TREERING_TIMEOUT_S``, else 600.
+
+    Raises:
+        Unsupported: it is no positive number of seconds.
+
+    Example:
+        >>> timeout_seconds(2), timeout_seconds(None, {"TREERING_TIMEOUT_S": "90"}), timeout_seconds(None, {})
+        (2.0, 90.0, 600.0)
+    """
+    given: object = timeout
+    name = "timeout"
+    if timeout is None:
+        text = environment.get(_VARIABLE)
+        if not text:
+            return DEFAULT_TIMEOUT
+        given, name = text, _VARIABLE
+    try:
+        seconds = float(given) if isinstance(given, int | float | str) and not isinstance(given, bool) else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise Unsupported(f"{name} is {given!r:.100}, it has to be a positive number of seconds")
+    return seconds
