@@ -13,7 +13,10 @@ from treering._arrays.parted import host_blocks
 from treering._codec.msgpack.write import ArrayLike, Piece
 from treering.errors import Unsupported
 
-__all__ = ["adopt", "jax_holds", "piece_buffers"]
+__all__ = ["TOGETHER", "adopt", "jax_holds", "piece_buffers", "require_alive"]
+
+TOGETHER: Final = "save it to a folder: there all processes of the job write what they hold, in one call of each"
+"""What to do with an array that lies over processes."""
 
 _RUN_BYTES: Final = 256 * 1024
 _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
@@ -27,16 +30,22 @@ def adopt(value: object) -> ArrayLike | None:
     """
     if not isinstance(value, jax.Array):
         return None
+    require_alive(value)
+    if not value.is_fully_addressable:
+        raise Unsupported("the array is not fully addressable: other processes hold some of its shards", hint=TOGETHER)
+    return value
+
+
+def require_alive(value: jax.Array) -> None:
+    """Refuse an array that has no bytes, or has them no more.
+
+    Raises:
+        Unsupported: it is a tracer, or it was deleted (donated).
+    """
     if isinstance(value, jax.core.Tracer):
         raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
     if value.is_deleted():
         raise Unsupported("the array has been deleted, most likely donated to a jitted function", hint="save it before")
-    if not value.is_fully_addressable:
-        raise Unsupported(
-            "the array is not fully addressable: other processes hold some of its shards",
-            hint="gather it first, for example with jax.experimental.multihost_utils.process_allgather",
-        )
-    return value
 
 
 def jax_holds(dtype: np.dtype[Any]) -> bool:

@@ -1,28 +1,43 @@
-"""Leaves on their way into files: what each one is, the boxes that it is cut into, and their checked bytes."""
+"""Leaves on their way into files: what each one is, the boxes that it is cut into, and their checked bytes.
+
+A leaf that lies over several processes is described by its shape and its sharding, so each of them comes to the same
+boxes and owners by itself. A leaf that a process holds alone is process 0's.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import adopt
-from treering._arrays.parted import Parted, parts_of, to_host
+from treering._arrays.host import TOGETHER, require_alive
+from treering._arrays.parted import Parted, cut_out, parts_of, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
+from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType
+from treering._plan.save import LeafLayout
+from treering._plan.shard_boxes import box_of_slices, held_boxes
 from treering._tree.flatten import Flattened
-from treering._values.boxes import Box, whole
+from treering._values.boxes import Box, contains, whole
 from treering._values.checksums import block_checksums
 from treering._values.dtypes import check_writable
 from treering._values.keys import split_key
-from treering.errors import TreeringError
+from treering._values.processes import Processes
+from treering.errors import TreeringError, Unsupported
 
-__all__ = ["Outgoing", "Source", "checked_bytes", "outgoing"]
+__all__ = ["ALONE", "HeldBoxes", "Outgoing", "Source", "checked_bytes", "outgoing", "process_of"]
+
+ALONE: Final = Processes(this=0, count=1)
+"""A process that saves what it holds, without others."""
+
+HeldBoxes: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
+"""The distinct boxes of a leaf, each with the processes that hold it."""
 
 _PIECE_BYTES: Final = 2 << 20
 _SMALL_BYTES: Final = 64 << 10
@@ -49,30 +64,64 @@ class Outgoing:
     values: dict[int, Any]
     """Values of the leaves that lie in no file."""
     sources: dict[int, tuple[Source, ...]]
-    """Leaf number -> its distinct boxes, of the leaves that lie in files."""
+    """Leaf number -> its distinct boxes that this process holds, of the leaves that lie in files. Empty for a leaf
+    of which it holds nothing."""
     meshes: Sequence[str]
     """Their meshes, as text."""
+    spread: Mapping[int, HeldBoxes] = dataclasses.field(default_factory=dict)
+    """Leaf number -> its distinct boxes and who holds each, of the leaves that lie over processes. Equal ones are one
+    object. The other leaves are process 0's, whatever this process has in their place."""
 
     def source_of(self, leaf: int, box: Box | None) -> Source:
         """Return what holds one box of a leaf, or all of it."""
         sources = self.sources[leaf]
         return sources[0] if box is None else next(source for source in sources if source.box == box)
 
+    def data_of(self, leaf: int, box: Box | None) -> Any:
+        """Return the array of one box of a leaf, or of all of it; of a box inside of a source, just that is taken."""
+        sources = self.sources[leaf]
+        if box is None:
+            return sources[0].data
+        source = next(source for source in sources if contains(source.box, box))
+        return source.data if source.box == box else cut_out(source.data, source.box, box)
 
-def outgoing(flat: Flattened) -> Outgoing:
+    def held_by(self, leaf: int) -> HeldBoxes:
+        """Return the distinct boxes of a leaf that lies in files, and who holds each."""
+        found = self.spread.get(leaf)
+        return tuple((source.box, (0,)) for source in self.sources[leaf]) if found is None else found
+
+    def layout_of(self, leaf: int) -> LeafLayout:
+        """Return where the parts of a leaf lie, for a plan."""
+        leaf_type = self.types[self.leaf_types[leaf]]
+        shape = leaf_type.shape or ()
+        nbytes = leaf_bytes(leaf_type)
+        # An array without items is planned by its boxes alone.
+        return LeafLayout(
+            nbytes_per_item=nbytes // math.prod(shape) if nbytes else 1, shape=shape, boxes=self.held_by(leaf)
+        )
+
+
+def outgoing(flat: Flattened, processes: Processes = ALONE) -> Outgoing:
     """Describe the leaves; nothing is copied from a device yet.
 
+    Args:
+        flat: the tree.
+        processes: those that save it together. One that saves alone has to hold all of every leaf.
+
     Raises:
-        Unsupported: a leaf cannot be stored: deleted, traced, spread over other processes, of a dtype that no file has.
+        Unsupported: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other processes.
     """
-    describe = _Describer()
+    describe = _Describer(processes)
     leaf_types: list[int] = []
     values: dict[int, Any] = {}
     sources: dict[int, tuple[Source, ...]] = {}
+    spread: dict[int, HeldBoxes] = {}
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
             if kind in ARRAY_KINDS or _is_large(kind, leaf):
-                leaf_type, sources[number] = describe.stored(kind, leaf)
+                leaf_type, sources[number], held = describe.stored(kind, leaf)
+                if held is not None:
+                    spread[number] = held
             else:
                 leaf_type = describe.number_of(LeafType(kind=kind))
                 values[number] = flat.opaque[number] if kind == "opaque" else leaf
@@ -86,7 +135,14 @@ def outgoing(flat: Flattened) -> Outgoing:
         values=values,
         sources=sources,
         meshes=tuple(describe.meshes),
+        spread=spread,
     )
+
+
+def process_of(device: Any) -> int:
+    """Return the number of the process that a device belongs to."""
+    number: int = device.process_index
+    return number
 
 
 def _is_large(kind: str, leaf: Any) -> bool:
@@ -96,18 +152,20 @@ def _is_large(kind: str, leaf: Any) -> bool:
 
 
 class _Describer:
-    """Gives equal types one number."""
+    """Gives equal types, and equal boxes, one number or object."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.numbers: dict[LeafType, int] = {}
         self.meshes: dict[str, None] = {}
-        self._shardings: dict[Any, str | None] = {}
+        self._processes = processes
         self._known: dict[Any, int] = {}
+        self._held: dict[Any, HeldBoxes | None] = {}
+        self._equal: dict[HeldBoxes, HeldBoxes] = {}
 
     def number_of(self, leaf_type: LeafType) -> int:
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
-    def stored(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...]]:
+    def stored(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...], HeldBoxes | None]:
         if kind in ("jax", "key"):
             return self._jax(kind, leaf)
         if kind == "str":
@@ -117,19 +175,48 @@ class _Describer:
         elif kind == "numpy scalar":
             leaf = np.asarray(leaf)
         number = self._typed(kind, leaf.dtype, leaf.shape, None, None)
-        return number, (Source(whole(leaf.shape), leaf),)
+        return number, (Source(whole(leaf.shape), leaf),), None
 
-    def _jax(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...]]:
-        adopt(leaf)
+    def _jax(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...], HeldBoxes | None]:
+        require_alive(leaf)
         impl = None
         if kind == "key":
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         number = self._typed(kind, leaf.dtype, leaf.shape, leaf.sharding, impl)
+        held = self._held_by(leaf)
+        if held is not None:
+            return number, self._own(leaf), held
         # An array of no items may be spread out all the same, in boxes of nothing.
         if leaf.is_fully_replicated or not leaf.size:
-            return number, (Source(whole(leaf.shape), leaf),)
-        return number, tuple(Source(box, data) for box, data in parts_of(leaf))
+            return number, (Source(whole(leaf.shape), leaf),), None
+        return number, tuple(Source(box, data) for box, data in parts_of(leaf)), None
+
+    def _held_by(self, leaf: jax.Array) -> HeldBoxes | None:
+        """Return the boxes of an array and who holds each; None where this process holds all of it."""
+        if self._processes.count == 1:
+            if leaf.is_fully_addressable:
+                return None
+            raise Unsupported("other processes hold some of the array's shards", hint=TOGETHER)
+        key = (leaf.sharding, leaf.shape)
+        if key not in self._held:
+            alone = all(process_of(device) == self._processes.this for device in leaf.sharding.device_set)
+            self._held[key] = None if alone else self._spread(*key)
+        return self._held[key]
+
+    def _spread(self, sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> HeldBoxes:
+        held = held_boxes(sharding.devices_indices_map(shape), shape, process_of)
+        # Plans take leaves of one tuple together, and all processes have to see the same ones as one.
+        return self._equal.setdefault(held, held)
+
+    def _own(self, leaf: jax.Array) -> tuple[Source, ...]:
+        """Return the distinct boxes of a spread array that this process holds."""
+        held: dict[Box, Any] = {}
+        for shard in leaf.addressable_shards:
+            if process_of(shard.device) == self._processes.this:
+                box = box_of_slices(shard.index, leaf.shape) if leaf.size else whole(leaf.shape)
+                held.setdefault(box, shard.data)
+        return tuple(Source(box, held[box]) for box in sorted(held))
 
     def _typed(self, kind: str, dtype: Any, shape: tuple[int, ...], sharding: Any, impl: str | None) -> int:
         fast = (kind, dtype, shape, sharding, impl)

@@ -16,7 +16,7 @@ from treering._values.boxes import Box, boxes_of_range, intersection, relative, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Parted", "host_blocks", "parts_of", "to_host"]
+__all__ = ["Parted", "cut_out", "host_blocks", "parts_of", "to_host"]
 
 _SLAB_BYTES: Final = 4 << 20
 _SMALL_BYTES: Final = 64 << 10
@@ -52,6 +52,19 @@ def parts_of(array: jax.Array) -> list[tuple[Box, jax.Array]]:
     for shard in array.addressable_shards:
         distinct.setdefault(box_of_slices(shard.index, array.shape), shard.data)
     return [(box, distinct[box]) for box in sorted(distinct)]
+
+
+def cut_out(array: Any, held: Box, box: Box) -> Any:
+    """Return a box of an array that holds ``held``: on CPU a view, elsewhere just that is fetched from its device.
+
+    Example:
+        >>> cut_out(np.arange(10, 16), ((10, 16),), ((12, 14),))
+        array([12, 13])
+    """
+    part = relative(box, held)
+    if isinstance(array, jax.Array) and not _is_view(array):
+        return jax.lax.slice(array, [start for start, _ in part], [stop for _, stop in part])
+    return to_host(array)[slices(part)]
 
 
 def host_blocks(array: Any, start: int, stop: int) -> Iterator[memoryview]:
