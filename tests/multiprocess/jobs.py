@@ -1,0 +1,330 @@
+"""Jobs of real processes on this machine, joined by ``jax.distributed`` over loopback.
+
+A worker is a function of a module under ``tests``; each process imports it by name and calls it with the arguments::
+
+    outcomes = run_job(saves_and_loads, 4, devices=2, arguments=(str(tmp_path),))
+    assert results(outcomes) == [...]
+
+Inside a worker jax is up: ``jax.process_index()`` says which process it is. What it returns has to be JSON. While it
+runs, a worker can tell the test where it is with `say` (the test reads `Job.events`) and wait for a word of the test
+with `hear` (the test calls `Job.tell`), so nobody has to sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+__all__ = ["Job", "Outcome", "hear", "results", "run_job", "say", "start_job"]
+
+_ROOT: Final = Path(__file__).parents[2]
+_EVENT: Final = "@event "
+_RESULT: Final = "@result "
+_LEAVE: Final = "@leave"
+_LEAVING_SECONDS: Final = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a process ended."""
+
+    process: int
+    """Its number."""
+    code: int
+    """Its exit code; the number of the signal that ended it, negative."""
+    result: Any
+    """What its worker returned; None where it ended otherwise."""
+    error: str | None
+    """``"Class: message"`` of what its worker raised."""
+    output: str
+    """What it printed."""
+    errors: str
+    """What it printed on stderr, Gloo's lines among it."""
+    late: bool
+    """It ran longer than the job was given, and was killed for it."""
+
+
+def results(outcomes: Sequence[Outcome]) -> list[Any]:
+    """Return what the workers returned; fail with all that they printed where one did not."""
+    bad = [one for one in outcomes if one.code or one.error]
+    told = "\n".join(
+        f"process {one.process}: code {one.code}{' (too late)' if one.late else ''}, {one.error}\n{one.errors[-4000:]}"
+        for one in bad
+    )
+    assert not bad, told
+    return [one.result for one in outcomes]
+
+
+def run_job(
+    worker: Callable[..., Any],
+    count: int,
+    *,
+    devices: int | Sequence[int] = 2,
+    arguments: Sequence[Any] = (),
+    timeout: float = 60,
+    heartbeat: int = 10,
+    environment: dict[str, str] | None = None,
+) -> list[Outcome]:
+    """Run a job to its end; processes that are not done after ``timeout`` seconds are killed.
+
+    Args:
+        worker: a function of an importable module.
+        count: number of processes.
+        devices: of each process, or of each one.
+        arguments: of the worker; JSON.
+        timeout: seconds for the whole job.
+        heartbeat: seconds after which jax notices that a process is dead, and ends the others.
+        environment: variables of the processes, beside those of this one.
+    """
+    with start_job(
+        worker, count, devices=devices, arguments=arguments, heartbeat=heartbeat, environment=environment
+    ) as job:
+        return job.wait(timeout)
+
+
+def start_job(
+    worker: Callable[..., Any],
+    count: int,
+    *,
+    devices: int | Sequence[int] = 2,
+    arguments: Sequence[Any] = (),
+    heartbeat: int = 10,
+    environment: dict[str, str] | None = None,
+) -> Job:
+    """Start a job; use it as a context manager, which ends what still runs."""
+    each = [devices] * count if isinstance(devices, int) else list(devices)
+    assert len(each) == count
+    common = {
+        "worker": [worker.__module__, worker.__qualname__],
+        "address": f"127.0.0.1:{_free_port()}",
+        "count": count,
+        "arguments": list(arguments),
+        "heartbeat": heartbeat,
+    }
+    return Job([common | {"process": number, "devices": many} for number, many in enumerate(each)], environment or {})
+
+
+class Job:
+    """Processes that run, a context manager."""
+
+    def __init__(self, settings: Sequence[dict[str, Any]], environment: dict[str, str]) -> None:
+        self._events: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self._processes: list[_Process] = []
+        try:
+            for one in settings:
+                self._processes.append(_Process(one, environment, self._events))
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def pid(self, number: int) -> int:
+        """Return the process id of one."""
+        return self._processes[number].child.pid
+
+    def send(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to one; nothing happens where it has ended."""
+        self._processes[number].child.send_signal(what)
+
+    def tell(self, number: int, text: str = "") -> None:
+        """Give one the line that its `hear` waits for."""
+        file = self._processes[number].child.stdin
+        assert file is not None
+        with contextlib.suppress(BrokenPipeError):
+            file.write(f"{text}\n")
+            file.flush()
+
+    def events(self, timeout: float = 60) -> Iterator[tuple[int, str]]:
+        """Yield what the workers say, with their numbers, until all have ended; fail if nothing comes for a while."""
+        ended = 0
+        while ended < len(self._processes):
+            try:
+                number, text = self._events.get(timeout=timeout)
+            except queue.Empty:
+                told = "\n".join(one.outcome(late=False).errors[-2000:] for one in self._processes)
+                raise AssertionError(f"no process said anything for {timeout} s\n{told}") from None
+            if text is None:
+                ended += 1
+            else:
+                yield number, text
+
+    def wait_for(self, number: int, text: str, timeout: float = 60) -> None:
+        """Wait until one has said ``text``; what others say meanwhile is passed over."""
+        for found in self.events(timeout):
+            if found == (number, text):
+                return
+        raise AssertionError(f"process {number} ended and never said {text!r}")
+
+    def wait(self, timeout: float = 60) -> list[Outcome]:
+        """Wait for the end of all, kill what is not done in time, and return how they ended."""
+        deadline = time.monotonic() + timeout
+        for one in self._processes:
+            one.done.wait(max(0.0, deadline - time.monotonic()))
+        # Nobody leaves before all are done: jax ends the others when it misses one.
+        for number in range(len(self._processes)):
+            self.tell(number, _LEAVE)
+        return [one.ended(_LEAVING_SECONDS if one.done.is_set() else 0) for one in self._processes]
+
+    def _end(self) -> None:
+        for one in self._processes:
+            one.child.kill()
+        for one in self._processes:
+            one.ended(_LEAVING_SECONDS)
+            one.close()
+
+
+class _Process:
+    """One process, and the threads that read what it prints."""
+
+    def __init__(
+        self, settings: dict[str, Any], environment: dict[str, str], events: queue.SimpleQueue[tuple[int, str | None]]
+    ) -> None:
+        self.number: int = settings["process"]
+        self._events = events
+        self._output: list[str] = []
+        self._errors: list[str] = []
+        self._said: dict[str, Any] = {}
+        self.done = threading.Event()
+        """Its worker has returned, or it has ended."""
+        inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "tests.multiprocess.jobs", json.dumps(settings)],
+            cwd=_ROOT,
+            env=inherited | {"JAX_PLATFORMS": "cpu", "PYTHONIOENCODING": "utf-8"} | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._readers = [
+            threading.Thread(target=self._read_output, args=(self.child.stdout,), daemon=True),
+            threading.Thread(target=self._read_errors, args=(self.child.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def ended(self, timeout: float) -> Outcome:
+        """Wait for its end and return how it came."""
+        late = False
+        try:
+            self.child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            late = True
+            self.child.kill()
+            self.child.wait()
+        for reader in self._readers:
+            reader.join()
+        return self.outcome(late=late)
+
+    def outcome(self, *, late: bool) -> Outcome:
+        """Return what is known of it."""
+        code = self.child.poll()
+        return Outcome(
+            process=self.number,
+            code=0 if code is None else code,
+            result=self._said.get("result"),
+            error=self._said.get("error"),
+            output="".join(self._output),
+            errors="".join(self._errors),
+            late=late,
+        )
+
+    def close(self) -> None:
+        """Close its pipes."""
+        for file in (self.child.stdin, self.child.stdout, self.child.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                if file is not None:
+                    file.close()
+
+    def _read_output(self, file: IO[str]) -> None:
+        for line in file:
+            if line.startswith(_EVENT):
+                self._events.put((self.number, line[len(_EVENT) : -1]))
+            elif line.startswith(_RESULT):
+                self._said = json.loads(line[len(_RESULT) :])
+                self.done.set()
+            else:
+                self._output.append(line)
+        self.done.set()
+        self._events.put((self.number, None))
+
+    def _read_errors(self, file: IO[str]) -> None:
+        self._errors.extend(file)
+
+
+def say(text: str) -> None:
+    """Tell the test where this worker is."""
+    # One write: other threads may print too.
+    os.write(1, f"{_EVENT}{text}\n".encode())
+
+
+def hear() -> str:
+    """Wait for a line from the test."""
+    line = sys.stdin.readline()
+    if not line:  # the test is gone
+        os._exit(1)
+    return line[:-1]
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _main(settings: dict[str, Any]) -> None:
+    """Be one process of a job."""
+    import jax
+
+    code = 1
+    said: dict[str, Any] = {"error": "never began"}
+    try:
+        jax.config.update("jax_num_cpu_devices", settings["devices"])
+        jax.distributed.initialize(
+            settings["address"],
+            settings["count"],
+            settings["process"],
+            heartbeat_timeout_seconds=settings["heartbeat"],
+        )
+        module, name = settings["worker"]
+        worker = getattr(importlib.import_module(module), name)
+        said = {"result": worker(*settings["arguments"])}
+        json.dumps(said)
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the test is told
+        traceback.print_exc()
+        said = {"error": f"{type(error).__name__}: {error}"}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # One write, and no way out that waits for others: jax would wait for those that are dead.
+    os.write(1, f"{_RESULT}{json.dumps(said)}\n".encode())
+    while hear() != _LEAVE:
+        pass
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))
