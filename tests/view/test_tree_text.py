@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.view.trees import array, chain, small
@@ -117,6 +117,7 @@ def test_visible_text_is_printable_and_short(text: str) -> None:
 
 
 @given(st.text(), st.integers(3, 30))
+@example(text="⺀゛\U00018cd6\U00018cd6⺀", width=6)
 def test_fitted_fits(text: str, width: int) -> None:
     shown = visible(text)
     assert cell_width(fitted(shown, width)) <= max(width, 5)

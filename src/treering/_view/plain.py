@@ -62,15 +62,27 @@ def cell_width(text: str) -> int:
 
 
 def fitted(text: str, width: int, ellipsis: str = "…") -> str:
-    """Leave out the middle of a text that takes more than ``width`` columns.
+    """Leave out the middle of a text that takes more than ``width`` columns; at least two columns of it stay.
 
     Example:
         >>> fitted("decoder", 5), fitted("重み重み重み", 8)
-        ('de…er', '重…み')
+        ('de…er', '重み…み')
     """
-    cells = cell_width(text)
-    # A text of wide characters is cut by its average width, which may leave a column or two unused.
-    return text if cells <= width else cut(text, max(width * len(text) // cells - (cells > len(text)), 3), ellipsis)
+    if cell_width(text) <= width:
+        return text
+    room = max(width - len(ellipsis), 2)
+    head = _cells_long(text, (room + 1) // 2)
+    tail = _cells_long(text[::-1], room // 2)
+    return f"{text[:head]}{ellipsis}{text[len(text) - tail :]}"
+
+
+def _cells_long(text: str, width: int) -> int:
+    """Return how many of the first characters take up to ``width`` columns together."""
+    for count, each in enumerate(text):
+        width -= cell_width(each)
+        if width < 0:
+            return count
+    return len(text)
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
