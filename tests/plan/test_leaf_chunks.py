@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._plan.leaf_chunks import chunk_shape
+from treering._plan.leaf_chunks import chunk_shape, shared_chunk_shape
 from treering._plan.shard_boxes import held_boxes
 from treering._values.boxes import Box, whole
 
@@ -118,3 +118,40 @@ def test_huge_shapes_cost_nothing() -> None:
     assert chunk_shape(shape, [whole(shape)], 4, 1 << 20) == (1, 1 << 18)
     assert chunk_shape((1 << 62,), [((0, 1 << 61),), ((1 << 61, 1 << 62),)], 1, 1 << 30) == (1 << 30,)
     assert chunk_shape((2 * (2**61 - 1),), [((0, 2**61 - 1),), ((2**61 - 1, 2 * (2**61 - 1)),)], 1, 1 << 30)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), max_size=3),
+    st.sampled_from([1, 2, 4, 16]),
+    st.one_of(st.none(), st.integers(1, 4000)),
+)
+def test_no_shared_chunk_reaches_over_a_box(axes: list[tuple[int, int]], itemsize: int, limit: int | None) -> None:
+    """Each chunk lies in one shard, so whoever holds the shard can write it; and the limit holds for such lengths."""
+    shape = tuple(size for size, _ in axes)
+    shards = tuple(max(min(axis), 1) for axis in axes)
+    chunks = shared_chunk_shape(shape, grid(shape, shards), itemsize, limit)
+    assert all(1 <= chunk <= max(size, 1) for chunk, size in zip(chunks, shape, strict=True))
+    if 0 in shape:
+        return
+    assert all(shard >= size or shard % chunk == 0 for shard, chunk, size in zip(shards, chunks, shape, strict=True))
+    if limit is not None:
+        assert math.prod(chunks) * itemsize <= max(limit, itemsize)
+    if limit is None or math.prod(shards) * itemsize <= limit:
+        assert chunks == shards
+
+
+@pytest.mark.parametrize(
+    ("shape", "shards", "limit", "chunks"),
+    [
+        ((96, 8), (24, 8), 100, (12, 8)),
+        ((101, 8), (101, 8), 400, (34, 8)),
+        ((46, 8), (23, 8), 80, (23, 3)),  # 23 is prime: the next axis is cut
+        ((46, 8), (23, 4), 20, (1, 4)),  # and one row is less than half of what is allowed, where nothing else is
+        ((2 * (2**61 - 1),), (2**61 - 1,), 1 << 30, (2**61 - 1,)),  # too large a prime
+    ],
+    ids=str,
+)
+def test_how_limits_cut_shared(
+    shape: tuple[int, ...], shards: tuple[int, ...], limit: int, chunks: tuple[int, ...]
+) -> None:
+    assert shared_chunk_shape(shape, grid(shape, shards), 1, limit) == chunks

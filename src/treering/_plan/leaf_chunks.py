@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from treering._values.boxes import Box, shape_of
+from treering._values.boxes import Box, shape_of, size_of
 
-__all__ = ["chunk_shape"]
+__all__ = ["chunk_shape", "shared_chunk_shape"]
 
 _MOST_TRIES: Final = 1 << 12
 
@@ -37,6 +37,54 @@ def chunk_shape(shape: tuple[int, ...], boxes: Sequence[Box], itemsize: int, lim
     if limit is not None:
         chunks = _cut(shape, chunks, itemsize, limit)
     return tuple(max(length, 1) for length in chunks)
+
+
+def shared_chunk_shape(
+    shape: tuple[int, ...], boxes: Sequence[Box], itemsize: int, limit: int | None
+) -> tuple[int, ...]:
+    """Return the shape of the chunks of a leaf that lies with several processes: no chunk reaches over a box's end.
+
+    As `chunk_shape`, but a box is only cut into parts that divide it, even if those are smaller than half of what is
+    allowed, or, where a length has no fitting divisor, larger.
+
+    Args:
+        shape: of the leaf.
+        boxes: the distinct boxes of its sharding, in any order.
+        itemsize: bytes of an item.
+        limit: bytes of a chunk; None: no limit.
+
+    Example:
+        >>> halves = [((0, 23), (0, 8)), ((23, 46), (0, 8))]
+        >>> chunk_shape((46, 8), halves, 1, 80), shared_chunk_shape((46, 8), halves, 1, 80)
+        ((10, 8), (23, 3))
+    """
+    # Where XLA pads, the last boxes may be empty.
+    chunk = _grid_chunk(shape, [box for box in boxes if size_of(box)])
+    cut = [max(length, 1) for length in chunk]
+    if 0 in shape:
+        return tuple(cut)
+    # At first cuts that leave about as much as is allowed, then any that there are.
+    for least in (2, math.inf):
+        for axis, length in enumerate(chunk):
+            others = math.prod(cut[:axis] + cut[axis + 1 :]) * itemsize
+            if limit is None or cut[axis] * others <= limit:
+                return tuple(cut)
+            row = math.prod(cut[axis + 1 :]) * itemsize
+            most = max(limit // others, 1)
+            part = _divisor(cut[axis], most) if length < shape[axis] else -(-length // -(-length // most))
+            if row > limit:
+                cut[axis] = 1
+            elif part is not None and others <= limit * (least - 1) and most < least * part:
+                cut[axis] = part
+    return tuple(cut)
+
+
+def _divisor(length: int, most: int) -> int | None:
+    """Return the largest divisor that is at most ``most``, as far as it is found in time."""
+    fewest = -(-length // most)
+    return next(
+        (length // count for count in range(fewest, min(length, fewest + _MOST_TRIES) + 1) if length % count == 0), None
+    )
 
 
 def _grid_chunk(shape: tuple[int, ...], boxes: Sequence[Box]) -> tuple[int, ...]:
