@@ -17,17 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
-from treering._store import checkpoint_names, descriptors
+from treering._store import checkpoint_names
 from treering._store.checkpoint_names import INDEX
 from treering._store.failures import naming
 from treering._store.folder import Folder
 from treering._store.folder_lock import LOCK_FILE, FolderLock
 from treering._store.folders import make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.journal import Journal, remove_leftover
+from treering._store.new_file import require_data_name, write_new_file
+from treering._store.notes import FolderNotes, Notes, dead_notes
 from treering._store.open_folder import index_bytes
 from treering._store.pieces import Buffer
-from treering._store.rights import take_over
-from treering._store.writing import write_content
 from treering.errors import Busy, Exists, StoreFailed, TreeringError
 
 __all__ = ["CheckpointFolder"]
@@ -53,6 +53,8 @@ class CheckpointFolder:
         overwrite: whether a checkpoint that is there may be replaced.
         names_in: gives the names of all data files that an old index mentions; its own errors mean a damaged index,
             whose data files then stay.
+        attempt: that of a save in which other processes take part; None for a new one. When such a save fails, its
+            journal stays, unlocked, as the proof that files of the others are leftovers; see `others_are_done`.
 
     Raises:
         Exists: a checkpoint is there, or a folder that holds anything else.
@@ -70,8 +72,15 @@ class CheckpointFolder:
         (b'treering', b'{}')
     """
 
-    def __init__(self, path: Path, *, overwrite: bool, names_in: Callable[[bytes], Sequence[str]]) -> None:
-        self.attempt = secrets.token_hex(8)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        overwrite: bool,
+        names_in: Callable[[bytes], Sequence[str]],
+        attempt: str | None = None,
+    ) -> None:
+        self.attempt = secrets.token_hex(8) if attempt is None else attempt
         self.superseded: tuple[str, ...] = ()
         self._shown = os.fspath(path)
         self._overwrite = overwrite
@@ -79,6 +88,7 @@ class CheckpointFolder:
         self._folder: Folder | None = None
         self._lock: FolderLock | None = None
         self._journal: Journal | None = None
+        self._alone = attempt is None
         self._old: os.stat_result | None = None
         self._made: list[str] = []
         self._written: list[str] = []
@@ -96,6 +106,24 @@ class CheckpointFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+
+    @property
+    def notes(self) -> Notes:
+        """The notes in the folder."""
+        return FolderNotes(self._open_folder)
+
+    def others_are_done(self) -> None:
+        """Let the journal go too, should the save fail: the others have removed what they wrote."""
+        self._alone = True
+
+    def make_durable(self) -> None:
+        """Make the names of the written files durable; their content is. A commit does that by itself.
+
+        Raises:
+            StoreFailed: the system refused.
+        """
+        with naming(self._shown, "write"):
+            self._open_folder.sync()
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
@@ -118,23 +146,11 @@ class CheckpointFolder:
             StoreFailed: the system refused, or the buffers hold another number of bytes.
             ValueError: the name is not one of this attempt.
         """
-        if not checkpoint_names.data_of(self.attempt, [name]):
-            raise ValueError(f"{name!r} is no data file of attempt {self.attempt}")
+        require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
             folder = self._open_folder
             self._written.append(name)
-            # Closed to others until it has the rights of the old index, which may be as narrow.
-            descriptor = folder.create(name, 0o600 if self._old else 0o666)
-            try:
-                if self._old:
-                    take_over(descriptor, self._old)
-                write_content(descriptor, buffers, size)
-                descriptors.sync(descriptor)
-            except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
-                with contextlib.suppress(OSError):  # the error that brought us here says more
-                    os.close(descriptor)
-                raise
-            os.close(descriptor)
+            write_new_file(folder, name, buffers, size, self._old)
 
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
@@ -223,7 +239,7 @@ class CheckpointFolder:
     def _only_leftovers(self, names: list[str]) -> tuple[str, ...]:
         """Refuse a folder that holds anything but what dead attempts left there."""
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
-        ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts)}
+        ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_note, names)}
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
         foreign = sorted(set(names) - ours)
@@ -241,6 +257,10 @@ class CheckpointFolder:
                 data = [name for name in checkpoint_names.data_of(attempt, names) if name not in listed]
                 if not remove_leftover(folder, journal, data):
                     raise self._busy("another process is saving to this checkpoint")
+        # No other attempt is alive: its journal would be locked.
+        for note in dead_notes(names, self.attempt.__eq__, FolderNotes(folder).get):
+            with contextlib.suppress(OSError):  # it stands in nobody's way
+                folder.remove(note)
         present = set(names)
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
 
@@ -249,7 +269,7 @@ class CheckpointFolder:
         folder, self._folder = self._folder, None
         lock, self._lock = self._lock, None
         journal, self._journal = self._journal, None
-        committed = journal is not None and folder is not None and not _undone(folder, journal, self._written)
+        committed = journal is not None and folder is not None and not self._undone(folder, journal)
         if lock is not None:
             lock.give_back()
         if not committed:
@@ -257,6 +277,28 @@ class CheckpointFolder:
             remove_folders(self._made)
         if folder is not None:
             folder.close()
+
+    def _undone(self, folder: Folder, journal: Journal) -> bool:
+        """Remove the files of the attempt; False when it is committed, or when that cannot be known now."""
+        try:
+            committed = journal.is_index()
+        except OSError:
+            committed = True
+        if committed:
+            journal.close()
+            return False
+        try:
+            for name in self._written:
+                folder.remove(name)
+        except OSError:
+            # What stays is proved to be a leftover by the journal.
+            journal.close()
+            return True
+        if self._alone:
+            journal.remove()
+        else:
+            journal.close()
+        return True
 
     def _exists(self) -> Exists:
         error = Exists(f"a checkpoint is at {self._shown!r} already", hint="pass overwrite=True to replace it")
@@ -273,23 +315,3 @@ class CheckpointFolder:
         error.strerror = os.strerror(reason)
         error.filename = self._shown
         return error
-
-
-def _undone(folder: Folder, journal: Journal, written: list[str]) -> bool:
-    """Remove the files of an attempt; False when it is committed, or when that cannot be known now."""
-    try:
-        committed = journal.is_index()
-    except OSError:
-        committed = True
-    if committed:
-        journal.close()
-        return False
-    try:
-        for name in written:
-            folder.remove(name)
-    except OSError:
-        # What stays is proved to be a leftover by the journal.
-        journal.close()
-    else:
-        journal.remove()
-    return True
