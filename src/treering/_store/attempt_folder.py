@@ -9,13 +9,24 @@ import secrets
 from collections.abc import Callable, Collection
 
 from treering._store import descriptors
-from treering._store.folder_tree import FOLDER, FolderTree
+from treering._store.checkpoint_names import is_note
+from treering._store.folder import Folder
+from treering._store.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
+from treering._store.notes import FolderNotes, dead_notes
 from treering._store.open_folder import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.rights import take_over
 
-__all__ = ["AttemptFolder", "attempts_in", "has_saver", "remove_attempt", "remove_if_dead", "sweep_unfinished"]
+__all__ = [
+    "AttemptFolder",
+    "attempts_in",
+    "has_saver",
+    "remove_attempt",
+    "remove_if_dead",
+    "sweep_notes",
+    "sweep_unfinished",
+]
 
 _TRIES = 20
 _AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -25,13 +36,13 @@ class AttemptFolder:
     """The folder of an attempt that this process has made and holds the lock of.
 
     Attributes:
-        attempt: 16 hexadecimal digits, new for each one.
+        attempt: 16 hexadecimal digits, different for each save.
         parts: where it is.
         kept: an index names it, or it waits for one: `end` leaves it there.
     """
 
-    def __init__(self, tree: FolderTree) -> None:
-        """Make it.
+    def __init__(self, tree: FolderTree, attempt: str | None = None) -> None:
+        """Make it, for an attempt that is known to others already, or for a new random one.
 
         Raises:
             LinkRefused: ``.treering`` is a link.
@@ -41,7 +52,7 @@ class AttemptFolder:
         self._descriptor = -1
         self.kept = False
         for _ in range(_TRIES):
-            self.attempt = secrets.token_hex(8)
+            self.attempt = attempt or secrets.token_hex(8)
             self.parts = attempt_folder(self.attempt)
             try:
                 tree.make(self.parts)
@@ -171,3 +182,23 @@ def sweep_unfinished(tree: FolderTree) -> None:
     with contextlib.suppress(OSError):
         for attempt in attempts_in(tree):
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
+
+
+def sweep_notes(tree: FolderTree, folder: Folder, own: str) -> None:
+    """Remove what processes of jobs wrote to each other in the directory, and whose saver is dead.
+
+    Args:
+        tree: the directory.
+        folder: the same.
+        own: the attempt of this saver, whose notes stay.
+    """
+
+    def is_live(attempt: str) -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return attempt == own or has_saver(tree, attempt)
+        return False
+
+    with contextlib.suppress(OSError, LinkRefused):  # what stays harms nobody, and the next save sweeps
+        names = [name for name, kind in tree.scan(()).items() if kind == FILE and is_note(name)]
+        for name in dead_notes(names, is_live, FolderNotes(folder).get):
+            folder.remove(name)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from treering._store import descriptors
-from treering._store.attempt_folder import AttemptFolder, sweep_unfinished
+from treering._store.attempt_folder import AttemptFolder, sweep_notes, sweep_unfinished
 from treering._store.checkpoint_names import INDEX as CHECKPOINT
 from treering._store.failures import naming
 from treering._store.folder import Folder
@@ -27,52 +25,43 @@ from treering._store.leaves_names import INDEX, PENDING, RECORD, parts_of, stage
 from treering._store.leaves_rules import IndexRules, Update
 from treering._store.leaves_sync import sync_all
 from treering._store.open_folder import LinkRefused
-from treering._store.pieces import Buffer
 from treering._store.reading import LocalFile
-from treering._store.writing import write_content
-from treering.errors import Exists, TreeringError, Unsupported
+from treering._store.staged_files import StagedFiles
+from treering.errors import Exists, TreeringError
 
 __all__ = ["StagedLeaves"]
 
 _TRIES = 20
-# The disk begins with the end of such a file at once; all files are made durable together, before the commit.
-_BEGUN_EARLY = 1 << 20
-# No system that this is for takes a longer path, the name of a chunk included.
-_LONGEST_PATH = 4095
-_CHUNK_NAME_BYTES = 255
 
 
-class StagedLeaves:
+class StagedLeaves(StagedFiles):
     """One save on its way into a leaves directory: left without `commit` or `leave`, nothing has changed.
 
     Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
     manager, or used without ``with`` and ended by `close`, as when another thread commits later.
 
-    Attributes:
-        attempt: 16 hexadecimal digits, new for each save.
-
     Args:
         path: the directory, made if it is missing; a link to a folder stays a link.
         rules: how to read an index.
+        attempt: that of a joint save, on which its processes have agreed; None: a random one.
 
     Raises:
         StoreFailed: the system refused. Nothing has changed.
         LinkRefused: ``.treering`` there is a link.
     """
 
-    def __init__(self, path: Path, rules: IndexRules) -> None:
-        self._shown = os.fspath(path)
+    def __init__(self, path: Path, rules: IndexRules, attempt: str | None = None) -> None:
+        super().__init__(os.fspath(path))
         self._rules = rules
-        self._lock = threading.Lock()
         self._made: list[str] = []
-        self._names: dict[Parts, list[str]] = {}
         self._given: set[Parts] = set()
-        self._folder: Folder | None = None
+        self._expected: dict[Parts, list[str]] = {}
+        self._durable = False
         with naming(self._shown, "write"):
             target = resolved_folder(self._shown)
             for _ in range(_TRIES - 1):
                 try:
-                    self._begin(target)
+                    self._begin(target, attempt)
                 except FileNotFoundError as error:
                     if isinstance(error, TreeringError):
                         raise
@@ -80,8 +69,7 @@ class StagedLeaves:
                 else:
                     break
             else:
-                self._begin(target)
-        self.attempt = self._own.attempt
+                self._begin(target, attempt)
 
     def __enter__(self) -> Self:
         return self
@@ -101,57 +89,36 @@ class StagedLeaves:
                 remove_folders(self._made)
             folder.close()
 
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
+    def expect(self, folder: str, names: Iterable[str]) -> None:
+        """Note files of a leaf that other processes write; before the commit it is seen whether their places are free.
 
         Raises:
-            StoreFailed: the file system has fewer than ``size`` bytes free.
-        """
-        with naming(self._shown, "write"):
-            self._open_folder.require_space(size)
-
-    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
-        """Make the folder of a leaf and its files, in few system calls: for thousands of small leaves.
-
-        Raises:
-            StoreFailed: the system refused.
             Unsupported: the folder's path is longer than the system takes.
         """
-        with naming(self._shown, "write"):
-            parts = self._noted(folder, [name for name, _ in files])
-            staged = self._staged + parts
-            try:
-                self._tree.fill(staged, files)
-            except FileNotFoundError:
-                self._tree.make(staged)
-                self._tree.fill(staged, files)
+        self._expected[self._parts_of(folder)] = list(names)
 
-    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
+    def make_durable(self) -> None:
+        """Make what this process has written durable now; the commit will not do it again.
 
-        Args:
-            folder: the folder of the leaf, made if it is missing.
-            name: a file in it that is not there yet.
-            buffers: C-contiguous buffers of any item type, asked for one after the other.
-            size: how many bytes they hold together.
+        Of a joint save, in which each process does that for its own files.
 
         Raises:
-            StoreFailed: the system refused, or the buffers hold another number of bytes.
-            Unsupported: the folder's path is longer than the system takes.
+            StoreFailed: the system refused; it is not asked again.
         """
         with naming(self._shown, "write"):
-            parts = self._noted(folder, [name])
-            self._tree.make((*self._staged, *parts))
-            descriptor = self._tree.create((*self._staged, *parts), name)
-            try:
-                write_content(descriptor, buffers, size)
-                if size >= _BEGUN_EARLY:
-                    descriptors.start_writeback(descriptor, 0, size)
-            except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
-                with contextlib.suppress(OSError):  # the error that brought us here says more
-                    os.close(descriptor)
-                raise
-            os.close(descriptor)
+            self._sync_written()
+        self._durable = True
+
+    def abandon(self) -> None:
+        """End the save, but leave its folder as it is, unlocked: others may still be writing into it.
+
+        Without a record it is whole to nobody, and the next save there sweeps it. What was committed stays, too.
+        """
+        if self._folder is not None and not self._own.kept:
+            with contextlib.suppress(OSError, LinkRefused):  # then it is swept when an index forgets it
+                self._tree.remove(self._own.parts, RECORD)
+            self._own.kept = True
+        self.close()
 
     def path_of(self, folder: str) -> str:
         """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
@@ -243,13 +210,7 @@ class StagedLeaves:
             with contextlib.suppress(OSError, LinkRefused), self._committing() as saving:
                 saving.moved(self._wanted())
 
-    @property
-    def _open_folder(self) -> Folder:
-        if self._folder is None:
-            raise _over()
-        return self._folder
-
-    def _begin(self, target: str) -> None:
+    def _begin(self, target: str, attempt: str | None) -> None:
         """Make the directory and the folder of this attempt in it."""
         with contextlib.ExitStack() as undo:
             made = make_folder(target)
@@ -259,14 +220,14 @@ class StagedLeaves:
             self._refuse_checkpoint(folder)
             tree = FolderTree(folder, self._shown)
             undo.callback(tree.close)
-            own = AttemptFolder(tree)
+            own = AttemptFolder(tree, attempt)
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
+            sweep_notes(tree, folder, own.attempt)
             undo.pop_all()
-        self._made, self._folder, self._tree, self._own = made, folder, tree, own
-        self._staged = staged_leaves(own.attempt)
-        self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
+        self._made, self._own = made, own
+        self._opened(folder, tree, own.attempt)
 
     def _refuse_checkpoint(self, folder: Folder) -> None:
         """Of two forms in one folder, whoever reads it would see only one."""
@@ -283,31 +244,18 @@ class StagedLeaves:
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
         folder = self._open_folder
-        sync_all(folder, self._tree, self._own.parts)
+        if not self._durable:
+            sync_all(folder, self._tree, self._own.parts)
         self._own.write(RECORD, record)
         self._tree.sync(self._own.parts)
         if not self._made and self._tree.find((), INDEX) is None:
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(folder.path)
 
-    def _noted(self, folder: str, names: list[str]) -> Parts:
-        """Remember what is written, to see before the commit whether its place is free; return the folder's parts."""
-        if self._folder is None:
-            raise _over()
-        parts = parts_of(folder)
-        # No character takes more than four bytes.
-        if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
-            shown = f"{folder[:80]}...{folder[-40:]}"
-            raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
-        with self._lock:
-            self._names.setdefault(parts, []).extend(names)
-        return parts
-
     def _wanted(self) -> Mapping[Parts, Sequence[str]]:
         for parts in self._given:
             self._names[parts] = list(self._tree.scan((*self._staged, *parts)))
-        return self._names
-
-
-def _over() -> RuntimeError:
-    return RuntimeError("this save is over")
+        if not self._expected:
+            return self._names
+        folders = dict.fromkeys((*self._names, *self._expected))
+        return {parts: [*self._names.get(parts, ()), *self._expected.get(parts, ())] for parts in folders}

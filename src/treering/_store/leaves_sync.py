@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from treering._store import descriptors
 from treering._store.crew import Crew, FirstError
 from treering._store.folder import Folder
 from treering._store.folder_tree import FILE, FOLDER, FolderTree, Parts
 
-__all__ = ["sync_all", "sync_folders"]
+__all__ = ["sync_all", "sync_folders", "sync_written"]
 
 _THREADS = 4
 _ONE_BY_ONE = 32
@@ -42,6 +42,30 @@ def sync_all(folder: Folder, tree: FolderTree, parts: Parts) -> None:
             elif kind == FILE:
                 jobs.append((here, name))
     jobs.extend((parts[:count], None) for count in range(len(parts)))
+    _sync(tree, jobs)
+
+
+def sync_written(folder: Folder, tree: FolderTree, parts: Parts, written: Mapping[Parts, Sequence[str]]) -> None:
+    """Make some files in a folder durable, and the names of all folders on the way to them: not those of others.
+
+    Args:
+        folder: the directory, open since before anything was written.
+        tree: the same.
+        parts: where in it.
+        written: names of files by folder, below ``parts``.
+
+    Raises:
+        OSError: the system refused; it is not asked again.
+    """
+    if folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
+        return
+    jobs: deque[tuple[Parts, str | None]] = deque()
+    folders: dict[Parts, None] = {}
+    for below, names in written.items():
+        here = (*parts, *below)
+        jobs.extend((here, name) for name in names)
+        folders.update((here[:count], None) for count in range(len(here), -1, -1))
+    jobs.extend((here, None) for here in folders)
     _sync(tree, jobs)
 
 
