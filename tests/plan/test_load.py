@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
+from treering._plan.exchange import Grid
 from treering._plan.load import LoadPlan, StoredChunk, StoredLeaf, Strategy, plan_load, plan_loads
 from treering._values.boxes import Box, covered_once, intersection, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
@@ -34,6 +35,11 @@ def wanted_by(shape: Shape, mesh: tuple[int, ...], spec: tuple[int | None, ...],
     return wanted
 
 
+def grid_of(mesh: tuple[int, ...], spec: tuple[int | None, ...], devices: int = 1) -> Grid:
+    owners = tuple(number // devices for number in range(math.prod(mesh)))
+    return Grid(shape=mesh, owners=owners, spec=tuple(() if axis is None else (axis,) for axis in spec))
+
+
 def total(plan: LoadPlan) -> int:
     return sum(read.nbytes for reads in plan.reads for read in reads)
 
@@ -42,38 +48,38 @@ def wanted_bytes(wanted: Wanted, itemsize: int) -> int:
     return sum(map(size_of, itertools.chain.from_iterable(wanted))) * itemsize
 
 
-def check(shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], wanted: Wanted) -> LoadPlan:
-    plan = plan_load(shape, itemsize, chunks, wanted)
+def check(
+    shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], wanted: Wanted, grid: Grid | None = None
+) -> LoadPlan:
+    plan = plan_load(shape, itemsize, chunks, wanted, grid)
     sizes = [size_of(chunk.box) * itemsize for chunk in chunks]
-    everywhere: list[list[Box]] = [[] for _ in chunks]
     for process, reads in enumerate(plan.reads):
-        got: list[list[Box]] = [[] for _ in wanted[process]]
+        boxes = plan.boxes_of(process)
+        got: list[list[Box]] = [[] for _ in boxes]
         for read in reads:
             block = chunks[read.chunk].block
             for start, stop in read.ranges:
                 assert 0 <= start < stop <= sizes[read.chunk]
                 assert start % block == 0
                 assert stop % block == 0 or stop == sizes[read.chunk]
-                everywhere[read.chunk].append(((start, stop),))
             for target, box in read.boxes:
                 assert intersection(chunks[read.chunk].box, box) == box
                 got[target].append(box)
-        if plan.strategy is Strategy.DIRECT:
-            for box, parts in zip(wanted[process], got, strict=True):
-                corner = [start for start, _ in box]
-                moved = [tuple((a - c, b - c) for (a, b), c in zip(part, corner, strict=True)) for part in parts]
-                lengths = tuple(stop - start for start, stop in box)
-                assert covered_once(lengths, moved) is None if size_of(box) else not parts
+        for box, parts in zip(boxes, got, strict=True):
+            corner = [start for start, _ in box]
+            moved = [tuple((a - c, b - c) for (a, b), c in zip(part, corner, strict=True)) for part in parts]
+            lengths = tuple(stop - start for start, stop in box)
+            assert covered_once(lengths, moved) is None if size_of(box) else not parts
     if plan.strategy is Strategy.EXCHANGE:
-        # Wherever all of the leaf is wanted, all of it is read, each byte by one process.
-        assert all(covered_once((size,), boxes) is None for size, boxes in zip(sizes, everywhere, strict=True))
-        most = max(sum(read.nbytes for read in reads) for reads in plan.reads)
-        assert most <= sum(sizes) / len(wanted) + 2 * max(chunk.block for chunk in chunks)
+        # Each item is read by one process, and few blocks by more than one.
+        everything = [box for process in range(len(wanted)) for box in plan.boxes_of(process)]
+        assert covered_once(shape, everything) is None
+        assert total(plan) <= 1.05 * sum(sizes)
     return plan
 
 
 @st.composite
-def reshardings(draw: st.DrawFn) -> tuple[Shape, int, list[StoredChunk], Wanted]:
+def reshardings(draw: st.DrawFn) -> tuple[Shape, int, list[StoredChunk], Wanted, Grid]:
     shape = draw(st.lists(AWKWARD, max_size=3).map(tuple))
     splits = tuple(draw(st.sampled_from([1, 1, 2, 3, 8])) for _ in shape)
     devices = draw(st.sampled_from([1, 2, 4]))
@@ -81,17 +87,17 @@ def reshardings(draw: st.DrawFn) -> tuple[Shape, int, list[StoredChunk], Wanted]
     mesh = (mesh[0] * devices, *mesh[1:])
     spec = tuple(draw(st.permutations([*range(len(mesh)), *([None] * len(shape))]))[: len(shape)])
     itemsize = draw(ITEMSIZES)
-    return shape, itemsize, stored(shape, itemsize, splits), wanted_by(shape, mesh, spec, devices)
+    wanted, grid = wanted_by(shape, mesh, spec, devices), grid_of(mesh, spec, devices)
+    return shape, itemsize, stored(shape, itemsize, splits), wanted, grid
 
 
 @plans
 @given(reshardings())
-def test_any_resharding(case: tuple[Shape, int, list[StoredChunk], Wanted]) -> None:
-    shape, itemsize, chunks, wanted = case
-    plan = check(shape, itemsize, chunks, wanted)
+def test_any_resharding(case: tuple[Shape, int, list[StoredChunk], Wanted, Grid]) -> None:
+    shape, itemsize, chunks, wanted, grid = case
+    plan = check(shape, itemsize, chunks, wanted, grid)
     unique = math.prod(shape) * itemsize
     if plan.strategy is Strategy.EXCHANGE:
-        assert total(plan) == unique
         return
     if unique <= SMALLEST_BLOCK:
         assert total(plan) <= len(wanted) * unique
@@ -119,7 +125,7 @@ def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int]
     for splits in [(1, 1), (8, 1), (3, 1)]:
         chunks = stored(shape, itemsize, splits)
         wanted = wanted_by(shape, (processes,), (0, None))
-        plan = check(shape, itemsize, chunks, wanted)
+        plan = check(shape, itemsize, chunks, wanted, grid_of((processes,), (0, None)))
         assert total(plan) <= 1.05 * wanted_bytes(wanted, itemsize)
         # Neighbours may share a block, which is at most 1 part in 128 of a chunk that is not small.
         if leaf in WEIGHTS or splits == (1, 1):
@@ -133,7 +139,7 @@ def test_parts_smaller_than_a_block_are_exchanged(leaf: tuple[int, int, int], pr
     *lengths, itemsize = leaf
     shape = tuple(lengths)
     wanted = wanted_by(shape, (processes,), (0, None))
-    plan = check(shape, itemsize, stored(shape, itemsize, (1, 1)), wanted)
+    plan = check(shape, itemsize, stored(shape, itemsize, (1, 1)), wanted, grid_of((processes,), (0, None)))
     assert total(plan) <= 1.05 * math.prod(shape) * itemsize
 
 
@@ -144,8 +150,9 @@ def test_a_transformer_by_rows_on_any_number_of_processes(processes: int) -> Non
         shape = tuple(lengths)
         for saved_over in (1, 2, 8):
             chunks = stored(shape, itemsize, (saved_over, *(1 for _ in shape[1:])))
-            wanted = wanted_by(shape, (processes,), (0, *(None for _ in shape[1:])))
-            read += total(check(shape, itemsize, chunks, wanted))
+            spec = (0, *(None for _ in shape[1:]))
+            wanted = wanted_by(shape, (processes,), spec)
+            read += total(check(shape, itemsize, chunks, wanted, grid_of((processes,), spec)))
             needed += wanted_bytes(wanted, itemsize)
     assert read <= 1.01 * needed
 
@@ -158,20 +165,22 @@ def test_a_turned_mesh_reads_each_byte_once(leaf: tuple[int, int, int], processe
     for splits in [(1, 1), (8, 1)]:
         chunks = stored(shape, itemsize, splits)
         wanted = wanted_by(shape, (processes,), (None, 0))
-        plan = check(shape, itemsize, chunks, wanted)
+        plan = check(shape, itemsize, chunks, wanted, grid_of((processes,), (None, 0)))
         assert total(plan) <= 1.05 * shape[0] * shape[1] * itemsize
 
 
 def test_columns_wider_than_blocks_need_no_exchange() -> None:
     shape = (64, 1 << 20)
-    plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (2,), (None, 0)))
+    grid = grid_of((2,), (None, 0))
+    plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (2,), (None, 0)), grid)
     assert plan.strategy is Strategy.DIRECT
     assert total(plan) == 64 << 22
 
 
 def test_partly_replicated_columns_are_exchanged() -> None:
     shape = (4096, 4096)
-    plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted_by(shape, (2, 2), (None, 1)))
+    grid = grid_of((2, 2), (None, 1))
+    plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted_by(shape, (2, 2), (None, 1)), grid)
     assert plan.strategy is Strategy.EXCHANGE
     assert total(plan) == 4096 * 4096 * 4
 
@@ -179,39 +188,51 @@ def test_partly_replicated_columns_are_exchanged() -> None:
 def test_replicas_read_what_they_want() -> None:
     """All of it, in one run each: an exchange would save reading, but nobody reads more than it gets."""
     shape = (4096, 4096)
-    plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (4,), (None, None)))
+    grid = grid_of((4,), (None, None))
+    plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (4,), (None, None)), grid)
     assert plan.strategy is Strategy.DIRECT
 
 
 def test_one_small_block_is_read_by_whoever_wants_some_of_it() -> None:
-    plan = check((128, 128), 4, stored((128, 128), 4, (1, 1)), wanted_by((128, 128), (8,), (None, 0)))
+    wanted, grid = wanted_by((128, 128), (8,), (None, 0)), grid_of((8,), (None, 0))
+    plan = check((128, 128), 4, stored((128, 128), 4, (1, 1)), wanted, grid)
     assert plan.strategy is Strategy.DIRECT
     assert total(plan) == 8 * 65536
 
 
 def test_one_process_reads_directly() -> None:
     shape = (1000, 1000)
-    wanted = [[box for _, box in grid_boxes(shape, (1, 8))]]
-    plan = check(shape, 8, stored(shape, 8, (4, 1)), wanted)
+    wanted: Wanted = [[box for _, box in grid_boxes(shape, (1, 8))]]
+    plan = check(shape, 8, stored(shape, 8, (4, 1)), wanted, grid_of((8,), (None, 0), devices=8))
     assert plan.strategy is Strategy.DIRECT
     assert total(plan) == 8_000_000
 
 
-def test_only_what_is_wanted_is_exchanged() -> None:
-    """Each of eight processes wants a column of the upper half; the lower half is left alone."""
+def test_where_some_items_are_wanted_by_nobody_nothing_is_exchanged() -> None:
+    """Each of eight processes wants a column of the upper half: no sharding says so."""
     shape = (4096, 4096)
-    chunks = stored(shape, 4, (4, 1))
-    wanted = [[((0, 2048), (start, start + 512))] for start in range(0, 4096, 512)]
-    plan = plan_load(shape, 4, chunks, wanted)
-    assert plan.strategy is Strategy.EXCHANGE
-    assert total(plan) == 2048 * 4096 * 4
+    wanted: Wanted = [[((0, 2048), (start, start + 512))] for start in range(0, 4096, 512)]
+    plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted, grid_of((8,), (None, 0)))
+    assert plan.strategy is Strategy.DIRECT
     assert {read.chunk for reads in plan.reads for read in reads} == {0, 1}
+
+
+def test_devices_that_cannot_exchange_read_what_they_want() -> None:
+    shape = (4096, 4096)
+    plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted_by(shape, (4,), (None, 0)))
+    assert plan.strategy is Strategy.DIRECT
+
+
+def test_what_cannot_be_read_in_part_is_read_directly() -> None:
+    shape = (4096, 4096)
+    plan = plan_load(shape, 4, [], wanted_by(shape, (4,), (None, 0)), grid_of((4,), (None, 0)))
+    assert plan.strategy is Strategy.DIRECT
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
 def test_nothing_stored_is_nothing_read(shape: Shape) -> None:
     chunk = StoredChunk(box=whole(shape), block=65536)
-    plan = plan_load(shape, 4, [chunk], [[whole(shape)], [whole(shape)]])
+    plan = plan_load(shape, 4, [chunk], [[whole(shape)], [whole(shape)]], grid_of((2,), (None,) * len(shape)))
     assert plan.reads == ((), ())
 
 
@@ -234,10 +255,10 @@ def test_a_thousand_processes_and_chunks_cost_one_look_each(monkeypatch: pytest.
     monkeypatch.setattr(room, "intersection", counting)
     shape = (8192, 8192)
     chunks = stored(shape, 4, (1024, 1))
-    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (0, None)))
+    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (0, None)), grid_of((1024,), (0, None)))
     assert plan.strategy is Strategy.DIRECT
     assert counted <= 1024
-    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (None, 0)))
+    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (None, 0)), grid_of((1024,), (None, 0)))
     assert plan.strategy is Strategy.EXCHANGE
     assert counted <= 8 * 1024
     assert sum(read.nbytes for read in plan.reads_of(1023)) == 8192 * 8192 * 4 // 1024
@@ -263,7 +284,7 @@ def test_leaves_that_are_stored_and_wanted_alike_share_a_plan(monkeypatch: pytes
         for number in range(10_000)
         for shape, itemsize in [kinds[number % 6]]
     ]
-    plans = plan_loads(leaves)
+    plans = plan_loads(leaves, 1024)
     assert planned == 6
     assert len(plans) == 10_000
     for leaf, plan in zip(leaves[:6], plans[:6], strict=True):

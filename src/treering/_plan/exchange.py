@@ -1,0 +1,295 @@
+"""Which rows of a leaf each device gets first, where processes read disjoint parts and devices exchange the items.
+
+XLA reshards arrays that are cut evenly along an axis, nothing else. So the leaf is taken as an array that is cut along
+one axis into one part of equal length for each device, padded at its ends, and each process reads the parts of its
+devices. Blocks are read whole, so a block at the border of two processes is read by both: where that would cost too
+much, parts are longer, and some devices have nothing but padding. ``docs/design/planning.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from treering._values.boxes import Box, shape_of, whole
+
+__all__ = ["PERCENT", "Grid", "Parts", "StoredChunk", "Turns", "parted"]
+
+PERCENT: Final = 105
+"""What is worth reading, of what there is: 1.05 times the bytes."""
+
+# Parts of whole blocks are cheaper than others; they may be so much longer.
+_ALIGNED_PERCENT: Final = 110
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChunk:
+    """One stored box of a leaf: its items in C order, checked in blocks."""
+
+    box: Box
+    """Which box of the leaf."""
+    block: int
+    """Bytes of a checksummed block; all of the chunk where it can only be read whole."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How a leaf is wanted: cut along the axes of a mesh of devices, without jax.
+
+    Example:
+        >>> columns = Grid(shape=(2, 2), owners=(0, 1, 2, 3), spec=((), (1,)))
+        >>> columns.order(0), columns.owners_along(0)
+        ((0, 1), (0, 1, 2, 3))
+        >>> columns.order(1), columns.owners_along(1)
+        ((1, 0), (0, 2, 1, 3))
+    """
+
+    shape: tuple[int, ...]
+    """Shape of the mesh."""
+    owners: tuple[int, ...]
+    """The process of each device, in C order."""
+    spec: tuple[tuple[int, ...], ...]
+    """For each axis of the leaf the axes of the mesh that cut it, outermost first."""
+
+    def order(self, axis: int) -> tuple[int, ...]:
+        """Return the axes of the mesh in the order in which they cut a leaf's axis into one part for each device.
+
+        Those that cut it in the end come first, then those that only replicate, then those that cut other axes: so
+        the exchange is an all-to-all over the last, and a gathering over the middle, and no device ever has more than
+        its part, or what it wants.
+        """
+        others = [number for at, some in enumerate(self.spec) if at != axis for number in some]
+        free = [n for n in range(len(self.shape)) if n not in self.spec[axis] and n not in others]
+        return (*self.spec[axis], *free, *others)
+
+    def owners_along(self, axis: int) -> tuple[int, ...]:
+        """Return the process of each part, where a leaf's axis is cut into one for each device."""
+        return _owners_along(self.shape, self.owners, self.order(axis))
+
+
+@functools.lru_cache(maxsize=256)
+def _owners_along(shape: tuple[int, ...], owners: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    steps = [range(0, shape[axis] * strides[axis], strides[axis]) for axis in order]
+    return tuple(owners[sum(place)] for place in itertools.product(*steps))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A leaf cut along one axis into parts of equal length, one for each device; some or all of a part is padding.
+
+    Example:
+        >>> parts = Parts(axis=0, length=10, rows=4, first=1, owners=(0, 0, 1, 1))
+        >>> [parts.rows_of(place) for place in range(4)], parts.padded
+        ([(0, 0), (0, 4), (4, 8), (8, 10)], 16)
+        >>> parts.boxes_of(1, (10, 2))
+        (((4, 8), (0, 2)), ((8, 10), (0, 2)))
+    """
+
+    axis: int
+    """Which axis is cut."""
+    length: int
+    """How long the leaf is along it."""
+    rows: int
+    """How long a part is along it."""
+    first: int = 0
+    """Number of the part that begins where the leaf begins; those before it are padding."""
+    owners: tuple[int, ...]
+    """The process that reads each part."""
+
+    @property
+    def used(self) -> int:
+        """How many parts hold something."""
+        return -(-self.length // self.rows)
+
+    @property
+    def padded(self) -> int:
+        """How long all parts are together."""
+        return self.rows * len(self.owners)
+
+    def rows_of(self, place: int) -> tuple[int, int]:
+        """Return which rows of the leaf a part holds; (0, 0) for none."""
+        start = (place - self.first) * self.rows
+        stop = min(start + self.rows, self.length)
+        return (start, stop) if 0 <= start < stop else (0, 0)
+
+    def box_of(self, place: int, shape: tuple[int, ...]) -> Box | None:
+        """Return which box of a leaf of ``shape`` a part holds; None for none."""
+        start, stop = self.rows_of(place)
+        box = whole(shape)
+        return (*box[: self.axis], (start, stop), *box[self.axis + 1 :]) if start < stop else None
+
+    def boxes_of(self, process: int, shape: tuple[int, ...]) -> tuple[Box, ...]:
+        """Return the boxes that one process reads, in the order of the parts."""
+        places = range(self.first, self.first + self.used)
+        found = (self.box_of(place, shape) for place in places if self.owners[place] == process)
+        return tuple(box for box in found if box is not None)
+
+
+def parted(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], grid: Grid) -> Parts:
+    """Cut a leaf for reading: among as many processes as can be, and all together read 1.05 times its bytes at most.
+
+    Args:
+        shape: global shape; it has items.
+        itemsize: bytes of an item.
+        chunks: stored boxes, which tile the leaf.
+        grid: how it is wanted.
+
+    Example:
+        >>> chunk = StoredChunk(box=((0, 1024), (0, 1024)), block=65536)
+        >>> parted((1024, 1024), 4, [chunk], Grid(shape=(8,), owners=(0, 0, 1, 1, 2, 2, 3, 3), spec=((), (0,)))).rows
+        128
+    """
+    cuttings = [_Cutting(shape, itemsize, chunks, axis, grid.owners_along(axis)) for axis in range(len(shape))]
+    best, most = None, 0
+    for cutting in cuttings:
+        parts = cutting.parts()
+        readers = len(set(parts.owners[: parts.used]))
+        if best is None or readers > most:
+            best, most = parts, readers
+    if best is None:
+        raise AssertionError("an array without axes cannot be cut")
+    return best
+
+
+class _Cutting:
+    """One axis of a leaf, to be cut: what that costs is known from where the chunks lie along it."""
+
+    def __init__(
+        self, shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], axis: int, owners: tuple[int, ...]
+    ) -> None:
+        self._axis = axis
+        self._length = shape[axis]
+        self._owners = owners
+        self._worth = math.prod(shape) * itemsize * (PERCENT - 100) // 100
+        self._chunks = Counter(_Along.of(chunk, axis, itemsize) for chunk in chunks)
+        self._step = max((along.step for along in self._chunks), default=1)
+
+    def parts(self) -> Parts:
+        """Return the shortest parts that are cheap enough; one that is all is, always."""
+        count = min(len(self._owners), self._length)
+        while True:
+            shortest = -(-self._length // count)
+            aligned = -(-shortest // self._step) * self._step
+            near = [aligned] if 100 * aligned <= _ALIGNED_PERCENT * shortest else []
+            costs = []
+            for rows in (*near, shortest, aligned):
+                costs.append(self._cost(rows))
+                if costs[-1] <= self._worth:
+                    return Parts(axis=self._axis, length=self._length, rows=rows, owners=self._owners)
+            count = max(1, min(count - 1, count * self._worth // min(costs)))
+
+    def _cost(self, rows: int) -> int:
+        """Return how many bytes are read more than once, at most: blocks in which the parts of two processes meet."""
+        owners = self._owners
+        cuts = [at * rows for at in range(1, -(-self._length // rows)) if owners[at] != owners[at - 1]]
+        return sum(along.torn(cuts) * count for along, count in self._chunks.items()) if cuts else 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Along:
+    """A chunk as it lies along one axis."""
+
+    start: int
+    """Where it begins, and ends."""
+    stop: int
+    outer: int
+    """How many steps its outer axes make together."""
+    stride: int
+    """Bytes from one row to the next."""
+    block: int
+
+    @classmethod
+    def of(cls, chunk: StoredChunk, axis: int, itemsize: int) -> _Along:
+        lengths = shape_of(chunk.box)
+        stride = math.prod(lengths[axis + 1 :]) * itemsize
+        return cls(*chunk.box[axis], math.prod(lengths[:axis]), stride, chunk.block)
+
+    @property
+    def step(self) -> int:
+        """After how many rows a block ends where a row ends."""
+        return self.block // math.gcd(self.block, self.stride)
+
+    def torn(self, cuts: Sequence[int]) -> int:
+        """Return how many bytes of the chunk are read more than once where it is cut so, at most."""
+        inside = cuts[bisect.bisect_right(cuts, self.start) : bisect.bisect_left(cuts, self.stop)]
+        if not inside:
+            return 0
+        row = (self.stop - self.start) * self.stride
+        aligned = row % self.block == 0 or self.outer == 1
+        torn = sum(1 for cut in inside if not aligned or (cut - self.start) * self.stride % self.block)
+        # Where one step of the outer axes ends and the next begins, the last part meets the first.
+        borders = torn * self.outer + (0 if aligned else self.outer - 1)
+        nbytes = self.outer * row
+        return min(borders * min(self.block, nbytes), len(inside) * nbytes)
+
+
+class Turns:
+    """Gives leaves that have not a part for each device to the processes that have read the least so far.
+
+    Args:
+        processes: how many there are.
+
+    Example:
+        >>> turns = Turns(3)
+        >>> small = Parts(axis=0, length=4, rows=4, owners=(0, 1, 2))
+        >>> [turns.turned(small, 16).first for _ in range(4)]
+        [0, 1, 2, 0]
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._loads = [0] * processes
+        self._least = [(0, process) for process in range(processes)]
+        self._places: dict[int, tuple[tuple[int, ...], dict[int, int]]] = {}
+
+    def turned(self, parts: Parts, row_bytes: int) -> Parts:
+        """Return the parts in the places where they are read by whoever is next.
+
+        Args:
+            parts: of one leaf, from the first place on.
+            row_bytes: bytes of one row.
+        """
+        spare = len(parts.owners) - parts.used
+        if not spare:
+            return parts
+        first = self._next_place(parts.owners, spare)
+        if _borders(parts, first) != _borders(parts, 0):
+            first = 0  # other blocks would be read by two, and nobody has counted them
+        turned = dataclasses.replace(parts, first=first)
+        for place in range(first, first + parts.used):
+            start, stop = turned.rows_of(place)
+            self._loads[parts.owners[place]] += (stop - start) * row_bytes
+        for process in set(parts.owners[first : first + parts.used]):
+            heapq.heappush(self._least, (self._loads[process], process))
+        return turned
+
+    def _next_place(self, owners: tuple[int, ...], last: int) -> int:
+        """Return the first place of the process with the least load, of those that have one up to the last."""
+        known = self._places.get(id(owners))
+        if known is None:
+            places = {owner: place for place, owner in reversed(list(enumerate(owners)))}
+            known = self._places[id(owners)] = (owners, places)  # held, so that its id stays its own
+        passed = []
+        while True:
+            load, process = heapq.heappop(self._least)
+            if load != self._loads[process]:
+                continue
+            passed.append((load, process))
+            if known[1].get(process, last + 1) <= last:
+                break
+        for entry in passed:
+            heapq.heappush(self._least, entry)
+        return known[1][process]
+
+
+def _borders(parts: Parts, first: int) -> list[bool]:
+    """Tell of each part, but for the first, whether it is read by another process than the one before."""
+    owners = parts.owners[first : first + parts.used]
+    return [a != b for a, b in itertools.pairwise(owners)]
