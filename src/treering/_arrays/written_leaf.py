@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 from treering._arrays.outgoing import Source
+from treering._arrays.read_back import ZARRAY
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._values.checksums import block_bytes
 
@@ -27,8 +28,6 @@ class Form:
     """Bytes of one, before any compressor."""
     block: int
     """Bytes of a checksummed block."""
-    nbytes: int
-    """Bytes of all chunks."""
     name: str | None
     """Of the file of a leaf that is one chunk and raw."""
 
@@ -42,7 +41,6 @@ def form_of(zarr: ZarrArray) -> Form:
         count=count,
         chunk=chunk,
         block=block_bytes(chunk),
-        nbytes=count * chunk,
         name=chunk_name(zarr, 0) if zarr.compressor is None and zarr.chunks == zarr.shape else None,
     )
 
@@ -54,15 +52,26 @@ class WrittenLeaf:
         folder: its folder.
         form: how it is cut.
         sources: the boxes in which it lies in memory.
-        sizes: bytes of its chunk files, if they are compressed.
-        checksums: those of all blocks of its chunk files.
+        numbers: which of its chunks this process writes, ascending.
+        head: its ``.zarray`` as a file, if this process writes that.
+        sizes: bytes of those chunk files, if they are compressed.
+        checksums: those of all blocks of those chunk files.
     """
 
-    __slots__ = ("checksums", "folder", "form", "sizes", "sources")
+    __slots__ = ("checksums", "folder", "form", "head", "numbers", "sizes", "sources")
 
-    def __init__(self, folder: str, form: Form, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, folder: str, form: Form, sources: Sequence[Source], numbers: Sequence[int], *, headed: bool
+    ) -> None:
         self.folder = folder
         self.form = form
         self.sources = sources
+        self.numbers = numbers
+        self.head = ((ZARRAY, form.document),) if headed else ()
         self.sizes: Sequence[int] = ()
         self.checksums = array("Q")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks that this process writes, before any compressor."""
+        return len(self.numbers) * self.form.chunk
