@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from treering._store.notes import Notes
-from treering._store.rendezvous import Steps
+from treering._store.rendezvous import Commit, Get, Now, Operation, Put, Remove, Sleep, Steps, Withdraw, Work
+from treering.errors import Timeout
 
 __all__ = ["Deeds", "driven"]
+
+_TRIED_FOR: Final = 1.0
+_FIRST_PAUSE: Final = 0.01
 
 
 class Deeds(Protocol):
@@ -40,8 +44,84 @@ def driven(
 ) -> None:
     """Carry out the steps, until they end or raise.
 
+    Whatever an operation raises goes into the steps, an interrupt too: they tell the others before it goes on. A note
+    that cannot be read is as good as one that is not there yet; if that lasts until the deadline it is the cause of
+    the error. A note that cannot be put is tried again for a second.
+
     Raises:
         Timeout: another process did not come.
         TreeringError: another process failed, or this one.
     """
-    raise NotImplementedError
+    hands = _Hands(notes, deeds, clock, sleep)
+    answer: object = None
+    thrown: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(answer) if thrown is None else steps.throw(thrown)
+        except StopIteration:
+            return
+        except Timeout as error:
+            if hands.unreadable is not None and error.__cause__ is None:
+                raise error from hands.unreadable
+            raise
+        answer = thrown = None
+        try:
+            answer = hands.do(step)
+        except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it or another one
+            thrown = error
+
+
+class _Hands:
+    """Does one step after the other."""
+
+    def __init__(self, notes: Notes, deeds: Deeds, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self.unreadable: OSError | None = None
+        """Why the last note that was asked for could not be read."""
+        self._notes = notes
+        self._deeds = deeds
+        self._clock = clock
+        self._sleep = sleep
+
+    def do(self, step: Operation) -> object:
+        """Do one, and return the answer."""
+        match step:
+            case Get(name):
+                return self._get(name)
+            case Put(name, data):
+                self._put(name, data)
+            case Remove(name):
+                self._notes.remove(name)
+            case Sleep(seconds):
+                self._sleep(seconds)
+            case Now():
+                return self._clock()
+            case Work():
+                return self._deeds.work()
+            case Commit(parts):
+                self._deeds.commit(parts)
+            case Withdraw():
+                self._deeds.withdraw()
+        return None
+
+    def _get(self, name: str) -> bytes | None:
+        try:
+            found = self._notes.get(name)
+        except OSError as error:
+            self.unreadable = error
+            return None
+        self.unreadable = None
+        return found
+
+    def _put(self, name: str, data: bytes) -> None:
+        end = self._clock() + _TRIED_FOR
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                self._notes.put(name, data)
+            except OSError:
+                if self._clock() + pause > end:
+                    raise
+            else:
+                return
+            self._sleep(pause)
+            pause *= 2

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from treering import errors
 from treering._codec.documents import json_text, member, parsed
-from treering.errors import Corrupt, ProcessFailed, Timeout, TreeringError
+from treering.errors import Corrupt, NotShared, ProcessFailed, Timeout, TreeringError
 
 __all__ = ["Begin", "Failure", "Part", "Stage", "Verdict"]
 
@@ -86,27 +86,35 @@ class Failure:
                 )
         return cls(name=type(error).__name__, message=str(error)[:_LONGEST_TEXT])
 
-    def error(self, who: str, processes: tuple[int, ...]) -> TreeringError:
-        """Return the error to raise in a process that did not fail itself.
+    def blamed_on(self, who: str) -> Failure:
+        """Return the same as others are told it: with the process that it happened to.
+
+        Example:
+            >>> Failure.of(KeyError("a")).blamed_on("process 3 (host, pid 7)").message
+            "process 3 (host, pid 7): KeyError: 'a'"
+        """
+        known = self.name in _CLASSES
+        reason = self.message if known else ": ".join(filter(None, (self.name, self.message)))
+        name = self.name if known else ProcessFailed.__name__
+        return dataclasses.replace(self, name=name, message=f"{who}: {reason}")
+
+    def error(self, undone: str, processes: tuple[int, ...]) -> TreeringError:
+        """Return the error to raise where it did not happen.
 
         Args:
-            who: what the message begins with: which process, and what it could not do.
+            undone: what could not be done.
             processes: the numbers of those that failed.
 
         Example:
-            >>> Failure.of(errors.Exists("it is there")).error("process 0 could not save 'x'", (0,))
-            Exists("process 0 could not save 'x': it is there")
-            >>> Failure.of(KeyError("a")).error("process 3 could not save 'x'", (3,))
-            ProcessFailed("process 3 could not save 'x': KeyError: 'a'")
+            >>> Failure.of(errors.Exists("it is there")).blamed_on("process 0").error("could not save 'x'", (0,))
+            Exists("could not save 'x': process 0: it is there")
         """
-        known = _CLASSES.get(self.name)
-        reason = self.message if known else ": ".join(filter(None, (self.name, self.message)))
-        error = (known or ProcessFailed)(f"{who}: {reason}", hint=self.hint)
+        error = _CLASSES.get(self.name, ProcessFailed)(f"{undone}: {self.message}", hint=self.hint)
         if isinstance(error, OSError) and self.errno is not None:
             error.errno = self.errno
         if isinstance(error, Timeout):
             error.missing = self.missing
-        if isinstance(error, ProcessFailed):
+        if isinstance(error, ProcessFailed | NotShared):
             error.processes = processes
         return error
 
@@ -151,16 +159,24 @@ class Begin:
     """What process 0 is saving, for comparison."""
     who: str
     """Where process 0 runs."""
+    processes: int
+    """How many processes the job has: `treering doctor` tells which of them have said nothing."""
 
     def text(self) -> bytes:
         """Return the content of the note.
 
         Example:
-            >>> note = Begin(number=1, attempt="0123456789abcdef", signature=b"ab", who="host, pid 7")
+            >>> note = Begin(number=1, attempt="0123456789abcdef", signature=b"ab", who="host, pid 7", processes=2)
             >>> Begin.read(note.text()) == note
             True
         """
-        node = {"number": self.number, "attempt": self.attempt, "signature": _text(self.signature), "who": self.who}
+        node = {
+            "number": self.number,
+            "attempt": self.attempt,
+            "signature": _text(self.signature),
+            "who": self.who,
+            "processes": self.processes,
+        }
         return json_text(node).encode()
 
     @classmethod
@@ -185,8 +201,8 @@ class Part:
     """What process 0 needs for the commit, once it is written."""
     failure: Failure | None = None
     """Why it failed."""
-    gone: bool = False
-    """Whether it has left, and has removed what is not committed."""
+    left: bool = False
+    """Whether it will touch nothing of the attempt any more."""
 
     def text(self) -> bytes:
         """Return the content of the note.
@@ -196,7 +212,7 @@ class Part:
             >>> Part.read(note.text()) == note
             True
         """
-        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "gone": self.gone}
+        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.left}
         if self.payload:
             node["payload"] = _text(self.payload)
         if self.failure:
@@ -259,6 +275,7 @@ def _read_begin(data: bytes) -> Begin:
         attempt=member(node, "attempt", str, what),
         signature=_bytes(member(node, "signature", str, what), what),
         who=member(node, "who", str, what),
+        processes=member(node, "processes", int, what),
     )
 
 
@@ -277,7 +294,7 @@ def _read_part(data: bytes) -> Part:
         who=member(node, "who", str, what),
         payload=_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
         failure=failure,
-        gone=member(node, "gone", bool, what),
+        left=member(node, "left", bool, what),
     )
 
 
