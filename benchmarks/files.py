@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Files", "bytes_read", "contents", "forget", "fsync", "read_into", "warm", "write"]
+__all__ = ["Files", "bytes_read", "bytes_written", "contents", "forget", "fsync", "read_into", "warm", "write"]
 
 _PIECE = 4 << 20
 
@@ -99,7 +99,16 @@ def forget(path: Path) -> None:
 
 def bytes_read() -> int:
     """How many bytes this process has asked the system to read so far, cached or not (Linux: rchar); 0 elsewhere."""
+    return _counter("rchar")
+
+
+def bytes_written() -> int:
+    """How many bytes this process has given the system to write so far (Linux: wchar); 0 elsewhere."""
+    return _counter("wchar")
+
+
+def _counter(name: str) -> int:
     counters = Path("/proc/self/io")
     if not counters.exists():
         return 0
-    return int(next(line for line in counters.read_text().splitlines() if line.startswith("rchar")).split()[1])
+    return int(next(line for line in counters.read_text().splitlines() if line.startswith(name)).split()[1])

@@ -73,6 +73,8 @@ class Group:
     """Bytes of memory that the hungriest case takes; they are kept ready for it (``ReadyMemory``)."""
     repeats: int = 1
     """Rounds for each round asked for; short cases need more of them."""
+    once: bool = False
+    """One round, however many were asked for: what is counted is the same each time."""
     peaks: bool = True
     """Whether memory is measured too."""
     unit: str | None = None

@@ -1,4 +1,4 @@
-"""How long plans take and how even they are: 10,000 leaves, 1,024 processes. ``python -m benchmarks.plans``.
+"""How long plans take and how even they are, for up to 1,024 processes that are only thought of.
 
 Counts are exact and the same everywhere; only the times are this machine's.
 """
@@ -8,23 +8,37 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
-from treering._plan.load import StoredChunk, plan_load
-from treering._plan.save import LeafLayout, plan_save
+from benchmarks import workloads
+from benchmarks.measure import Case, Group
+from benchmarks.suite import Benchmark, Goal, Scene
+from benchmarks.workloads import LeafKind
+from treering._plan.exchange import Grid
+from treering._plan.leaf_chunks import shared_chunk_shape
+from treering._plan.leaf_writers import LeafWriters, balanced_chunk, plan_writers
+from treering._plan.load import LoadPlan, StoredChunk, StoredLeaf, plan_loads
+from treering._plan.save import LeafLayout, SavePlan, plan_save
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
 
-__all__ = ["main"]
+__all__ = ["BENCHMARK"]
 
 LEAVES = 10_000
-PROCESSES = 1_024
-GRID = (32, 32)
-"""The mesh of processes."""
+"""Leaves of the trees that are only thought of."""
+GRIDS = {8: (4, 2), 64: (8, 8), 1024: (32, 32)}
+"""How many processes, and the mesh of them."""
 
-Shape = tuple[int, ...]
-Boxes = tuple[tuple[Box, tuple[int, ...]], ...]
+Shape: TypeAlias = tuple[int, ...]
+Boxes: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
+Way: TypeAlias = Literal["sharded", "replicated", "mixed"]
+
+_BUSIEST = "bytes of the busiest / mean"
+_UNIQUE = "bytes read by all / unique"
+_NEEDED = "bytes read by all / needed"
 
 
 def cut(shape: Shape, parts: Shape) -> Iterable[tuple[Shape, Box]]:
@@ -39,29 +53,60 @@ def cut(shape: Shape, parts: Shape) -> Iterable[tuple[Shape, Box]]:
         )
 
 
-def save_layouts() -> dict[str, Sequence[LeafLayout]]:
-    """The ways in which a leaf lies on 1,024 processes."""
-    everybody = tuple(range(PROCESSES))
-    rows, columns = GRID
+# Saves.
+
+
+def over_grid(shape: Shape, itemsize: int, grid: tuple[int, int]) -> LeafLayout:
+    """Rows over one axis of the processes and columns over the other, where the shape can be divided so."""
+    parts = [count if size % count == 0 else 1 for size, count in zip(shape, grid, strict=False)]
+    rows, columns = (*parts, 1, 1)[:2]
+    owners = {
+        place: tuple(
+            row * grid[1] + column
+            for row in ((place[0],) if rows > 1 else range(grid[0]))
+            for column in ((place[1],) if columns > 1 else range(grid[1]))
+        )
+        for place in itertools.product(range(rows), range(columns))
+    }
+    boxes = tuple((box, owners[at[0], at[1] if len(at) > 1 else 0]) for at, box in cut(shape, tuple(parts)))
+    return LeafLayout(nbytes_per_item=itemsize, shape=shape, boxes=boxes)
+
+
+def on_all(shape: Shape, itemsize: int, processes: int) -> LeafLayout:
+    """The whole array on every process."""
+    return LeafLayout(nbytes_per_item=itemsize, shape=shape, boxes=((whole(shape), tuple(range(processes))),))
+
+
+def transformer_layouts(arrays: Sequence[Any], way: Way, processes: int) -> list[LeafLayout]:
+    """How the leaves of workload A lie; arrays of one shape share one layout, as those of jax share a sharding."""
+    known: dict[tuple[Shape, int, bool], LeafLayout] = {}
+    layouts = []
+    for number, array in enumerate(arrays):
+        replicated = way == "replicated" or (way == "mixed" and number % 2 == 1)
+        kind = (array.shape, array.itemsize, replicated)
+        if kind not in known:
+            known[kind] = on_all(*kind[:2], processes) if replicated else over_grid(*kind[:2], GRIDS[processes])
+        layouts.append(known[kind])
+    return layouts
+
+
+def many_layouts(processes: int) -> dict[str, Sequence[LeafLayout]]:
+    """The ways in which many leaves lie."""
+    rows, columns = GRIDS[processes]
     matrix = (4096, 4096)
 
-    def layout(shape: Shape, boxes: Boxes) -> LeafLayout:
-        return LeafLayout(nbytes_per_item=2, shape=shape, boxes=boxes)
+    def layout(boxes: Boxes) -> LeafLayout:
+        return LeafLayout(nbytes_per_item=2, shape=matrix, boxes=boxes)
 
-    replicated = layout((257, 1031), ((whole((257, 1031)), everybody),))
-    sharded = layout(matrix, tuple((box, (at[0],)) for at, box in cut(matrix, (PROCESSES, 1))))
+    replicated = on_all((257, 1031), 2, processes)
+    sharded = layout(tuple((box, (at[0],)) for at, box in cut(matrix, (processes, 1))))
     by_rows = layout(
-        matrix,
-        tuple((box, tuple(range(at[0] * columns, (at[0] + 1) * columns))) for at, box in cut(matrix, (rows, 1))),
+        tuple((box, tuple(range(at[0] * columns, (at[0] + 1) * columns))) for at, box in cut(matrix, (rows, 1)))
     )
-    by_columns = layout(
-        matrix, tuple((box, tuple(range(at[1], PROCESSES, columns))) for at, box in cut(matrix, (1, columns)))
-    )
-    kinds = [replicated, sharded, by_rows, by_columns, *shuffled(matrix)]
+    by_columns = layout(tuple((box, tuple(range(at[1], processes, columns))) for at, box in cut(matrix, (1, columns))))
+    kinds = [replicated, sharded, by_rows, by_columns, *shuffled(matrix, processes)]
     return {
-        "replicated, no two alike": [
-            layout((1 + leaf, 97), ((whole((1 + leaf, 97)), everybody),)) for leaf in range(LEAVES)
-        ],
+        "replicated, no two alike": [on_all((1 + leaf, 97), 2, processes) for leaf in range(LEAVES)],
         "replicated, sides prime": [replicated] * LEAVES,
         "sharded over all": [sharded] * LEAVES,
         "rows sharded, replicated in columns": [by_rows] * LEAVES,
@@ -69,9 +114,9 @@ def save_layouts() -> dict[str, Sequence[LeafLayout]]:
     }
 
 
-def shuffled(shape: Shape) -> list[LeafLayout]:
+def shuffled(shape: Shape, processes: int) -> list[LeafLayout]:
     """Leaves over a mesh of four devices a process in no order at all."""
-    devices = list(range(4 * PROCESSES))
+    devices = list(range(4 * processes))
     random.Random(0).shuffle(devices)
     layouts = []
     for parts in (16, 64, 256, 1024):
@@ -82,44 +127,253 @@ def shuffled(shape: Shape) -> list[LeafLayout]:
     return layouts
 
 
-def show_saves() -> None:
-    """Print how long each plan takes, and what the busiest process writes."""
-    print(f"save: {LEAVES:,} leaves, {PROCESSES:,} processes")
-    for name, layouts in save_layouts().items():
-        start = time.perf_counter()
-        plan = plan_save(layouts, PROCESSES)
-        parts = plan.parts_of(PROCESSES // 2)
-        seconds = time.perf_counter() - start
-        share = sum(plan.loads) / PROCESSES
-        print(f"  {name:38} {seconds:6.2f} s  busiest {max(plan.loads) / share:.3f} of the mean  {len(parts):6,} parts")
+def save_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Group:
+    """Plan a checkpoint for everybody, and list what one process writes."""
+
+    def work() -> tuple[SavePlan, int]:
+        plan = plan_save(layouts, processes)
+        parts = plan.parts_of(processes // 2)
+        return plan, sum(size_of(part.box) * layouts[part.leaf].nbytes_per_item for part in parts)
+
+    return _group(name, work, lambda done: _wrong_save(layouts, done[0].loads, processes, done[1]), _busiest)
 
 
-def show_loads() -> None:
-    """Print what each way of loading a saved matrix reads."""
-    shape, itemsize = (8192, 8192), 4
-    unique = math.prod(shape) * itemsize
-    print(f"load: {shape[0]} x {shape[1]} float32, bytes read by all processes over bytes that there are")
+def leaves_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Group:
+    """The same for a leaves directory, whose chunk files are dealt out whole."""
+
+    def work() -> tuple[LeafWriters, int]:
+        limit = balanced_chunk(layouts, processes)
+        known: dict[int, Shape] = {}
+        for layout in layouts:
+            if id(layout) not in known:
+                boxes = [box for box, _ in layout.boxes]
+                known[id(layout)] = shared_chunk_shape(layout.shape, boxes, layout.nbytes_per_item, limit)
+        chunks = [known[id(layout)] for layout in layouts]
+        plan = plan_writers(layouts, chunks, processes, [str(number) for number in range(len(layouts))])
+        numbers = plan.chunks_of(processes // 2)
+        mine = sum(
+            len(held) * math.prod(chunks[leaf]) * layouts[leaf].nbytes_per_item for leaf, held in numbers.items()
+        )
+        return plan, mine
+
+    return _group(name, work, lambda done: _wrong_save(layouts, done[0].loads, processes, done[1]), _busiest)
+
+
+def _busiest(done: tuple[SavePlan | LeafWriters, int]) -> float:
+    loads = done[0].loads
+    return max(loads) * len(loads) / sum(loads)
+
+
+def _wrong_save(layouts: Sequence[LeafLayout], loads: Sequence[int], processes: int, mine: int) -> str | None:
+    """Whether all is written once, and the one process that was asked has what the plan says."""
+    there = sum(size_of(whole(layout.shape)) * layout.nbytes_per_item for layout in layouts)
+    if not there <= sum(loads) <= 1.005 * there:
+        return f"{sum(loads)} bytes are written, there are {there}"
+    if mine != loads[processes // 2]:
+        return f"one process has {mine} bytes, the plan says {loads[processes // 2]}"
+    return None
+
+
+# Loads.
+
+
+def stored(shape: Shape, itemsize: int, boxes: Iterable[Box], grid: Grid) -> StoredLeaf:
+    """A leaf in boxes, wanted over a mesh of processes with a device each."""
+    chunks = tuple(StoredChunk(box=box, block=block_bytes(size_of(box) * itemsize)) for box in boxes)
+    wanted: list[tuple[Box, ...]] = [()] * len(grid.owners)
+    for owner, at in zip(grid.owners, itertools.product(*map(range, grid.shape)), strict=True):
+        box = []
+        for length, axes in zip(shape, grid.spec, strict=True):
+            place, count = (at[axes[0]], grid.shape[axes[0]]) if axes else (0, 1)
+            box.append((place * length // count, (place + 1) * length // count))
+        wanted[owner] = (tuple(box),)
+    return StoredLeaf(shape=shape, itemsize=itemsize, chunks=chunks, wanted=wanted, grid=grid)
+
+
+def cut_along(axis: int | None, axes: int, processes: int) -> Grid:
+    """A mesh in one line, over which one of the axes of a leaf is cut; None: the leaf is whole on all."""
+    spec = tuple((0,) if each == axis else () for each in range(axes))
+    return Grid(shape=(processes,), owners=tuple(range(processes)), spec=spec)
+
+
+def turned_grid(axes: int, grid: tuple[int, int]) -> Grid:
+    """The mesh of processes turned: its columns cut the rows of a leaf, and its rows the columns."""
+    rows, columns = grid
+    owners = tuple(row * columns + column for column in range(columns) for row in range(rows))
+    return Grid(shape=(columns, rows), owners=owners, spec=((0,), (1,))[:axes])
+
+
+def load_group(name: str, leaves: Sequence[StoredLeaf], processes: int, unit: str) -> Group:
+    """Plan a load for everybody, and list what one process reads."""
+
+    def work() -> list[LoadPlan]:
+        plans = plan_loads(leaves, processes)
+        for plan in plans:
+            plan.reads_of(processes // 2)
+        return plans
+
+    def share(plans: list[LoadPlan]) -> float:
+        there = sum(bytes_of(leaf, needed=unit == _NEEDED) for leaf in leaves)
+        read = 0
+        times = Counter(id(plan) for plan in plans)
+        for plan in {id(plan): plan for plan in plans}.values():
+            read += times[id(plan)] * sum(each.nbytes for reads in plan.reads for each in reads)
+        return read / there
+
+    return _group(name, work, lambda _: None, share, unit=unit)
+
+
+def bytes_of(leaf: StoredLeaf, *, needed: bool) -> int:
+    """Bytes of a leaf: those that processes want, all of them added up, or those that there are."""
+    if not needed:
+        return math.prod(leaf.shape) * leaf.itemsize
+    return sum(size_of(box) for boxes in leaf.wanted for box in boxes) * leaf.itemsize
+
+
+def transformer_stored(arrays: Sequence[Any], processes: int, *, turned: bool) -> Iterator[StoredLeaf]:
+    """Workload A saved whole and wanted by rows; or saved over the mesh of processes and wanted over it turned.
+
+    Rows of vectors are of no use to anybody: each process wants all of them.
+    """
+    known: dict[tuple[Shape, int], StoredLeaf] = {}
+    for array in arrays:
+        kind = (array.shape, array.itemsize)
+        if kind not in known:
+            if turned:
+                boxes = [box for _, box in cut(array.shape, GRIDS[processes][: array.ndim])]
+                grid = turned_grid(array.ndim, GRIDS[processes])
+            else:
+                boxes = [whole(array.shape)]
+                grid = cut_along(0 if array.ndim > 1 else None, array.ndim, processes)
+            known[kind] = stored(*kind, boxes, grid)
+        yield known[kind]
+
+
+def _group(
+    name: str,
+    work: Callable[[], Any],
+    check: Callable[[Any], str | None],
+    count: Callable[[Any], float],
+    unit: str = _BUSIEST,
+) -> Group:
+    case = Case(name="treering", begin=lambda: work, check=check, count=count)
+    return Group(name=name, cases=(case,), peaks=False, unit=unit)
+
+
+# Scenes.
+
+
+class _Plans(Scene):
+    """Nothing but plans: no files."""
+
+    repeats = 1
+
+    def __init__(self, title: str, nbytes: int, groups: Callable[[], Iterator[Group]]) -> None:
+        self.title = title
+        self.nbytes = nbytes
+        self._groups = groups
+
+    def prepare(self) -> None:
+        """Nothing is needed."""
+
+    def close(self) -> None:
+        """Nothing was written."""
+
+    def groups(self) -> tuple[Group, ...]:
+        """What is planned."""
+        return tuple(self._groups())
+
+
+def plan_title(form: str, what: str, processes: int) -> str:
+    """Name of a group that plans for so many processes.
+
+    Example:
+        >>> plan_title("leaves", "save mixed", 1024)
+        'leaves: plan save mixed, 1,024 processes'
+    """
+    return ("" if form == "treering" else f"{form}: ") + f"plan {what}, {processes:,} processes"
+
+
+def _transformer_groups(arrays: Sequence[Any]) -> Iterator[Group]:
+    for processes in GRIDS:
+        for way in get_args(Way):
+            layouts = transformer_layouts(arrays, way, processes)
+            yield save_group(plan_title("treering", f"save {way}", processes), layouts, processes)
+            yield leaves_group(plan_title("leaves", f"save {way}", processes), layouts, processes)
+        for what, turned, unit in (
+            ("load rows of the whole", False, _NEEDED),
+            ("load over the turned mesh", True, _UNIQUE),
+        ):
+            leaves = tuple(transformer_stored(arrays, processes, turned=turned))
+            yield load_group(plan_title("treering", what, processes), leaves, processes, unit)
+
+
+def _many_groups() -> Iterator[Group]:
+    processes = max(GRIDS)
+    for name, layouts in many_layouts(processes).items():
+        yield save_group(plan_title("treering", f"save {name}", processes), layouts, processes)
+
+
+def _matrix_groups(shape: Shape, itemsize: int) -> Iterator[Group]:
     for saved_over, processes in itertools.product((1, 8, 1024), (8, 1024)):
-        chunks = [
-            StoredChunk(box=box, block=block_bytes(size_of(box) * itemsize)) for _, box in cut(shape, (saved_over, 1))
-        ]
-        for name, parts in (("rows", (processes, 1)), ("columns", (1, processes))):
-            start = time.perf_counter()
-            plan = plan_load(shape, itemsize, chunks, [[box] for _, box in cut(shape, parts)])
-            reads = plan.reads_of(processes // 2)
-            seconds = time.perf_counter() - start
-            total = sum(read.nbytes for one in plan.reads for read in one)
-            print(
-                f"  {saved_over:5,} chunks of rows -> {processes:5,} x {name:8} {plan.strategy.value:8} "
-                f"{total / unique:.3f}  {1000 * seconds:7.1f} ms  {len(reads):3} reads"
-            )
+        boxes = [box for _, box in cut(shape, (saved_over, 1))]
+        for axis, name in enumerate(("rows", "columns")):
+            leaf = stored(shape, itemsize, boxes, cut_along(axis, len(shape), processes))
+            what = f"load {saved_over:,} chunk{'s' if saved_over > 1 else ''} as {name}"
+            yield load_group(plan_title("treering", what, processes), [leaf], processes, _UNIQUE)
 
 
-def main() -> None:
-    """Print both tables."""
-    show_saves()
-    show_loads()
+def _scene(name: str, leaves: LeafKind, factor: float, folder: Path) -> Scene:
+    del leaves, folder  # plans have neither
+    if name == "plans of A":
+        work = workloads.outline("A", factor)
+        arrays = [array for _, array in workloads.flat(work.tree)]
+        return _Plans(f"{work.title}, planned", work.nbytes, lambda: _transformer_groups(arrays))
+    if name == "plans of many":
+        return _Plans(f"{LEAVES:,} leaves, planned", 0, _many_groups)
+    shape, itemsize = (8192, 8192), 4
+    return _Plans("8192 x 8192 float32, planned", math.prod(shape) * itemsize, lambda: _matrix_groups(shape, itemsize))
 
 
-if __name__ == "__main__":
-    main()
+_GOALS = (
+    *(
+        Goal(row=8, workload="plans of A", group=plan_title(form, f"save {way}", processes), kind="count", bound=1.10)
+        for processes in GRIDS
+        for way in get_args(Way)
+        for form in ("treering", "leaves")
+        # A share of 1 MiB is one chunk of a leaves directory: nothing is promised there.
+        if form == "treering" or processes < 1024
+    ),
+    *(
+        Goal(row=4, workload="plans of A", group=plan_title("treering", what, processes), kind="count", bound=1.05)
+        for processes in GRIDS
+        for what in ("load rows of the whole", "load over the turned mesh")
+    ),
+    *(
+        Goal(
+            row=8,
+            workload="plans of many",
+            group=plan_title("treering", f"save {name}", 1024),
+            kind="count",
+            bound=1.10,
+        )
+        for name in (
+            "replicated, no two alike",
+            "replicated, sides prime",
+            "sharded over all",
+            "rows sharded, replicated in columns",
+            "all of these and a shuffled mesh",
+        )
+    ),
+)
+
+BENCHMARK = Benchmark(
+    name="plans",
+    title="treering's plans, for processes that are only thought of",
+    workloads=("plans of A", "plans of many", "plans of a matrix"),
+    numpy_only=(),
+    jax_only=("plans of A", "plans of many", "plans of a matrix"),
+    packages=("jax", "numpy"),
+    scene=_scene,
+    goals=_GOALS,
+)

@@ -146,7 +146,7 @@ def _bound(goal: Goal) -> str:
     """A goal in words."""
     match goal.kind:
         case "faster":
-            return f">= {goal.bound:g}x faster than {goal.against}"
+            return f">= {goal.bound:g}x {'faster than' if goal.bound > 1 else 'the speed of'} {goal.against}"
         case "times":
             return f"<= {goal.bound:g}x the time of {goal.against}"
         case "peak share":

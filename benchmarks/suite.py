@@ -279,7 +279,8 @@ def _run_scene(benchmark: Benchmark, name: str, leaves: LeafKind, options: Optio
         groups = [group for group in scene.groups() if _wanted(group, options)]
         timed: list[Rounds] = []
         for group in groups:
-            rounds = interleave(group, options.rounds * scene.repeats * group.repeats, report=_log)
+            count = 1 if group.once else options.rounds * scene.repeats * group.repeats
+            rounds = interleave(group, count, report=_log)
             timed.append(rounds)
             wrong.extend(rounds.wrong)
             if group.between is not None:

@@ -28,6 +28,7 @@ __all__ = [
     "flat",
     "mapped",
     "mesh",
+    "outline",
     "same_leaves",
     "sharded",
     "to_jax",
@@ -87,7 +88,15 @@ class _Filler:
         return flat_array.reshape(shape)
 
 
-def _transformer(fill: _Filler, factor: float) -> Tree:
+class _Outliner:
+    """Makes arrays of one item that look like whole ones: for those who only ask what there is."""
+
+    def array(self, shape: Shape, dtype: Any) -> np.ndarray[Any, Any]:
+        """A view of one item in this shape."""
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def _transformer(fill: _Filler | _Outliner, factor: float) -> Tree:
     """16 layers of 9 leaves, embedding, last norm and head: 147 leaves, 1049 MiB at factor 1."""
     scale = math.sqrt(factor)
     width, narrow, hidden, words = (max(8, round(size * scale)) for size in (1536, 512, 4096, 32000))
@@ -120,7 +129,7 @@ def _transformer(fill: _Filler, factor: float) -> Tree:
     }
 
 
-def _small_leaves(fill: _Filler, factor: float) -> Tree:
+def _small_leaves(fill: _Filler | _Outliner, factor: float) -> Tree:
     """100 branches of 100 leaves of 1 KiB at factor 1."""
     count = max(1, round(10_000 * factor))
     tree: Tree = {}
@@ -130,7 +139,7 @@ def _small_leaves(fill: _Filler, factor: float) -> Tree:
     return tree
 
 
-def _one_array(fill: _Filler, factor: float) -> Tree:
+def _one_array(fill: _Filler | _Outliner, factor: float) -> Tree:
     """One float32 array of 1 GiB at factor 1."""
     return {"weights": fill.array((max(1, round((1 << 28) * factor)),), np.float32)}
 
@@ -148,8 +157,21 @@ def build(name: str, factor: float = 1.0, seed: int = 7) -> Workload:
     Raises:
         KeyError: there is no such workload.
     """
+    return _built(name, factor, _Filler(seed))
+
+
+def outline(name: str, factor: float = 1.0) -> Workload:
+    """The same with arrays that have shapes and dtypes, and take no memory: all their items are one zero.
+
+    Raises:
+        KeyError: there is no such workload.
+    """
+    return _built(name, factor, _Outliner())
+
+
+def _built(name: str, factor: float, fill: _Filler | _Outliner) -> Workload:
     make, what, repeats = _BUILDERS[name]
-    tree = make(_Filler(seed), factor)
+    tree = make(fill, factor)
     arrays = [array for _, array in flat(tree)]
     nbytes = sum(array.nbytes for array in arrays)
     title = f"{what}: {len(arrays):,} leaves, {nbytes / _MIB:,.1f} MiB"
