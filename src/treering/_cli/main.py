@@ -25,6 +25,7 @@ _VERBS = {
     "cat": ("treering._cli.cat", "Print one leaf, or a part of an array."),
     "demo": ("treering._cli.demo.verb", "Train a small model, save it, and prove that every bit comes back."),
     "diff": ("treering._cli.diff", "Compare two checkpoints or files."),
+    "doctor": ("treering._cli.doctor", "Say which saves are in flight or dead, and what to do about each."),
     "du": ("treering._cli.du", "Show where the bytes are."),
     "inspect": ("treering._cli.inspect", "Show what is in a checkpoint or file, from its headers alone."),
     "ls": ("treering._cli.ls", "List the leaves, one a line."),

@@ -1,0 +1,35 @@
+"""``treering doctor``: saves in flight and what dead ones left, in a folder where something seems stuck."""
+
+from __future__ import annotations
+
+import click
+
+from treering._cli.output import write_lines
+from treering._cli.terminal import GOOD, NO
+from treering._ops.doctor import diagnosed
+from treering._view.doctor_text import doctor_json, doctor_lines
+
+__all__ = ["doctor"]
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  treering doctor checkpoint\n"
+    "  treering doctor checkpoint --json | jq '.attempts[] | {attempt, life, advice}'\n"
+    "  watch treering doctor checkpoint\n"
+)
+@click.argument("path", type=click.Path(path_type=str))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+def doctor(path: str, as_json: bool) -> int:
+    """Say what stands in the folder PATH, which saves into it are in flight or dead, and what to do about each.
+
+    PATH is a checkpoint's folder or a leaves directory, also one in which no save ever ended. Of a save by several
+    processes it says which of them have handed in their part, failed or not come, and where they run. That the files
+    of the committed state are there, and as large as the index says, is looked at too; `treering verify` reads them.
+
+    Nothing is locked, written or removed: a save that is running does not notice. Exit code 0: nothing has to be done;
+    1: files are missing or damaged, or a dead save holds bytes; 2: it could not be looked at.
+    """
+    found = diagnosed(path)
+    write_lines(doctor_json(found) if as_json else doctor_lines(found))
+    return GOOD if found.ok else NO

@@ -1,0 +1,121 @@
+"""What a look at a folder found out: what is committed there, and what became of other attempts to save."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+__all__ = ["Attempt", "Committed", "Diagnosis", "Life", "ProcessState"]
+
+
+class Life(enum.StrEnum):
+    """Whether somebody still works on an attempt."""
+
+    IN_FLIGHT = "in flight"
+    """A process does."""
+    DEAD = "dead"
+    """Nobody does: its processes have ended."""
+    UNKNOWN = "unknown"
+    """That cannot be told from here: it was written on another machine, or in another container."""
+    OVER = "over"
+    """It is committed or given up; what lies there are notes about it, or a save that waits for its index."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """How far one process of a joint save is, as its note says."""
+
+    process: int
+    """Its number in the job."""
+    stage: str
+    """"at work", "written", "failed" or "seen"; "missing" where it has left no note, "unreadable" where its note cannot
+    be read."""
+    who: str | None
+    """Host and number of the process, as in "node7, pid 4711"; None where that is not known."""
+    age: float | None
+    """Seconds since it said so, by the clocks of this machine and of the file system."""
+    problem: str | None = None
+    """Why it failed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An attempt to save that is not, or not only, the committed state."""
+
+    attempt: str
+    """Its 16 hexadecimal digits."""
+    form: str
+    """"checkpoint", "leaves", or "notes" where nothing but notes is left of it."""
+    life: Life
+    """Whether somebody works on it."""
+    reason: str
+    """Why that is known, or what it is, as the end of a sentence that begins with the attempt."""
+    advice: str
+    """What to do."""
+    files: int
+    """How many files of it lie there that no index needs."""
+    nbytes: int
+    """Their bytes."""
+    age: float | None
+    """Seconds since the last of them was changed, by the clocks of this machine and of the file system."""
+    who: str | None = None
+    """Host and number of the process that leads it; None where that is not known."""
+    number: int | None = None
+    """Which joint save of its job it is, from 1 on."""
+    processes: Sequence[ProcessState] = ()
+    """What the processes of a joint save say."""
+    outcome: str | None = None
+    """What process 0 says became of it."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether it holds bytes that nobody works with."""
+        return self.nbytes > 0 and self.life in {Life.DEAD, Life.UNKNOWN}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A state that can be loaded."""
+
+    form: str
+    """"checkpoint" or "leaves"."""
+    attempts: Sequence[str]
+    """The save that it is of; in a leaves directory those of its prefixes, as far as treering wrote them."""
+    at: str | None
+    """When it was saved, as its index says."""
+    by: str | None
+    """Which program saved it, as its index says."""
+    processes: int
+    """How many processes saved it."""
+    files: int
+    """How many files its index names, itself included."""
+    nbytes: int
+    """Their bytes together, as the index says."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What stands in a folder.
+
+    Example:
+        >>> found = Diagnosis(path="ckpt", committed=None, attempts=(), problems=("a file is missing",), notes=())
+        >>> found.ok
+        False
+    """
+
+    path: str
+    """The folder, as it was given."""
+    committed: Committed | None
+    """What can be loaded; None where nothing can."""
+    attempts: Sequence[Attempt]
+    """Other attempts, those in flight first."""
+    problems: Sequence[str]
+    """What is wrong, a sentence each."""
+    notes: Sequence[str]
+    """What is good to know, a sentence each."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has to be done."""
+        return not self.problems and not any(attempt.needs_attention for attempt in self.attempts)

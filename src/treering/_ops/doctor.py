@@ -1,0 +1,104 @@
+"""A folder -> what is committed in it, which attempts to save are in flight or dead, what to do. Nothing is changed.
+
+Neither jax nor numpy is needed, and no array is read: that is `verify`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from treering._format.detect import detect
+from treering._format.diagnosis import Diagnosis, Life
+from treering._ops.doctor_attempts import Known, judged_attempts
+from treering._store import checkpoint_names, leaves_names
+from treering._store.attempts import Looked, looked_at
+from treering._store.folder_lock import LOCK_FILE
+from treering._store.open_folder import shown_names
+from treering._values.human import duration_text
+from treering.errors import NotFound, Unsupported
+
+__all__ = ["diagnosed"]
+
+# A save that is committed while we look makes files of the index before vanish.
+_TRIES: Final = 5
+_LOCKED: Final = f"{LOCK_FILE} is there, which stands for the lock of the folder"
+
+
+def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
+    """Look at a checkpoint's folder or a leaves directory, also at one that holds only what attempts left there.
+
+    Nothing is locked, written or removed, so a saver that is at work does not notice.
+
+    Raises:
+        NotFound: nothing is there, or a folder with nothing of treering's in it.
+        Unsupported: it is a file.
+        StoreFailed: the system refuses.
+
+    Example:
+        >>> import os
+        >>> os.mkdir("ckpt")
+        >>> diagnosed("ckpt").notes
+        ('the folder is empty',)
+    """
+    shown = os.fspath(path)
+    if not os.path.lexists(shown):
+        detect(shown)  # says what was probably meant
+    if Path(shown).is_file():
+        raise Unsupported(f"{shown!r} is a file; this looks at folders", hint="treering verify checks files")
+    before = looked_at(shown)
+    for _ in range(_TRIES):
+        found = _diagnosed(shown, before)
+        now = looked_at(shown)
+        if found.ok or now.names == before.names:
+            return found
+        before = now
+    return _diagnosed(shown, before)
+
+
+def _diagnosed(path: str, looked: Looked) -> Diagnosis:
+    names = set(looked.names)
+    known, problems, notes = Known(), list[str](), list[str]()
+    committed = None
+    # Their readers take a moment to import, and a folder of leftovers needs none.
+    if checkpoint_names.INDEX in names:
+        from treering._ops.doctor_files import checkpoint_state
+
+        committed, known, problems = checkpoint_state(path)
+    elif leaves_names.INDEX in names:
+        from treering._ops.doctor_files import leaves_state
+
+        committed, known, problems = leaves_state(path)
+    elif not names:
+        notes.append("the folder is empty")
+    elif not (looked.saved or looked.staged or looked.notes or looked.lock_file or looked.trouble):
+        if leaves_names.ATTEMPTS not in names:
+            detect(path)  # says what it is, where it is well known
+            raise NotFound(f"there is nothing of treering's in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
+        notes.append("nothing was saved here")
+    else:
+        notes.append("nothing is committed here")
+    if looked.trouble is not None:
+        problems.append(f"staged files cannot be looked at: {looked.trouble}")
+    attempts = judged_attempts(looked, known, time.time())
+    if looked.lock_file:
+        lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
+        (notes if lives else problems).append(_LOCKED if lives else f"{_LOCKED}; if nobody is saving here, remove it")
+    return Diagnosis(
+        path=path,
+        committed=committed,
+        attempts=attempts,
+        problems=tuple(problems),
+        notes=(*notes, *_waiting(looked)),
+    )
+
+
+def _waiting(looked: Looked) -> Iterator[str]:
+    """Say which processes show that they wait for others."""
+    for note in looked.notes:
+        if note.attempt is None and note.process is not None:
+            age = duration_text(max(time.time() - note.changed, 0.0))
+            yield f"process {note.process} of a job waits for others, or did: it said so {age} ago"
