@@ -26,6 +26,9 @@ def save(
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    processes: Literal["all", "this"] = "all",
+    host_local: Literal["first", "equal"] = "first",
+    timeout: float | None = None,
 ) -> None:
     """Save a pytree, all or nothing; when this returns, it survives a power cut.
 
@@ -33,20 +36,30 @@ def save(
     safetensors files, and ``treering.json``, which makes them a checkpoint. Until that file is there, what stood at the
     path is untouched, whatever happens.
 
+    In a job of several processes (``jax.distributed``) all of them call this with the same path, which all have to see,
+    and a tree of the same structure; each writes a part of the folder. Nobody returns before everything is durable, and
+    what goes wrong on one process is raised on all. Single files are written by each caller alone.
+
     Args:
         path: where to; a relative one counts from the current folder. Missing folders are made.
-        tree: any pytree. Arrays of jax and numpy on any devices of this process, typed PRNG keys, Python numbers, None,
-            str, bytes. Functions and other objects that jax leaves alone are noted by name and come back from ``like``.
+        tree: any pytree. Arrays of jax and numpy on any devices of the job, typed PRNG keys, Python numbers, None, str,
+            bytes. Functions and other objects that jax leaves alone are noted by name and come back from ``like``.
         metadata: JSON to keep beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
         overwrite: replace a checkpoint that is there. Only its own files are removed, and only after the new one is
             complete; other files in the folder stay.
-        progress: called as ``progress(done, total)``, in bytes.
+        progress: called as ``progress(done, total)``, in the bytes that this process writes.
+        processes: "this" for a save by the calling process alone, of arrays that it holds alone.
+        host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are those of
+            process 0, and so is ``metadata``. "equal" refuses them where they are not the same on all processes.
+        timeout: how many seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
         Exists: something is there; also a ``FileExistsError``.
         Busy: another process is saving there.
         Unsupported: a leaf cannot be stored; all such leaves are named, and nothing was written.
-        StoreFailed: the system refused; an ``OSError``.
+        Mismatch: the processes have different trees; leaves are named.
+        Timeout, ProcessFailed: other processes did not come, or failed; they are named.
+        StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
     Source: ``docs/spec/checkpoint.md``.
 
@@ -60,7 +73,10 @@ def save(
     """
     from treering._ops.save_any import save as run
 
-    run(path, tree, metadata=metadata, overwrite=overwrite, progress=progress)
+    run(
+        path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
+        host_local=host_local, timeout=timeout,
+    )  # fmt: skip
 
 
 def load(

@@ -57,7 +57,7 @@ class Written:
         chunks = self._layout.chunks
         total = self._layout.data_bytes
         for chunk in chunks_of_file(chunks, file):
-            data = self._layout.leaves.source_of(chunks.leaf[chunk], chunks.box[chunk]).data
+            data = self._layout.leaves.data_of(chunks.leaf[chunk], chunks.box[chunk])
             for piece in checked_bytes(data, chunks.block[chunk], self.checksums, self._starts[chunk]):
                 yield piece
                 self._done += len(piece)

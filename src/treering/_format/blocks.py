@@ -14,7 +14,7 @@ from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, pack
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
-__all__ = ["chunks_of_file", "damage", "file_digest", "first_blocks", "leaf_bytes", "shown_chunk"]
+__all__ = ["chunks_of_file", "damage", "file_digest", "file_digests", "first_blocks", "leaf_bytes", "shown_chunk"]
 
 DAMAGE_HINT: Final = "use another copy; `treering verify` lists all damage"
 
@@ -47,10 +47,13 @@ def first_blocks(chunks: Chunks) -> list[int]:
 
 def chunks_of_file(chunks: Chunks, file: int) -> list[int]:
     """Return the numbers of the chunks of one file, in the order in which they lie there."""
-    mine = [number for number, found in enumerate(chunks.file) if found == file]
+    return _in_file_order(chunks, [number for number, found in enumerate(chunks.file) if found == file])
+
+
+def _in_file_order(chunks: Chunks, mine: list[int]) -> list[int]:
     # Empty arrays lie where the next one starts; among themselves they keep their order.
-    places = [2 * offset + (nbytes > 0) for offset, nbytes in zip(chunks.offset, chunks.nbytes, strict=True)]
-    mine.sort(key=places.__getitem__)
+    offset, nbytes = chunks.offset, chunks.nbytes
+    mine.sort(key=lambda chunk: 2 * offset[chunk] + (nbytes[chunk] > 0))
     return mine
 
 
@@ -64,8 +67,23 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts
         starts: what `first_blocks` gave, if it is known.
     """
     starts = first_blocks(index.chunks) if starts is None else starts
+    return _digest(index, chunks_of_file(index.chunks, file), header, starts)
+
+
+def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
+    """Return the digest of each data file, given their headers; of a thousand files in one look at the chunks."""
+    starts = first_blocks(index.chunks)
+    by_file: list[list[int]] = [[] for _ in headers]
+    for chunk, file in enumerate(index.chunks.file):
+        by_file[file].append(chunk)
+    return [
+        _digest(index, _in_file_order(index.chunks, mine), header, starts)
+        for mine, header in zip(by_file, headers, strict=True)
+    ]
+
+
+def _digest(index: Index, mine: Sequence[int], header: bytes | Iterable[bytes], starts: Sequence[int]) -> str:
     table = index.checksums
-    mine = chunks_of_file(index.chunks, file)
     if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
         in_order = array("Q", map(table.__getitem__, mine))
     else:

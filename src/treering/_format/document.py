@@ -69,15 +69,14 @@ def _members(index: Index) -> Iterator[tuple[str, Any]]:
     yield from encoded_tree(index)
     yield "chunks", encoded_chunks(index.chunks)
     yield "checksums", encoded_checksums(index.checksums)
-    yield (
-        "files",
-        [
-            {"name": file.name, "nbytes": file.nbytes, "header": file.header, "digest": file.digest}
-            for file in index.files
-        ],
-    )
+    yield "files", list(map(_file_members, index.files))
     yield "replaces", list(index.replaces)
     yield "metadata", index.metadata
+
+
+def _file_members(file: DataFile) -> dict[str, Any]:
+    members = {"name": file.name, "nbytes": file.nbytes, "header": file.header, "digest": file.digest}
+    return members if file.process is None else members | {"process": file.process}
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -120,7 +119,10 @@ def _index(document: Any, *, embedded: bool) -> Index:
         replaces=[matching(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
         metadata=free_json(document, "metadata", what),
     )
-    if index.processes < 1 or not {file.name for file in files}.isdisjoint(index.replaces):
+    writers = {0, *(file.process for file in files if file.process is not None)}
+    if not 0 <= min(writers) <= max(writers) < index.processes or not {file.name for file in files}.isdisjoint(
+        index.replaces
+    ):
         raise Corrupt("its processes and files cannot be those of a checkpoint")
     check_chunks(index)
     return index
@@ -143,4 +145,5 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
     if not 0 < header <= nbytes < _LIMIT or header % _ALIGNMENT:
         raise Corrupt(f"{name or 'the file'} cannot have {shown(nbytes)} bytes of which {shown(header)} are its header")
-    return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum)
+    process = member(node, "process", int, what) if "process" in node else None
+    return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum, process=process)

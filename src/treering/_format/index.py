@@ -137,6 +137,8 @@ class DataFile:
     """Where its data starts."""
     digest: str | None
     """Digest of its header followed by the checksums of its blocks in file order; None for the file itself."""
+    process: int | None = None
+    """Which process wrote it; None where one process wrote everything."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ holds alone is taken from process 0, whatever the others have in its place, so h
 
 from __future__ import annotations
 
-import struct
+import dataclasses
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import xxhash
 
@@ -20,11 +20,11 @@ from treering._format.index import LeafType
 from treering._format.leaf_values import encoded_value
 from treering._tree.flatten import Flattened
 from treering._values.boxes import text_of
-from treering._values.checksums import packed
+from treering._values.checksums import packed, unpacked
 from treering._values.processes import named
 from treering.errors import Mismatch
 
-__all__ = ["check_local", "check_signature", "leaf_text", "local_digests", "signature_of"]
+__all__ = ["check_local", "check_signature", "claimed", "leaf_text", "local_digests", "signature_of"]
 
 _BYTES: Final = 8
 _SHOWN: Final = 10
@@ -49,9 +49,35 @@ def signature_of(flat: Flattened, leaves: Outgoing) -> bytes:
         kind, held = leaves.leaf_types[number], _shared(leaves, number)
         facts = known.get((kind, id(held)))
         if facts is None:
-            facts = known[kind, id(held)] = repr((_facts(leaves.types[kind]), held)).encode()
-        signature.append(xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") + b"\0" + facts))
+            facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
+        signature.append(_leaf_digest(key, facts))
     return packed(signature)
+
+
+def claimed(flat: Flattened, leaves: Outgoing, theirs: bytes, this: int) -> Outgoing:
+    """Return the leaves as process 0 sees them, as far as that cannot be known here.
+
+    An array that lies on this process's devices alone looks the same here whether each process has one of its own, or
+    all mean this very one. Process 0 can tell: it has an array of its own, or a handle on this one.
+
+    Args:
+        flat: the tree.
+        leaves: its leaves.
+        theirs: process 0's signature.
+        this: number of this process, not 0.
+    """
+    mine = signature_of(flat, leaves)
+    if len(theirs) != len(mine) or theirs == mine:
+        return leaves
+    spread = dict(leaves.spread)
+    equal: dict[HeldBoxes, HeldBoxes] = {held: held for held in spread.values()}
+    for number, kind in enumerate(flat.kinds):
+        if kind in ("jax", "key") and number not in spread and _part(theirs, number) != _part(mine, number):
+            held = tuple((source.box, (this,)) for source in leaves.sources[number])
+            digest = _leaf_digest(flat.keys[number], _facts(leaves.types[leaves.leaf_types[number]], held))
+            if packed(array("Q", [digest])) == _part(theirs, number):
+                spread[number] = equal.setdefault(held, held)
+    return leaves if len(spread) == len(leaves.spread) else dataclasses.replace(leaves, spread=spread)
 
 
 def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]) -> Callable[[bytes], None]:
@@ -76,7 +102,7 @@ def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]
     def check(theirs: bytes) -> None:
         if theirs == mine:
             return
-        differing = [n for n in range(len(keys)) if theirs[_BYTES * n : _BYTES * n + _BYTES] != _part(mine, n)]
+        differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
         if len(theirs) != len(mine):
             found = f"process 0 has {len(theirs) // _BYTES} leaves, this process {len(keys)}"
             first = f"; the first that is not the same is {keys[differing[0]]!r:.200}" if differing else ""
@@ -139,7 +165,10 @@ def check_local(keys: Sequence[str], leaves: Outgoing, digests: Sequence[bytes])
         Mismatch: some leaf is not the same everywhere; leaves and processes are named.
     """
     numbers = _local(leaves)
-    columns = [struct.unpack(f"<{len(numbers)}Q", one) for one in digests]
+    wrong = [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]
+    if wrong:
+        raise Mismatch(f'{named(wrong)} did not pass host_local="equal", as process 0 did')
+    columns = list(map(unpacked, digests))
     wanted = columns[0]
     differing: dict[int, list[int]] = {}
     for process, found in enumerate(columns[1:], 1):
@@ -162,8 +191,12 @@ def _part(signature: bytes, leaf: int) -> bytes:
     return signature[_BYTES * leaf : _BYTES * leaf + _BYTES]
 
 
-def _facts(kind: LeafType) -> tuple[Any, ...]:
-    return kind.kind, kind.dtype, kind.shape, kind.impl
+def _facts(kind: LeafType, held: HeldBoxes | None) -> bytes:
+    return repr((kind.kind, kind.dtype, kind.shape, kind.impl, held)).encode()
+
+
+def _leaf_digest(key: str, facts: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") + b"\0" + facts)
 
 
 def _shared(leaves: Outgoing, leaf: int) -> HeldBoxes | None:

@@ -173,6 +173,12 @@ class SavePlan:
         return tuple(parts)
 
     @property
+    def writers(self) -> tuple[int, ...]:
+        """The processes that write anything; one without bytes may have a leaf without items."""
+        alone = {process for kind in self._kinds for process in kind.alone}
+        return tuple(process for process, load in enumerate(self.loads) if load or process in alone)
+
+    @property
     def parts(self) -> tuple[tuple[Part, ...], ...]:
         """What every process writes. For many processes and leaves this is long; each needs only its own."""
         return tuple(self.parts_of(process) for process in range(len(self.loads)))

@@ -88,7 +88,8 @@ class CheckpointFolder:
         self._folder: Folder | None = None
         self._lock: FolderLock | None = None
         self._journal: Journal | None = None
-        self._alone = attempt is None
+        self._joint = attempt is not None
+        self._alone = not self._joint
         self._old: os.stat_result | None = None
         self._made: list[str] = []
         self._written: list[str] = []
@@ -113,7 +114,7 @@ class CheckpointFolder:
         return FolderNotes(self._open_folder)
 
     def others_are_done(self) -> None:
-        """Let the journal go too, should the save fail: the others have removed what they wrote."""
+        """Let everything go, should the save fail: no other process will write anything of this attempt any more."""
         self._alone = True
 
     def make_durable(self) -> None:
@@ -288,7 +289,9 @@ class CheckpointFolder:
             journal.close()
             return False
         try:
-            for name in self._written:
+            # Where others took part, perhaps one of them could not remove what it wrote.
+            others = checkpoint_names.data_of(self.attempt, folder.names()) if self._joint and self._alone else []
+            for name in {*self._written, *others}:
                 folder.remove(name)
         except OSError:
             # What stays is proved to be a leftover by the journal.

@@ -14,7 +14,16 @@ from typing import Final
 
 import xxhash
 
-__all__ = ["LARGEST_BLOCK", "SMALLEST_BLOCK", "block_bytes", "block_checksums", "block_count", "digest", "packed"]
+__all__ = [
+    "LARGEST_BLOCK",
+    "SMALLEST_BLOCK",
+    "block_bytes",
+    "block_checksums",
+    "block_count",
+    "digest",
+    "packed",
+    "unpacked",
+]
 
 LARGEST_BLOCK: Final = 1 << 20
 SMALLEST_BLOCK: Final = 64 << 10
@@ -65,6 +74,19 @@ def packed(checksums: array[int]) -> bytes:
         checksums = array("Q", checksums)
         checksums.byteswap()
     return checksums.tobytes()
+
+
+def unpacked(data: bytes) -> array[int]:
+    """Return the checksums that `packed` made bytes of.
+
+    Example:
+        >>> unpacked(packed(array("Q", [1, 2**63])))
+        array('Q', [1, 9223372036854775808])
+    """
+    checksums = array("Q", data)
+    if sys.byteorder == "big":
+        checksums.byteswap()
+    return checksums
 
 
 def digest(parts: Iterable[bytes | memoryview]) -> str:
