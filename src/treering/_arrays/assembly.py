@@ -6,20 +6,82 @@ while the caller's thread stands still (the collective keeps its place in the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+import functools
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from treering._values.processes import Processes
+import jax
+
+from treering._arrays.gathered import gathered
+from treering._arrays.signs import Signs
+from treering._values.processes import Processes, named
+from treering.errors import ProcessFailed, Timeout
 
 if TYPE_CHECKING:
     from treering._store.notes import Notes
 
-__all__ = ["PAYLOAD_BYTES", "assembled", "in_step"]
+__all__ = ["PAYLOAD_BYTES", "assembled", "exchanged", "give_up", "in_step"]
 
 T = TypeVar("T")
 
 PAYLOAD_BYTES: Final = 512
 """What a process can bring to an assembly, at most."""
+
+# Before the payload of a row: how many calls this process has given up, and the payload's length.
+_HEADER: Final = struct.Struct("<IH2x")
+_ROW_BYTES: Final = _HEADER.size + PAYLOAD_BYTES
+
+_AFTER_ERROR_SECONDS: Final = 2.0
+
+
+class _Line:
+    """The work of this process that needs all others: one thing after the other.
+
+    Attributes:
+        turn: held by the thread whose work is on.
+        last: the last work that was begun; it may have been left behind.
+        given_up: how many calls ended here while others may still be in them. Processes that disagree on it would
+            take an answer to one question for that to another.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.last: _Work[Any] | None = None
+        self.given_up = 0
+
+
+_line = _Line()
+
+
+class _Work(Generic[T]):
+    """Work in a thread of its own."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.ended = threading.Event()
+        self._work = work
+        # Settings of a `with` block of the caller's do not reach other threads; this one decides what dtypes are.
+        self._x64 = bool(jax.config.jax_enable_x64)
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="treering-in-step", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with jax.enable_x64(self._x64), jax.disable_jit(False), jax.transfer_guard("allow"):
+                self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
+            self._error = error
+        self.ended.set()
+
+    def result(self) -> T:
+        """Return what came of it, once it has ended."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
 
 
 def assembled(payload: bytes, processes: Processes, *, timeout: float, notes: Notes | None, doing: str) -> list[bytes]:
@@ -35,8 +97,41 @@ def assembled(payload: bytes, processes: Processes, *, timeout: float, notes: No
     Raises:
         Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
         ProcessFailed: another process broke off.
+
+    Example:
+        >>> assembled(b"here", Processes(this=0, count=1), timeout=10, notes=None, doing="load 'x'")
+        [b'here']
     """
-    raise NotImplementedError
+    work = functools.partial(exchanged, payload, processes, doing)
+    return in_step(work, processes, timeout=timeout, notes=notes, doing=doing)
+
+
+def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
+    """Return what each process brought, as `assembled` does, but wait for the others for ever.
+
+    Raises:
+        Timeout: another process is in a call that this one has given up, or the other way round.
+    """
+    if len(payload) > PAYLOAD_BYTES:
+        raise ValueError(f"a payload of {len(payload)} bytes, more than {PAYLOAD_BYTES}")
+    if processes.count == 1:
+        return [payload]
+    rows = gathered((_HEADER.pack(_line.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
+    headers = [_HEADER.unpack_from(row) for row in rows]
+    latest = max(given_up for given_up, _ in headers)
+    behind = [number for number, (given_up, _) in enumerate(headers) if given_up < latest]
+    if behind:
+        # All raise, and all are at the same call again.
+        _line.given_up = latest
+        error = Timeout(f"could not {doing}: {named(behind)} came to a call that the others had given up")
+        error.missing = tuple(number for number in behind if number != processes.this)
+        raise error
+    return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
+
+
+def give_up() -> None:
+    """Count a call that ends here while other processes may still be in it."""
+    _line.given_up += 1
 
 
 def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, notes: Notes | None, doing: str) -> T:
@@ -56,4 +151,64 @@ def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, note
         Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
         ProcessFailed: another process broke off.
     """
-    raise NotImplementedError
+    if processes.count == 1:
+        return work()
+    deadline = time.monotonic() + timeout
+    signs = Signs(processes, notes, doing, timeout)
+    ended = False
+    try:
+        with _turn(deadline) as has_turn:
+            if has_turn and (_line.last is None or signs.wait(_line.last.ended, deadline)):
+                _line.last = own = _Work(work)
+                if signs.wait(own.ended, deadline):
+                    ended = True
+                    return _outcome(own, signs, doing)
+        raise _late(signs, timeout, doing)
+    finally:
+        if not ended:
+            give_up()
+        signs.end()
+
+
+@contextmanager
+def _turn(deadline: float) -> Iterator[bool]:
+    """Wait until no other thread of this process is in step with others; tell whether that came in time."""
+    has_turn = _line.turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    try:
+        yield has_turn
+    finally:
+        if has_turn:
+            _line.turn.release()
+
+
+def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
+    try:
+        return ended.result()
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+        if text.startswith("RESOURCE_EXHAUSTED"):  # this process's own trouble
+            raise
+        silent = signs.silent_after(_AFTER_ERROR_SECONDS) or ()
+        who = named(silent) if silent else "another process"
+        reason = f"{text.splitlines()[0]:.200}"
+        if "DEADLINE_EXCEEDED" in text:
+            # jax connects processes when they first need each other, and gives them 30 s on CPU.
+            late = Timeout(f"could not {doing}: {who} did not come before jax gave up ({reason})")
+            late.missing = silent
+            raise late from error
+        failed = ProcessFailed(f"could not {doing}: {who} broke off ({reason})")
+        failed.processes = silent
+        raise failed from error
+
+
+def _late(signs: Signs, timeout: float, doing: str) -> Timeout:
+    silent = signs.silent()
+    if silent:
+        what = f"{named(silent)} did not come within {timeout:g} s"
+    elif silent is None:
+        what = f"other processes did not come within {timeout:g} s; which, cannot be told: no notes can be left there"
+    else:
+        what = f"the processes did not come together within {timeout:g} s, though all give signs of life"
+    error = Timeout(f"could not {doing}: {what}", hint="look what became of them, or give them more time (timeout=)")
+    error.missing = silent or ()
+    return error

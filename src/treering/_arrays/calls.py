@@ -6,15 +6,91 @@ call number 7 of one process is call number 7 of every other.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
-from treering._values.processes import Processes
+import jax
 
-if TYPE_CHECKING:
-    from treering._store.rendezvous import Call
+from treering._arrays.assembly import PAYLOAD_BYTES, exchanged, give_up, in_step
+from treering._codec.documents import json_text, parsed
+from treering._store import descriptors
+from treering._store.checkpoint_names import waiting_note
+from treering._store.failures import naming
+from treering._store.folders import make_folder, remove_folders, resolved_folder
+from treering._store.note_text import Failure
+from treering._store.notes import PathNotes
+from treering._store.rendezvous import Call
+from treering._values.processes import Processes, named
+from treering.errors import NotShared, Timeout, TreeringError
 
 __all__ = ["next_call", "out_of_step"]
+
+T = TypeVar("T")
+
+# A network file system may hide a new name for as long as it believes what it knew of the folder.
+_LOOK_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.02
+_REFRESHED_AFTER: Final = 1.0
+
+_TRIES: Final = 5
+
+_UNSEEN: Final = b"unseen"
+_GIVEN_UP: Final = b"given up "
+
+
+class _Job:
+    """What this process knows of its job.
+
+    Attributes:
+        device: one of jax's; another one stands for another job.
+        processes: which one this is, of how many.
+        own_name: what process 0 wants the job to be called.
+        name: what all have agreed to call it; None until they have.
+        shared: whether all have seen the same folder.
+        number: how many joint saves this process has begun.
+        lock: held while those are changed.
+    """
+
+    def __init__(self, device: jax.Device, processes: Processes) -> None:
+        self.device = device
+        self.processes = processes
+        self.own_name = secrets.token_hex(8)
+        self.name: str | None = None
+        self.shared = False
+        self.number = 0
+        self.lock = threading.Lock()
+
+    def agree(self, failure: bytes, doing: str) -> bytes:
+        """Agree on the name, if that is not done; return what process 0 failed at."""
+        if self.name is not None:
+            return b""
+        first, *_ = exchanged(self.own_name.encode() + failure, self.processes, doing)
+        self.name, failed = first[: len(self.own_name)].decode(), first[len(self.own_name) :]
+        return failed
+
+    def compare(self, seen: bytes, doing: str) -> list[bytes]:
+        """Bring together who sees the folder; return what each process says."""
+        said = exchanged(seen, self.processes, doing)
+        self.shared = not any(said)
+        return said
+
+
+@dataclasses.dataclass(slots=True)
+class _Jobs:
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    latest: _Job | None = None
+
+
+_jobs = _Jobs()
 
 
 def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
@@ -33,9 +109,193 @@ def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -
             process 0 writes.
         StoreFailed: process 0 cannot write there.
     """
-    raise NotImplementedError
+    job = _this_job(processes)
+    with job.lock:
+        job.number += 1
+        number = job.number
+    if job.name is None or not job.shared:
+        with _Meeting(job, path, timeout, doing) as meeting:
+            meeting.agree()
+            if not job.shared:
+                meeting.compare()
+    if job.name is None:
+        raise RuntimeError("the job has no name")
+    return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)
 
 
 def out_of_step(call: Call, number: int) -> None:
-    """Take ``number`` for that of this process's last call, as process 0 is there already; the next ones match again."""
-    raise NotImplementedError
+    """Take ``number``, where process 0 is already, for that of this process's last call: the next ones match again."""
+    job = _this_job(call.processes)
+    with job.lock:
+        job.number = max(job.number, number)
+
+
+def _this_job(processes: Processes) -> _Job:
+    """Return what is known of the job that runs; after ``jax.distributed`` was begun anew, it is another one."""
+    device = jax.devices()[0]
+    with _jobs.lock:
+        job = _jobs.latest
+        if job is None or job.device is not device or job.processes != processes:
+            job = _jobs.latest = _Job(device, processes)
+        return job
+
+
+class _Meeting:
+    """The first call of a job: on its name, and on the folder."""
+
+    def __init__(self, job: _Job, path: Path, timeout: float, doing: str) -> None:
+        self._job = job
+        self._path = path
+        self._shown = os.fspath(path)
+        self._timeout = timeout
+        self._doing = doing
+        self._leads = job.processes.leads
+        self._made: list[str] = []
+        self._failed: TreeringError | None = None
+        mark = job.own_name.encode() if self._leads else b""
+        self._notes = _MarkedNotes(self._shown, mark)
+
+    def __enter__(self) -> Self:
+        if self._leads:
+            try:
+                with naming(self._shown, "write"):
+                    self._begin()
+            except TreeringError as error:
+                remove_folders(self._made)
+                self._failed = error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._leads or self._failed is not None:
+            return
+        name = waiting_note(0)
+        if isinstance(error, Timeout | KeyboardInterrupt):
+            # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
+            with contextlib.suppress(OSError):
+                self._notes.put(name, _GIVEN_UP)
+            return
+        with contextlib.suppress(OSError):
+            self._notes.remove(name)
+        if error is not None:
+            remove_folders(self._made)
+
+    def agree(self) -> None:
+        """Agree on the job's name.
+
+        Raises:
+            TreeringError: another process did not come, or process 0 cannot write.
+        """
+        failure = _text_of(self._failed) if self._failed else b""
+        failed = self._in_step(functools.partial(self._job.agree, failure, self._doing))
+        self._raise(failed)
+
+    def compare(self) -> None:
+        """Make sure that all processes see what process 0 writes.
+
+        Raises:
+            NotShared: some do not.
+            TreeringError: another process did not come, or process 0 cannot write.
+        """
+        if self._leads:
+            own = _text_of(self._failed) if self._failed else b""
+            if self._failed is None:
+                with contextlib.suppress(OSError):  # the sign of life that follows tries again
+                    self._mark()
+        else:
+            own = b"" if self._sees_mark() else _UNSEEN
+        failed, *others = self._in_step(functools.partial(self._job.compare, own, self._doing))
+        self._raise(failed)
+        unseen = tuple(number for number, said in enumerate(others, 1) if said)
+        if unseen:
+            verb = "does" if len(unseen) == 1 else "do"
+            error = NotShared(
+                f"could not {self._doing}: {named(unseen)} {verb} not see what process 0 writes there",
+                hint="use a file system that all processes share",
+            )
+            error.processes = unseen
+            raise error
+
+    def _in_step(self, work: Callable[[], T]) -> T:
+        return in_step(work, self._job.processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
+
+    def _raise(self, failed: bytes) -> None:
+        """Raise what process 0 failed at, if it did."""
+        if failed and self._failed is not None:
+            raise self._failed
+        if failed:
+            failure = Failure.from_node(parsed(failed.decode(), "what process 0 says"), "what process 0 says")
+            raise failure.error(f"process 0 could not {self._doing}", (0,))
+
+    def _begin(self) -> None:
+        """Make the folder and leave the mark in it."""
+        for tries_left in reversed(range(_TRIES)):
+            self._made = make_folder(resolved_folder(self._shown))
+            try:
+                self._mark()
+            except FileNotFoundError:  # another saver failed, and has removed what it had made
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    def _mark(self) -> None:
+        self._notes.put(waiting_note(0), b"")
+
+    def _sees_mark(self) -> bool:
+        """Look for the mark of process 0; whether it is there.
+
+        Raises:
+            Timeout: process 0 has given up this call.
+        """
+        mark = (self._job.name or "").encode()
+        deadline = time.monotonic() + min(self._timeout, _LOOK_SECONDS)
+        refreshed = time.monotonic()
+        while True:
+            found = None
+            with contextlib.suppress(OSError):  # not to be read is not to be seen
+                found = self._notes.get(waiting_note(0))
+            if found is not None and mark in found:
+                if _GIVEN_UP not in found:
+                    return True
+                give_up()
+                raise Timeout(f"could not {self._doing}: process 0 had given up before this process came")
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            if now >= refreshed + _REFRESHED_AFTER:
+                _look_anew(self._path.parent)
+                refreshed = now
+            time.sleep(_PAUSE_SECONDS)
+
+
+class _MarkedNotes(PathNotes):
+    """Notes that also carry the job's name, so that signs of life of process 0 are its mark as well."""
+
+    def __init__(self, path: str, mark: bytes) -> None:
+        super().__init__(path)
+        self._mark = mark
+
+    def put(self, name: str, data: bytes) -> None:
+        """Put the note with the mark."""
+        super().put(name, data + self._mark)
+
+
+def _look_anew(folder: Path) -> None:
+    """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
+    with contextlib.suppress(OSError):
+        descriptor = descriptors.open_folder(os.fspath(folder))
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _text_of(error: TreeringError) -> bytes:
+    """Return an error as it fits into a payload."""
+    failure = Failure.of(error)
+    for length in (300, 100, 30):
+        short = dataclasses.replace(failure, message=failure.message[:length], hint=None)
+        text = json_text(short.node()).encode()
+        if len(text) <= PAYLOAD_BYTES - 16:
+            return text
+    return json_text(dataclasses.replace(failure, message="", hint=None).node()).encode()

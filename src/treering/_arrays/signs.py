@@ -1,0 +1,110 @@
+"""Signs of life: while a process waits for others it leaves notes, so that those that are missing can be named."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from treering._store.checkpoint_names import waiting_note
+
+if TYPE_CHECKING:
+    from treering._store.notes import Notes
+    from treering._values.processes import Processes
+
+__all__ = ["Signs"]
+
+# Notes of one process differ from those that an earlier run of it left.
+_THIS_RUN: Final = secrets.token_hex(8)
+
+_FIRST_SECONDS: Final = 1.0
+_EVERY_SECONDS: Final = 0.5
+_WINDOW_SECONDS: Final = 10.0
+
+
+class Signs:
+    """Those of one process, while it waits at one point.
+
+    The first comes after a second, for mostly all come at once; with a short deadline earlier. The notes of others are
+    only read when their silence counts: thousands of processes would else read millions of notes.
+
+    Args:
+        processes: those of the job.
+        notes: where signs are left; None where nothing can be written.
+        doing: what the process waits for, for whoever reads the notes.
+        timeout: seconds that it is going to wait.
+    """
+
+    def __init__(self, processes: Processes, notes: Notes | None, doing: str, timeout: float) -> None:
+        self._processes = processes
+        self._notes = notes
+        self._doing = doing
+        self._every = min(_EVERY_SECONDS, timeout / 8)
+        self._next = time.monotonic() + min(_FIRST_SECONDS, timeout / 8)
+        self._left = 0
+        self._works = False
+        self._before: list[bytes | None] | None = None
+
+    def wait(self, event: threading.Event, deadline: float) -> bool:
+        """Wait for something of this process; whether it came before the deadline."""
+        while not event.wait(max(0.0, min(self._next, deadline) - time.monotonic())):
+            now = time.monotonic()
+            if now >= deadline:
+                return event.is_set()
+            self._leave()
+            self._next = time.monotonic() + self._every
+            if self._before is None and now >= deadline - _WINDOW_SECONDS:
+                self._before = self._seen()
+        return True
+
+    def silent(self) -> tuple[int, ...] | None:
+        """Return the processes that gave no sign while this one waited last; None where that cannot be told."""
+        if self._before is None:
+            return None
+        now = self._seen()
+        if not self._works:
+            return None
+        others = zip(self._processes.others, self._before, now, strict=True)
+        # A note that is gone is a sign as well: its process has left on its own feet.
+        return tuple(number for number, before, after in others if before == after)
+
+    def silent_after(self, seconds: float) -> tuple[int, ...] | None:
+        """Wait for signs of the others for so long, less if all of them give one; return those that gave none."""
+        self._leave()
+        self._before = self._seen()
+        deadline = time.monotonic() + seconds
+        pause = threading.Event()
+        while self._works and self.silent() and time.monotonic() < deadline:
+            pause.wait(min(self._every, 0.1))
+            self._leave()
+        return self.silent()
+
+    def end(self) -> None:
+        """Remove what this process left."""
+        if self._left and self._notes is not None:
+            with contextlib.suppress(OSError):  # whoever saves next sweeps it
+                self._notes.remove(waiting_note(self._processes.this))
+
+    def _leave(self) -> None:
+        if self._notes is None:
+            return
+        self._left += 1
+        text = f"{_THIS_RUN} {self._left} waits to {self._doing}\n"
+        try:
+            self._notes.put(waiting_note(self._processes.this), text.encode("utf-8", "backslashreplace"))
+        except OSError:  # read-only, or not there
+            self._works = False
+        else:
+            self._works = True
+
+    def _seen(self) -> list[bytes | None]:
+        """Return the notes of the others."""
+        seen: list[bytes | None] = []
+        for number in self._processes.others:
+            note = None
+            with contextlib.suppress(OSError):  # being replaced, on a file system that cannot do it at once
+                note = self._notes.get(waiting_note(number)) if self._notes is not None else None
+            seen.append(note)
+        return seen

@@ -1,0 +1,122 @@
+"""Workers of `test_meetings`: processes that meet, come late, or do not come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tests.multiprocess.jobs import hear, say
+from treering._arrays.assembly import PAYLOAD_BYTES, assembled
+from treering._arrays.calls import next_call, out_of_step
+from treering._arrays.processes import this_processes
+from treering._store.notes import PathNotes
+
+_GENEROUS = 60.0
+
+
+def told(work: Callable[[], Any]) -> dict[str, Any]:
+    """Return what came of it, and how long it took."""
+    begun = time.monotonic()
+    try:
+        said: dict[str, Any] = {"result": work()}
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        said = {"error": type(error).__name__, "message": str(error)}
+        for name in ("missing", "processes"):
+            if hasattr(error, name):
+                said[name] = list(getattr(error, name))
+    return said | {"seconds": time.monotonic() - begun}
+
+
+def _call(path: Path, timeout: float = _GENEROUS) -> dict[str, Any]:
+    def work() -> list[Any]:
+        call = next_call(path, this_processes([]), timeout=timeout, doing=f"save {str(path)!r}")
+        return [call.job, call.number, call.attempt, call.processes.this]
+
+    return told(work)
+
+
+def meets(folder: str) -> dict[str, Any]:
+    """Bring bytes of all lengths together, whatever jax is told meanwhile."""
+    processes = this_processes([])
+    number = processes.this
+
+    def bring(payload: bytes) -> list[str]:
+        found = assembled(payload, processes, timeout=_GENEROUS, notes=PathNotes(folder), doing="meet")
+        return [part.hex() for part in found]
+
+    said: dict[str, Any] = {"first": bring(b"%d" % number), "longest": bring(bytes([number]) * PAYLOAD_BYTES)}
+    said["none"] = bring(b"")
+    said["uneven"] = bring(b"\0" * number)
+    with jax.enable_x64(True):
+        said["x64"] = bring(b"a")
+    with jax.default_device(jax.local_devices()[-1]):
+        said["default device"] = bring(b"b")
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    with mesh:
+        said["with mesh"] = bring(b"c")
+    with jax.set_mesh(mesh):
+        said["set_mesh"] = bring(b"d")
+    with jax.disable_jit(), jax.transfer_guard("disallow"):
+        said["guarded"] = bring(b"e")
+    said["left"] = sorted(path.name for path in Path(folder).iterdir())
+    return said
+
+
+def calls(folder: str) -> list[dict[str, Any]]:
+    """Count calls: the first on paths that are not shared, or cannot be written to."""
+    base = Path(folder)
+    number = jax.process_index()
+    return [
+        _call(base / str(number) / "ckpt", 2),
+        _call(base / ("shared" if number % 2 == 0 else f"own {number}") / "ckpt", 2),
+        _call(base / "file" / "ckpt", 2),
+        _call(base / "there" / "ckpt"),
+        _call(base / "elsewhere" / "ckpt"),
+        _call(base / "elsewhere" / "ckpt"),
+    ]
+
+
+def comes_late(folder: str) -> list[dict[str, Any]]:
+    """Let the last process come when all others have given up; then all come."""
+    path = Path(folder, "ckpt")
+    found = []
+    if jax.process_index() == jax.process_count() - 1:
+        say("waits")
+        hear()
+        found.append(_call(path, 10))
+    else:
+        found.append(_call(path, 2))
+    say("has given up")
+    hear()
+    found += [_call(path), _call(path)]
+    return found
+
+
+def skips_one(folder: str) -> list[Any]:
+    """Let process 1 leave out a call: it is told that it is behind, and all are in step again."""
+    path = Path(folder, "ckpt")
+    found = [_call(path)]
+    if jax.process_index() != 1:
+        found.append(_call(path))
+    call = next_call(path, this_processes([]), timeout=_GENEROUS, doing="save")
+    out_of_step(call, 3)
+    return [*found, _call(path)]
+
+
+def breaks_off(folder: str) -> dict[str, Any]:
+    """Wait for a process that is killed."""
+    path = Path(folder, "ckpt")
+    first = _call(path)
+    processes = this_processes([])
+    if processes.this == 1:
+        say("waits")
+        hear()
+    say("comes")
+    work = lambda: len(assembled(b"", processes, timeout=6, notes=PathNotes(str(path)), doing="meet again"))  # noqa: E731
+    return {"first": first, "second": told(work), "left": [found.name for found in path.iterdir()]}

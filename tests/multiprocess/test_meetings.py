@@ -1,0 +1,94 @@
+"""Processes that meet before they save or load: they agree, or each learns who did not come."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.multiprocess.jobs import results, run_job, start_job
+from tests.multiprocess.meetings import breaks_off, calls, comes_late, meets, skips_one
+
+
+def test_each_gets_what_all_bring(tmp_path: Path) -> None:
+    found = results(run_job(meets, 4, devices=[1, 3, 2, 1], arguments=[str(tmp_path)]))
+    assert found[0] == {
+        "first": [b"0".hex(), b"1".hex(), b"2".hex(), b"3".hex()],
+        "longest": [bytes([number]).hex() * 512 for number in range(4)],
+        "none": [""] * 4,
+        "uneven": ["", "00", "0000", "000000"],
+        "x64": [b"a".hex()] * 4,
+        "default device": [b"b".hex()] * 4,
+        "with mesh": [b"c".hex()] * 4,
+        "set_mesh": [b"d".hex()] * 4,
+        "guarded": [b"e".hex()] * 4,
+        "left": [],
+    }
+    assert found[1:] == [found[0]] * 3
+
+
+def test_calls_are_counted_and_a_folder_that_not_all_see_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+    every = results(run_job(calls, 4, devices=1, arguments=[str(tmp_path)]))
+    for number, (apart, partly, refused, first, second, third) in enumerate(every):
+        assert (apart["error"], apart["processes"]) == ("NotShared", [1, 2, 3])
+        assert "processes 1-3 do not see what process 0 writes there" in apart["message"]
+        assert f"{tmp_path}/{number}/ckpt" in apart["message"]
+        assert (partly["error"], partly["processes"]) == ("NotShared", [1, 3])
+        assert refused["error"] == "NotDirectory"
+        assert str(tmp_path / "file") in refused["message"]
+        assert ("process 0" in refused["message"]) == (number > 0)
+        job, _, _, _ = first["result"]
+        assert [said["result"][1] for said in (first, second, third)] == [4, 5, 6]
+        assert {said["result"][0] for said in (first, second, third)} == {every[0][3]["result"][0]} == {job}
+        assert [said["result"][2] for said in (first, second)] == [every[0][at]["result"][2] for at in (3, 4)]
+        assert first["result"][3] == number
+    # Only the folder of the call that went on is there, without a note.
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "0", "1", "2", "3", "file", "there", "there/ckpt",
+    ]  # fmt: skip
+
+
+def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_path: Path) -> None:
+    with start_job(comes_late, 3, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
+        given_up = {0, 1}
+        for number, text in job.events():
+            if text == "has given up":
+                given_up.discard(number)
+                if not given_up:
+                    break
+        job.tell(2)
+        job.wait_for(2, "has given up")
+        for number in range(3):
+            job.tell(number)
+        every = results(job.wait())
+    for first, _, _ in every[:2]:
+        assert (first["error"], first["missing"]) == ("Timeout", [2]), first
+        assert "process 2 did not come within 2 s" in first["message"]
+    late = every[2][0]
+    assert late["error"] == "Timeout"
+    assert "process 0 had given up" in late["message"]
+    assert late["seconds"] < 10
+    for second, third in [found[1:] for found in every]:
+        assert (second["result"][1], third["result"][1]) == (2, 3)
+        assert second["result"][2] == every[0][1]["result"][2]
+    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == []
+
+
+def test_who_is_behind_takes_the_number_of_process_0(tmp_path: Path) -> None:
+    every = results(run_job(skips_one, 2, devices=1, arguments=[str(tmp_path)]))
+    assert [found[-1]["result"][1] for found in every] == [4, 4]
+
+
+def test_who_is_killed_is_named(tmp_path: Path) -> None:
+    with start_job(breaks_off, 3, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
+        job.wait_for(1, "waits")
+        job.send(1, signal.SIGKILL)
+        outcomes = job.wait()
+    for number in (0, 2):
+        second = outcomes[number].result["second"]
+        assert second["error"] in {"Timeout", "ProcessFailed"}
+        assert second.get("missing", second.get("processes")) == [1], second
+        assert second["seconds"] < 20
+        assert "process 1" in second["message"]
