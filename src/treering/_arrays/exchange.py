@@ -1,0 +1,310 @@
+"""Rows of leaves on the devices whose processes read them -> the leaves on the devices that want them: XLA moves them.
+
+Items travel as unsigned integers of their width, so that no step may look at them as numbers: every bit arrives, those
+of NaNs and of padding in pairs included. The padding around the rows is zeros, and is cut off on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from treering._plan.exchange import Grid, Parts
+from treering._tree.rules import spec_of
+from treering._values.boxes import Box
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Parted", "carried", "exchanged", "grid_of", "part_boxes", "process_of", "without_shards"]
+
+T = TypeVar("T")
+
+# An item of these is narrower than the byte that numpy gives it, and their numbers are whole: the number travels.
+_NARROW: Final = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
+_BITS_OF_A_BYTE: Final = 8
+# So many more rows than the leaf has are carried along; what is longer is cut before the devices exchange anything.
+_LONG_PERCENT: Final = 125
+
+
+class Runner(Protocol):
+    """Runs what needs all processes, as `treering._arrays.assembly.in_step` does."""
+
+    def __call__(self, work: Callable[[], T], /) -> T:
+        """Return what the work returns."""
+
+
+@dataclasses.dataclass(slots=True)
+class Parted:
+    """A leaf, of which this process has read the parts of its devices."""
+
+    shape: tuple[int, ...]
+    """Global shape."""
+    dtype: np.dtype[Any]
+    """Of the items."""
+    sharding: NamedSharding
+    """Where it shall lie."""
+    parts: Parts
+    """Which rows each device has."""
+    arrays: list[NDArray[Any]]
+    """What ``part_boxes`` asked for; let go on the way."""
+
+
+def process_of(device: jax.Device) -> int:
+    """Return the process that a device belongs to."""
+    return int(device.process_index)
+
+
+def grid_of(sharding: Any, axes: int) -> Grid | None:
+    """Return how a leaf of so many axes is cut over a mesh of devices; None where its parts cannot be exchanged.
+
+    Example:
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+        >>> grid_of(NamedSharding(mesh, PartitionSpec(None, "x")), 2)
+        Grid(shape=(1,), owners=(0,), spec=((), (0,)))
+        >>> grid_of(jax.sharding.SingleDeviceSharding(jax.devices()[0]), 2) is None
+        True
+    """
+    return _grid(sharding, axes, process_of) if isinstance(sharding, NamedSharding) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _grid(sharding: NamedSharding, axes: int, owner: Callable[[jax.Device], int]) -> Grid | None:
+    mesh = sharding.mesh
+    spec = sharding.spec
+    usual = mesh.devices.flat[0].default_memory().kind
+    if sharding.memory_kind not in (None, usual) or getattr(spec, "unreduced", None) or len(spec) > axes:
+        return None
+    if any(part is PartitionSpec.UNCONSTRAINED for part in spec):
+        return None
+    numbers = {name: number for number, name in enumerate(mesh.axis_names)}
+    named = [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
+    cut = [tuple(numbers[name] for name in names) for names in named]
+    return Grid(
+        shape=tuple(mesh.devices.shape),
+        owners=tuple(owner(device) for device in mesh.devices.flat),
+        spec=(*cut, *((),) * (axes - len(cut))),
+    )
+
+
+def carried(dtype: np.dtype[Any]) -> bool:
+    """Tell whether devices can exchange items of a dtype that jax holds; floats of less than a byte they cannot.
+
+    Example:
+        >>> carried(np.dtype("complex64")), carried(jnp.dtype("float4_e2m1fn"))
+        (True, False)
+    """
+    if dtype.name in _NARROW or dtype.itemsize > 1 or dtype.kind in "biu":
+        return True
+    bits: int = jnp.finfo(dtype).bits  # type: ignore[no-untyped-call]
+    return bits == _BITS_OF_A_BYTE
+
+
+def part_boxes(shape: tuple[int, ...], sharding: NamedSharding, parts: Parts) -> tuple[Box, ...]:
+    """Return the boxes of a leaf that the devices of this process have first, in the order of the parts."""
+    boxes = (parts.box_of(place, shape) for place, _ in _own_places(sharding, len(shape), parts.axis))
+    return tuple(box for box in boxes if box is not None)
+
+
+def exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
+    """Return the leaves where they are wanted; all processes have to call this with the same leaves.
+
+    Args:
+        leaves: whose arrays are let go on the way.
+        run: runs what needs all processes.
+    """
+    result: list[Any] = [None] * len(leaves)
+    groups: dict[tuple[jax.Device, ...], list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        groups.setdefault(tuple(leaf.sharding.mesh.devices.flat), []).append(number)
+    for numbers in groups.values():
+        some = [leaves[number] for number in numbers]
+        for number, array in zip(numbers, _exchanged(some, run), strict=True):
+            result[number] = array
+    return result
+
+
+def without_shards(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> jax.Array:
+    """Return a leaf of which this process has nothing, since all devices of the sharding are others'."""
+    return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
+
+
+def _exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
+    """Exchange leaves on the same devices, with one program."""
+    if not leaves[0].sharding.addressable_devices:
+        return [without_shards(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves]
+    program = _program(tuple(_Form(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts) for leaf in leaves))
+    before = [_on_devices(leaf) for leaf in leaves]
+
+    def work() -> list[jax.Array]:
+        found: list[jax.Array] = program(*before)
+        for array in found:
+            array.block_until_ready()
+        return found
+
+    after = run(work)
+    return [_as_wanted(array, leaf.sharding) for array, leaf in zip(after, leaves, strict=True)]
+
+
+def _as_wanted(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Return the same shards under the very sharding that was asked for, whose mesh may be of another kind."""
+    if array.sharding == sharding:
+        return array
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+
+
+# ------------------------------------------------------------------------------------------------------------- before
+
+
+@functools.lru_cache(maxsize=1024)
+def _reading(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple[str, ...]]:
+    """Return a mesh of the wanted devices, and the names of its axes in the order in which they cut a leaf's axis."""
+    grid = grid_of(sharding, axes)
+    if grid is None:
+        raise AssertionError(f"parts for {sharding} were never planned")
+    names = sharding.mesh.axis_names
+    # Its own, since that of the user may have axes that XLA must not decide about.
+    return Mesh(sharding.mesh.devices, names), tuple(names[number] for number in grid.order(axis))
+
+
+@functools.lru_cache(maxsize=1024)
+def _own_places(sharding: NamedSharding, axes: int, axis: int) -> tuple[tuple[int, jax.Device], ...]:
+    """Return the parts that devices of this process have, with the devices."""
+    mesh, names = _reading(sharding, axes, axis)
+    numbers = [mesh.axis_names.index(name) for name in names]
+    devices = np.transpose(mesh.devices, numbers).reshape(-1)
+    own = sharding.addressable_devices
+    return tuple((place, device) for place, device in enumerate(devices) if device in own)
+
+
+def _on_devices(leaf: Parted) -> jax.Array:
+    """Put the parts on their devices, as one array of unsigned integers with zeros around the leaf."""
+    form = _Form(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts)
+    arrays, leaf.arrays = leaf.arrays[::-1], []
+    lengths = list(form.carried_shape)
+    lengths[form.parts.axis] = form.parts.rows
+    nothing = np.zeros(lengths, form.carrier)
+    held: list[NDArray[Any]] = []
+    places = _own_places(leaf.sharding, len(leaf.shape), leaf.parts.axis)
+    for place, _ in places:
+        start, stop = leaf.parts.rows_of(place)
+        part = nothing if start == stop else _as_carrier(arrays.pop(), form.carrier)
+        if 0 < stop - start < leaf.parts.rows:
+            room = np.zeros(lengths, form.carrier)
+            room[(slice(None),) * leaf.parts.axis + (slice(0, stop - start),)] = part
+            part = room
+        held.append(part)
+    shards = jax.device_put(held, [device for _, device in places])
+    return jax.make_array_from_single_device_arrays(form.aval.shape, form.aval.sharding, shards)
+
+
+def _carrier(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype that items travel in, and how many of them make an item, as a shape."""
+    if dtype.name in _NARROW:
+        return np.dtype(_NARROW[dtype.name]), ()
+    if dtype.kind == "c":
+        return np.dtype(f"u{dtype.itemsize // 2}"), (2,)
+    return np.dtype(f"u{dtype.itemsize}"), ()
+
+
+def _as_carrier(array: NDArray[Any], carrier: np.dtype[Any]) -> NDArray[Any]:
+    if array.dtype.name in _NARROW:
+        return array.astype(carrier)
+    flat = np.ascontiguousarray(array)
+    return flat[..., None].view(carrier) if array.dtype.kind == "c" else flat.view(carrier)
+
+
+# -------------------------------------------------------------------------------------------------------- the program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """What a program has to know of a leaf."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharding: NamedSharding
+    parts: Parts
+
+    @property
+    def carrier(self) -> np.dtype[Any]:
+        """The dtype in which items travel."""
+        return _carrier(self.dtype)[0]
+
+    @property
+    def carried_shape(self) -> tuple[int, ...]:
+        """The leaf's shape in carriers."""
+        return (*self.shape, *_carrier(self.dtype)[1])
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        """What the program takes: the parts end to end."""
+        axis = self.parts.axis
+        lengths = list(self.carried_shape)
+        lengths[axis] = self.parts.padded
+        mesh, names = _reading(self.sharding, len(self.shape), axis)
+        cut = NamedSharding(mesh, spec_of(*(None,) * axis, names))
+        taken: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(lengths, self.carrier, sharding=cut)  # type: ignore[no-untyped-call]
+        return taken
+
+    def wanted(self, *, gathered: bool) -> NamedSharding:
+        """Return how it is cut when other axes are as they are wanted; and when this axis has been gathered too."""
+        mesh, names = _reading(self.sharding, len(self.shape), self.parts.axis)
+        grid = grid_of(self.sharding, len(self.shape))
+        if grid is None:
+            raise AssertionError("checked before")
+        cut: list[Any] = [tuple(mesh.axis_names[number] for number in some) or None for some in grid.spec]
+        others = sum(len(some) for axis, some in enumerate(grid.spec) if axis != self.parts.axis)
+        if not gathered:
+            cut[self.parts.axis] = names[: len(names) - others] or None
+        return NamedSharding(mesh, spec_of(*cut))
+
+
+@functools.lru_cache(maxsize=64)
+def _program(forms: tuple[_Form, ...]) -> Callable[..., Any]:
+    """Return what takes the parts of each leaf, end to end, and returns the leaves where they are wanted."""
+
+    def work(*arrays: jax.Array) -> list[jax.Array]:
+        return [_moved(array, form) for array, form in zip(arrays, forms, strict=True)]
+
+    moved = jax.jit(work, out_shardings=[form.wanted(gathered=True) for form in forms])
+    return moved.lower(*(form.aval for form in forms)).compile()
+
+
+def _moved(array: jax.Array, form: _Form) -> jax.Array:
+    """Cut off the padding, exchange, gather what is replicated, and make items of carriers."""
+    parts, axis = form.parts, form.parts.axis
+    halfway = form.wanted(gathered=False)
+    if parts.first or 100 * parts.padded > _LONG_PERCENT * parts.length:
+        mesh = halfway.mesh
+        count = math.prod(mesh.shape[name] for name in halfway.spec[axis] or ())
+        even = -(-parts.length // count) * count
+        start = parts.first * parts.rows
+        array = jax.lax.slice_in_dim(array, start, min(start + even, parts.padded), axis=axis)
+        missing = even - array.shape[axis]
+        if missing:
+            array = jnp.pad(array, [(0, missing if at == axis else 0) for at in range(array.ndim)])
+    for sharding in (halfway, form.wanted(gathered=True)):
+        array = jax.lax.with_sharding_constraint(array, sharding)  # type: ignore[no-untyped-call]
+    array = jax.lax.slice_in_dim(array, 0, parts.length, axis=axis)
+    return _items(array, form.dtype)
+
+
+def _items(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    if dtype == np.bool_:
+        return array != 0
+    if dtype.name in _NARROW:
+        return array.astype(dtype)
+    if dtype.kind == "c":
+        halves = jax.lax.bitcast_convert_type(array, np.dtype(f"f{dtype.itemsize // 2}"))
+        return jax.lax.complex(halves[..., 0], halves[..., 1])
+    return jax.lax.bitcast_convert_type(array, dtype)
