@@ -25,6 +25,8 @@ __all__ = ["diagnosed"]
 
 # A save that is committed while we look makes files of the index before vanish.
 _TRIES: Final = 5
+# They are put anew twice a second; clocks may differ.
+_SIGN_OF_LIFE_S: Final = 30.0
 _LOCKED: Final = f"{LOCK_FILE} is there, which stands for the lock of the folder"
 
 
@@ -100,5 +102,11 @@ def _waiting(looked: Looked) -> Iterator[str]:
     """Say which processes show that they wait for others."""
     for note in looked.notes:
         if note.attempt is None and note.process is not None:
-            age = duration_text(max(time.time() - note.changed, 0.0))
-            yield f"process {note.process} of a job waits for others, or did: it said so {age} ago"
+            age = max(time.time() - note.changed, 0.0)
+            if age < _SIGN_OF_LIFE_S:
+                yield f"process {note.process} of a job is waiting for others"
+            else:
+                since = (
+                    f"process {note.process} of a job waited for others {duration_text(age)} ago and gives no sign now"
+                )
+                yield f"{since}: it was killed or sleeps; its note goes with the next save"

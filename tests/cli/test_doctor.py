@@ -1,0 +1,517 @@
+"""treering doctor: what is committed, what is in flight, what is dead, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from tests.cli.command import inside, treering
+from treering import leaves
+from treering._ops.doctor import diagnosed
+from treering._ops.doctor_life import life_of
+from treering._store import descriptors
+from treering._store.attempts import looked_at
+from treering._store.checkpoint_folder import CheckpointFolder
+from treering._store.checkpoint_names import begin_note, journal_of, part_note, verdict_note, waiting_note
+from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
+from treering._store.seen_locks import SeenLocks, seen_locks
+
+A, B, JOB = "0123456789abcdef", "fedcba9876543210", "00000000000000aa"
+HERE = platform.node()
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no links, pipes and flock for everybody")
+sees_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows its locks")
+
+
+def data_name(attempt: str, number: int = 0, count: int = 1) -> str:
+    return f"data-{attempt}-{number:05}-of-{count:05}.safetensors"
+
+
+def doctor(path: Path, code: int) -> dict[str, Any]:
+    """What the verb says to programs."""
+    answer: dict[str, Any] = json.loads(inside("doctor", str(path), "--json", code=code)[0])
+    assert answer["ok"] is (code == 0)
+    return answer
+
+
+def text(path: Path, code: int) -> str:
+    return inside("doctor", str(path), code=code)[0]
+
+
+@pytest.fixture
+def all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no container hid anything: what holds no lock is dead."""
+
+    def seen(folder: int | None) -> SeenLocks:
+        return SeenLocks("ext4", complete=True, holders=seen_locks(folder).holders)
+
+    monkeypatch.setattr("treering._store.attempts.seen_locks", seen)
+
+
+@pytest.fixture
+def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system of many machines."""
+    nothing = SeenLocks("nfs4", complete=False, holders={})
+    monkeypatch.setattr("treering._store.attempts.seen_locks", lambda _: nothing)
+
+
+def dead(path: Path, attempt: str = A, nbytes: int = 5000) -> Path:
+    """What a save left whose process was killed."""
+    path.mkdir(exist_ok=True)
+    (path / journal_of(attempt)).touch()
+    (path / data_name(attempt)).write_bytes(bytes(nbytes))
+    return path
+
+
+def notes(
+    path: Path, parts: Mapping[int, Part], *, attempt: str = A, who: str = "node0, pid 10", count: int = 4
+) -> None:
+    begin = Begin(number=7, attempt=attempt, signature=b"leaves", who=who, processes=count)
+    (path / begin_note(JOB)).write_bytes(begin.text())
+    for process, part in parts.items():
+        (path / part_note(attempt, process)).write_bytes(part.text())
+
+
+def snapshot(path: Path) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for place in [path, *path.rglob("*")]:
+        status = place.lstat()
+        found[str(place)] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- what is whole
+
+
+def test_what_is_whole_needs_nothing(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": np.arange(9.0)})
+    leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)}, prefix="model")
+    for name, form in {"ckpt": "checkpoint", "dir": "leaves"}.items():
+        found = doctor(tmp_path / name, 0)
+        assert (found["schema"], found["problems"], found["attempts"]) == ("treering.doctor/1", [], [])
+        committed = found["committed"]
+        sizes = [place.stat().st_size for place in (tmp_path / name).rglob("*") if place.is_file()]
+        kept = sum(place.stat().st_size for place in (tmp_path / name).rglob("record.json"))
+        assert (committed["form"], committed["nbytes"]) == (form, sum(sizes) - kept)
+        assert committed["processes"] == 1
+        assert committed["at"].startswith("20")
+    assert "checkpoint, saved 20" in text(tmp_path / "ckpt", 0)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert doctor(tmp_path, 0)["notes"] == ["the folder is empty"]
+    (tmp_path / ".treering").mkdir()
+    assert doctor(tmp_path, 0)["notes"] == ["nothing was saved here"]
+
+
+def test_what_cannot_be_looked_at_is_two(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": 1})
+    assert "did you mean" in inside("doctor", str(tmp_path / "ckptt"), code=2)[1]
+    assert "it holds 'ckpt'" in inside("doctor", str(tmp_path), code=2)[1]
+    assert "is a file" in inside("doctor", str(tmp_path / "ckpt" / "treering.json"), code=2)[1]
+    assert "URL" in inside("doctor", "gs://bucket/ckpt", code=2)[1]
+
+
+def test_it_starts_without_jax_and_numpy(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": np.arange(9.0)})
+    leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)})
+    program = (
+        "import sys\nfrom treering._cli.main import main\ntry:\n    main(['doctor', sys.argv[1]])\nexcept SystemExit:\n"
+        "    print(sorted({'jax', 'numpy', 'ml_dtypes', 'tensorstore'} & set(sys.modules)))"
+    )
+    for name in ("ckpt", "dir"):
+        done = subprocess.run([sys.executable, "-c", program, str(tmp_path / name)], capture_output=True, check=True)
+        assert done.stdout.splitlines()[-1] == b"[]"
+
+
+# ------------------------------------------------------------------------------------------------------ what is missing
+
+
+def test_lost_and_short_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tr.save(path, {"w": np.arange(9.0)})
+    data = next(path.glob("data-*"))
+    os.truncate(data, 4100)
+    (problem,) = doctor(path, 1)["problems"]
+    assert data.name in problem
+    assert "has 4100 bytes instead of" in problem
+    data.unlink()
+    assert "is missing" in doctor(path, 1)["problems"][0]
+
+
+def test_lost_and_short_leaves_are_named(tmp_path: Path) -> None:
+    tree = {"w": np.arange(9.0), "b": {"c": np.arange(3.0)}}
+    leaves.tree_serialize_leaves(tmp_path, tree)
+    (tmp_path / "w" / "0").unlink()
+    os.truncate(tmp_path / "b" / "c" / "0", 3)
+    problems = doctor(tmp_path, 1)["problems"]
+    assert sorted(problem.split(";")[0] for problem in problems) == [
+        "b/c/0 has 3 bytes instead of 24",
+        "w/0 is missing",
+    ]
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "leaves"])
+def test_a_damaged_index_is_a_problem(form: str, tmp_path: Path) -> None:
+    tree = {"w": np.arange(9.0)}
+    if form == "leaves":
+        leaves.tree_serialize_leaves(tmp_path, tree)
+    else:
+        tr.save(tmp_path, tree)
+    index = tmp_path / {"checkpoint": "treering.json", "leaves": "tensorstore_index.json"}[form]
+    content = bytearray(index.read_bytes())
+    content[len(content) // 2] ^= 1
+    index.write_bytes(content)
+    found = doctor(tmp_path, 1)
+    assert "index" in found["problems"][0]
+    if form == "checkpoint":
+        # Nobody can tell whether it names the data: nothing may be called a leftover.
+        assert [attempt["life"] for attempt in found["attempts"]] == ["over"]
+        assert "leave them there" in found["attempts"][0]["advice"]
+
+
+# ------------------------------------------------------------------------------------------------- in flight and dead
+
+
+@posix
+@sees_locks
+def test_a_save_in_flight_is_known_by_its_lock(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": 1})
+    with CheckpointFolder(tmp_path / "ckpt", overwrite=True, names_in=lambda _: []) as saving:
+        saving.write_file(data_name(saving.attempt), [b"half"], 4)
+        (attempt,) = doctor(tmp_path / "ckpt", 0)["attempts"]
+        assert (attempt["attempt"], attempt["life"], attempt["nbytes"]) == (saving.attempt, "in flight", 4)
+        assert attempt["reason"] == f"process {os.getpid()} of this machine holds its lock"
+        assert "to do: wait" in text(tmp_path / "ckpt", 0)
+    assert doctor(tmp_path / "ckpt", 0)["attempts"] == []
+
+
+@posix
+def test_no_lock_is_ever_asked_for_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is taken for a moment, to see whether it is free, makes a saver fail in that moment."""
+    tr.save(tmp_path / "ckpt", {"w": np.arange(9.0)})
+    dead(tmp_path / "ckpt")
+    notes(tmp_path / "ckpt", {0: Part(stage=Stage.WRITTEN, who="node0, pid 10")})
+    leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)})
+    leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)}, write_index=False)
+    before = {name: snapshot(tmp_path / name) for name in ("ckpt", "dir")}
+    fcntl = descriptors.fcntl
+    assert fcntl is not None
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a lock was asked for")
+
+    for name in ("flock", "lockf", "fcntl"):
+        monkeypatch.setattr(fcntl, name, refused)
+    for name in ("link", "mkdir", "remove", "rename", "replace", "rmdir", "unlink", "write"):
+        monkeypatch.setattr(os, name, refused)
+    for name in before:
+        diagnosed(tmp_path / name)
+    monkeypatch.undo()
+    assert {name: snapshot(tmp_path / name) for name in before} == before
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_a_dead_save_holds_bytes_until_the_next_one(tmp_path: Path) -> None:
+    found = doctor(dead(tmp_path / "ckpt"), 1)
+    (attempt,) = found["attempts"]
+    assert (attempt["life"], attempt["nbytes"], attempt["needs_attention"]) == ("dead", 5000, True)
+    assert attempt["advice"] == "the next save removes it: nothing to do"
+    assert found["notes"] == ["nothing is committed here"]
+    said = text(tmp_path / "ckpt", 1)
+    assert f"attempt {A}: dead" in said
+    assert "2 files, 4.88 KiB, last changed" in said
+    tr.save(tmp_path / "ckpt", {"w": 1})
+    assert doctor(tmp_path / "ckpt", 0)["attempts"] == []
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_where_locks_of_others_are_hidden_nothing_is_called_dead(tmp_path: Path) -> None:
+    (attempt,) = doctor(dead(tmp_path / "ckpt"), 1)["attempts"]
+    assert attempt["life"] == "unknown"
+    assert "on nfs4 not all locks can be seen" in attempt["reason"]
+
+
+@posix
+def test_a_killed_saver_is_dead_indeed(tmp_path: Path, all_seen: None) -> None:
+    program = (
+        "import sys, pathlib, signal, os\nfrom treering._store.checkpoint_folder import CheckpointFolder\n"
+        "saving = CheckpointFolder(pathlib.Path(sys.argv[1]), overwrite=False, names_in=lambda index: [])\n"
+        "saving.__enter__()\nsaving.write_file(f'data-{saving.attempt}-00000-of-00001.safetensors', [b'x' * 9], 9)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "ckpt")], check=False)
+    (attempt,) = doctor(tmp_path / "ckpt", 1)["attempts"]
+    assert (attempt["life"], attempt["files"], attempt["nbytes"]) == ("dead", 2, 9)
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_data_that_nothing_names_or_proves(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tr.save(path, {"w": np.arange(9.0)})
+    (path / data_name(A)).write_bytes(b"12345")
+    (attempt,) = doctor(path, 1)["attempts"]
+    assert "no journal proves" in attempt["reason"]
+    assert "by hand" in attempt["advice"]
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_superseded_files_go_with_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ckpt"
+    tr.save(path, {"w": np.arange(9.0)})
+    old = next(path.glob("data-*"))
+    kept = old.read_bytes()
+    tr.save(path, {"w": np.arange(8.0)}, overwrite=True)
+    old.write_bytes(kept)
+    (attempt,) = doctor(path, 1)["attempts"]
+    assert "superseded" in attempt["reason"]
+    tr.save(path, {"w": np.arange(8.0)}, overwrite=True)
+    assert doctor(path, 0)["attempts"] == []
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_a_second_name_of_the_index_is_no_leftover(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tr.save(path, {"w": np.arange(9.0)})
+    os.link(path / "treering.json", path / journal_of(A))
+    (attempt,) = doctor(path, 0)["attempts"]
+    assert (attempt["life"], attempt["nbytes"]) == ("over", 0)
+    shutil.copytree(path, tmp_path / "copy")  # the two names become two files
+    own = json.loads((path / "treering.json").read_bytes())["attempt"]
+    (tmp_path / "copy" / journal_of(A)).rename(tmp_path / "copy" / journal_of(own))
+    (attempt,) = doctor(tmp_path / "copy", 0)["attempts"]
+    assert (attempt["attempt"], attempt["life"]) == (own, "over")
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_a_lock_file_is_a_problem_unless_somebody_saves(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tr.save(path, {"w": 1})
+    (path / ".treering.lock").touch()
+    assert "remove it" in doctor(path, 1)["problems"][0]
+
+
+# ---------------------------------------------------------------------------------------------------------- joint saves
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
+    path = dead(tmp_path / "ckpt")
+    notes(
+        path,
+        {
+            0: Part(stage=Stage.WRITTEN, who="node0, pid 10"),
+            1: Part(stage=Stage.AT_WORK, who="node1, pid 11"),
+            2: Part(stage=Stage.FAILED, who="node2, pid 12", failure=Failure.of(OSError("no space left"))),
+        },
+    )
+    (attempt,) = doctor(path, 1)["attempts"]
+    assert (attempt["number"], attempt["who"], attempt["life"]) == (7, "node0, pid 10", "unknown")
+    assert "another machine, node0, by process 10" in attempt["reason"]
+    assert "processes 1 and 3 did not hand in a part" in attempt["advice"]
+    states = [(each["process"], each["stage"], each["who"]) for each in attempt["processes"]]
+    assert states == [
+        (0, "written", "node0, pid 10"),
+        (1, "at work", "node1, pid 11"),
+        (2, "failed", "node2, pid 12"),
+        (3, "missing", None),
+    ]
+    assert attempt["processes"][2]["problem"] == "OSError: no space left"
+    said = text(path, 1)
+    assert f"attempt {A}: unknown, save 7 of its job" in said
+    assert "  process 2: failed   node2, pid 12" in said
+    assert "  process 3: missing\n" in said
+
+
+@pytest.mark.usefixtures("on_nfs")
+@pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
+def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
+    path = dead(tmp_path / "ckpt")
+    notes(path, {}, who=f"{HERE}, pid {os.getpid()}")
+    assert doctor(path, 0)["attempts"][0]["life"] == "in flight"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    notes(path, {}, who=f"{HERE}, pid {ended.pid}")
+    assert doctor(path, 1)["attempts"][0]["life"] == "dead"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
+def test_a_process_that_started_later_is_another_one() -> None:
+    locks = SeenLocks("nfs4", complete=False, holders={})
+    life, reason = life_of(None, locks, f"{HERE}, pid {os.getpid()}", time.time() - 1e6)
+    assert (life.value, "another one has its number" in reason) == ("dead", True)
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_notes_alone_need_nothing(tmp_path: Path) -> None:
+    tr.save(tmp_path, {"w": 1})
+    failed = Verdict(who="node0, pid 10", failure=Failure.of(ValueError("no")), processes=(3,))
+    (tmp_path / verdict_note(A)).write_bytes(failed.text())
+    own = json.loads((tmp_path / "treering.json").read_bytes())["attempt"]
+    (tmp_path / verdict_note(own)).write_bytes(Verdict(who="node0, pid 10").text())
+    attempts = {each["attempt"]: each for each in doctor(tmp_path, 0)["attempts"]}
+    assert (attempts[A]["life"], attempts[A]["outcome"]) == ("over", "failed because of process 3: no")
+    assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
+
+
+def test_signs_of_life_are_told(tmp_path: Path) -> None:
+    (tmp_path / waiting_note(3)).write_bytes(b"0123 1 waits to save\n")
+    (tmp_path / waiting_note(4)).write_bytes(b"0123 1 waits to save\n")
+    os.utime(tmp_path / waiting_note(4), (0, 0))
+    told = doctor(tmp_path, 0)["notes"]
+    assert "process 3 of a job is waiting for others" in told
+    assert any(note.startswith("process 4 of a job waited for others") for note in told)
+
+
+# ----------------------------------------------------------------------------------------------------- staged leaves
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_saves_without_an_index_wait_for_one(tmp_path: Path) -> None:
+    leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)}, write_index=False)
+    (attempt,) = doctor(tmp_path, 0)["attempts"]
+    assert (attempt["form"], attempt["life"]) == ("leaves", "over")
+    assert attempt["advice"] == "treering.leaves.index_leaves takes it up"
+    leaves.index_leaves(tmp_path)
+    assert doctor(tmp_path, 0)["attempts"] == []
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_staged_files_of_the_dead_are_counted(tmp_path: Path) -> None:
+    leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
+    staged = tmp_path / ".treering" / A / "leaves" / "w"
+    staged.mkdir(parents=True)
+    (staged / "0").write_bytes(bytes(700))
+    (attempt,) = doctor(tmp_path, 1)["attempts"]
+    assert (attempt["attempt"], attempt["life"], attempt["nbytes"]) == (A, "dead", 700)
+    leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
+    assert doctor(tmp_path, 0)["attempts"] == []
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_a_commit_whose_moves_were_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr("treering._store.leaves_commit.moved", killed)
+        leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
+    found = doctor(tmp_path, 1)
+    assert found["problems"] == []
+    assert "not all its files are in their places" in found["attempts"][0]["reason"]
+    assert "moves the rest" in found["attempts"][0]["advice"]
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_a_lost_index_of_leaves(tmp_path: Path) -> None:
+    leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
+    (tmp_path / "tensorstore_index.json").unlink()
+    (attempt,) = doctor(tmp_path, 1)["attempts"]
+    assert "index_leaves makes the index anew" in attempt["advice"]
+
+
+# --------------------------------------------------------------------------------------------------------- hostile
+
+
+@posix
+def test_hostile_folders_end_well(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / part_note(A, 1))
+    (tmp_path / part_note(A, 2)).symlink_to("/etc/passwd")
+    (tmp_path / part_note(A, 3)).mkdir()
+    (tmp_path / part_note(A, 4)).write_bytes(b"[" * 100_000)
+    (tmp_path / part_note(A, 5)).write_bytes(b'{"stage": "written", "who": 7, "left": false}')
+    with (tmp_path / part_note(A, 6)).open("wb") as large:
+        large.truncate(1 << 40)
+    who = "\x1b[2J\u202e" + "x" * 5000
+    (tmp_path / part_note(A, 7)).write_bytes(Part(stage=Stage.AT_WORK, who=who).text())
+    (tmp_path / begin_note(JOB)).write_bytes(
+        Begin(number=1, attempt=A, signature=b"", who="node0, pid 10", processes=10**9).text()
+    )
+    os.mkfifo(tmp_path / journal_of(B))
+    (tmp_path / data_name(B)).symlink_to("/etc/passwd")
+    (tmp_path / ".treering").symlink_to("/")
+    started = time.monotonic()
+    said = inside("doctor", str(tmp_path), code=1)[0]
+    assert time.monotonic() - started < 20
+    assert all(line.isprintable() and len(line) < 2000 for line in said.splitlines())
+    stages = {each["process"]: each["stage"] for each in _of(doctor(tmp_path, 1), A)["processes"]}
+    assert {stages[process] for process in range(1, 7)} == {"unreadable"}
+    assert (stages[7], stages[8]) == ("at work", "missing")
+    assert said.count("\n") < 100
+
+
+def _of(found: dict[str, Any], attempt: str) -> dict[str, Any]:
+    return next(each for each in found["attempts"] if each["attempt"] == attempt)
+
+
+@posix
+def test_hostile_indexes_end_well(tmp_path: Path) -> None:
+    for name, make in {"fifo": os.mkfifo, "folder": os.mkdir}.items():
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / "treering.json")
+        assert inside("doctor", str(tmp_path / name), code=2)[1].startswith("error: ")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "treering.json").symlink_to("/etc/passwd")
+    assert "is a link" in doctor(tmp_path / "link", 1)["problems"][0]
+
+
+@pytest.mark.usefixtures("all_seen")
+def test_many_attempts_are_shown_in_short(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / data_name(f"{number:016x}")).write_bytes(b"12345")
+    said = text(tmp_path, 1)
+    assert said.splitlines()[-1] == "and 250 more attempts with 1.22 KiB"
+    assert len(doctor(tmp_path, 1)["attempts"]) == 300
+
+
+# ------------------------------------------------------------------------------------------------------- the locks
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "file"
+    path.touch()
+    descriptor = os.open(path, os.O_RDWR)
+    assert descriptors.lock(descriptor)
+    yield path
+    os.close(descriptor)
+
+
+@posix
+@sees_locks
+def test_a_lock_is_seen_and_its_end_too(locked: Path) -> None:
+    folder = os.open(locked.parent, os.O_RDONLY)
+    try:
+        assert seen_locks(folder).holder(locked.stat()) == os.getpid()
+        assert seen_locks(folder).holder(locked.parent.stat()) is None
+    finally:
+        os.close(folder)
+
+
+def test_folders_are_looked_at_without_a_system_that_shows_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treering._store.attempts.seen_locks", lambda _: seen_locks(None))
+    found = looked_at(str(dead(tmp_path / "ckpt")))
+    assert (found.locks.file_system, found.locks.complete) == (None, False)
+    assert "on this system not all locks can be seen" in text(tmp_path / "ckpt", 1)
+
+
+def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": 1})
+    assert "checkpoint, saved" in treering("doctor", str(tmp_path / "ckpt"), code=0).stdout
