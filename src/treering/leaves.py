@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from treering._ops.deserialize_leaves import tree_deserialize_leaves
 from treering._ops.folder_path import folder_path
@@ -39,6 +39,9 @@ def tree_serialize_leaves(
     compressor: Mapping[str, Any] | None = None,
     chunk_bytes: int | None = None,
     progress: Progress | None = None,
+    processes: Literal["all", "this"] = "all",
+    host_local: Literal["first", "equal"] = "first",
+    timeout: float | None = None,
 ) -> None:
     """Save a pytree into a leaves directory, all or nothing; when this returns, it survives a power cut.
 
@@ -50,6 +53,10 @@ def tree_serialize_leaves(
     Everything else (None, numbers, str, bytes, empty containers, the containers' types) is in the index, with a
     checksum of every block.
 
+    In a job of several processes (``jax.distributed``) all of them call this, with trees of the same structure, keys
+    and shapes and with the same arguments. Each writes some of the chunks that its devices hold; process 0 commits when
+    all have.
+
     Args:
         checkpoint_dir: where to; missing folders are made.
         pytree: any pytree, as for ``treering.save``. Keys become names of folders; what cannot be one is escaped.
@@ -59,19 +66,27 @@ def tree_serialize_leaves(
             ``manager.wait_until_finished()`` waits for that, and raises what went wrong.
         prefix: name of this tree; its leaves lie below it. ``.`` and ``/`` in it separate folders. None or "": none.
         commit_callback: called once, without arguments, when the tree is durable and the index says so; by the
-            manager's thread where there is a manager.
+            manager's thread where there is a manager, by process 0 of several.
         write_index: False leaves the index as it is; `index_leaves` takes the tree up later.
         compressor: configuration of a zarr v2 compressor that TensorStore knows, such as
             ``{"id": "zstd", "level": 1}``. None: raw, the fastest.
         chunk_bytes: chunks larger than this are cut along their leading axes.
-        progress: called as ``progress(done, total)``, in bytes.
+        progress: called as ``progress(done, total)``, in bytes; of several processes each counts its own.
+        processes: "all": the processes of the job save together. "this": this process saves alone, whatever the others
+            do; it has to hold all of every array.
+        host_local: leaves that each process holds by itself (numpy, Python, arrays on its own devices) are saved as
+            process 0 has them. "equal": a difference between the processes is a `Mismatch`, and nothing is saved.
+        timeout: seconds to wait at one point for other processes; None: what ``TREERING_TIMEOUT_S`` says, else 600.
 
     Raises:
         Unsupported: a leaf, key or prefix cannot be stored, the path is a URL, or an argument makes no sense.
-        Mismatch: a leaf would lie in or around the folder of a leaf with another prefix; both are named.
+        Mismatch: a leaf would lie in or around the folder of a leaf with another prefix; both are named. Or the
+            processes have different trees, or were given different arguments.
         Exists: files that no index lists lie where leaves belong.
         Corrupt: the index that is there is damaged; `index_leaves` makes it anew.
         Busy: another process is saving there.
+        Timeout: other processes of the job did not come in time; ``missing`` holds their numbers.
+        ProcessFailed: another process of the job failed, with an error that is none of treering's.
         StoreFailed: the system refused; an ``OSError``.
 
     Source: ``docs/spec/leaves.md``; eformer.serialization.tree_serialize_leaves.
@@ -87,6 +102,7 @@ def tree_serialize_leaves(
     serialize(
         checkpoint_dir, pytree, manager, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
         compressor=compressor, chunk_bytes=chunk_bytes, progress=progress,
+        processes=processes, host_local=host_local, timeout=timeout,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from treering._arrays.incoming import Wish
 from treering._arrays.jobs import Progress
 from treering._arrays.leaf_arrays import LeavesArrays, OpenBranch
 from treering._arrays.leaf_writer import write_leaves
+from treering._arrays.outgoing import outgoing
 from treering._codec.zarr import parse_zarray
 from treering._format.index import Index
 from treering._format.leaves_foreign import foreign_record
@@ -25,6 +26,7 @@ from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.planned_leaves import planned_leaves
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.open_leaves_folder import OpenLeaves
+from treering._tree.flatten import flatten
 from treering._values.boxes import Box, whole
 
 
@@ -41,7 +43,10 @@ class Saved:
         prefix: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        plan = planned_leaves(tree, prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
+        flat = flatten(tree)
+        plan = planned_leaves(
+            flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes
+        )  # fmt: skip
         self.path = path
         self.staged = StagedLeaves(path, LEAVES_RULES)
         try:

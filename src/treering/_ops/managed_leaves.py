@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from treering._arrays.leaf_writer import write_leaves
-from treering._arrays.outgoing import Outgoing
+from treering._arrays.outgoing import Outgoing, outgoing
 from treering._arrays.read_back import ZARRAY, WrittenArray, read_back
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype, zarray_bytes
 from treering._format.leaves_record import Layout, LeavesRecord, arrays_of, stored_leaves
@@ -23,6 +23,7 @@ from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.planned_leaves import PlannedLeaves, planned_leaves
 from treering._ops.serialize_leaves import acknowledge
 from treering._store.leaves_folder import StagedLeaves
+from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_count
 from treering._values.keys import split_key
 from treering.errors import TreeringError, Unsupported
@@ -44,19 +45,19 @@ class ArrayManager(Protocol):
 
 def serialize_managed(
     path: Path,
-    tree: Any,
+    flat: Flattened,
     manager: ArrayManager,
     *,
     prefix: str | None,
     commit_callback: Callable[[], object] | None,
     write_index: bool,
 ) -> None:
-    """Begin to write ``tree`` into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
+    """Begin to write a tree into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
 
     The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
     """
     _check_manager(manager)
-    plan = planned_leaves(tree, prefix=prefix, compressor=None, chunk_bytes=None)
+    plan = planned_leaves(flat, outgoing(flat), prefix=prefix, compressor=None, chunk_bytes=None)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
     staged = StagedLeaves(path, LEAVES_RULES)
     with contextlib.ExitStack() as undo:

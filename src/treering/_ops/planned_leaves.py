@@ -8,21 +8,22 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treering._arrays.outgoing import Outgoing, outgoing
+from treering._arrays.outgoing import HeldBoxes, Outgoing
 from treering._codec.zarr import stored_dtype
 from treering._codec.zarr_chunks import known_compressor
 from treering._format.index import LeafType
 from treering._format.leaves_record import MOST_AXES, Layout, LeavesRecord
 from treering._ops.versions import versions
-from treering._plan.leaf_chunks import chunk_shape
-from treering._tree.flatten import Flattened, flatten
+from treering._plan.leaf_chunks import chunk_shape, shared_chunk_shape
+from treering._plan.leaf_writers import balanced_chunk
+from treering._tree.flatten import Flattened
 from treering._values.boxes import Box
 from treering._values.dtypes import lookup
 from treering._values.keys import split_key
 from treering._values.leaf_paths import folder_of, prefix_folder
 from treering.errors import Unsupported
 
-__all__ = ["PlannedLeaves", "check_prefix", "planned_leaves"]
+__all__ = ["PlannedLeaves", "check_prefix", "held_together", "planned_leaves"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,23 @@ class PlannedLeaves:
 
 
 def planned_leaves(
-    tree: Any, *, prefix: str | None, compressor: Mapping[str, Any] | None, chunk_bytes: int | None
+    flat: Flattened,
+    leaves: Outgoing,
+    *,
+    prefix: str | None,
+    compressor: Mapping[str, Any] | None,
+    chunk_bytes: int | None,
+    processes: int = 1,
 ) -> PlannedLeaves:
     """Describe what will be written; whatever cannot be is refused here.
+
+    Args:
+        flat: the tree.
+        leaves: its leaves.
+        prefix: as the user gave it.
+        compressor: as the user gave it.
+        chunk_bytes: the largest chunk, as the user gave it.
+        processes: how many save it together.
 
     Raises:
         Unsupported: a leaf, a key, the prefix, the compressor or the limit of chunks.
@@ -80,12 +95,9 @@ def planned_leaves(
     prefix = check_prefix(prefix)
     _check_limit(chunk_bytes)
     codec = None if compressor is None else known_compressor(compressor)
-    flat = flatten(tree)
-    leaves = outgoing(flat)
+    cut = _Cut(leaves, codec, chunk_bytes, processes)
     numbers: dict[Layout, int] = {}
-    leaf_layouts = [
-        numbers.setdefault(layout, len(numbers)) for layout in _layouts(flat.keys, leaves, codec, chunk_bytes)
-    ]
+    leaf_layouts = [numbers.setdefault(layout, len(numbers)) for layout in cut.layouts(flat.keys)]
     return PlannedLeaves(
         prefix=prefix,
         flat=flat,
@@ -119,26 +131,55 @@ def _check_limit(chunk_bytes: object) -> None:
         raise Unsupported(f"chunk_bytes is {chunk_bytes!r:.100}, it has to be a number of bytes of at least 1")
 
 
-def _layouts(keys: Sequence[str], leaves: Outgoing, codec: str | None, limit: int | None) -> Iterator[Layout]:
-    """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
-    known: dict[tuple[int, tuple[Box, ...]], Layout] = {}
-    for number, sources in leaves.sources.items():
-        kind, boxes = leaves.leaf_types[number], tuple(source.box for source in sources)
-        layout = known.get((kind, boxes))
-        if layout is None:
-            try:
-                layout = _layout(leaves.types[kind], boxes, codec, limit)
-            except Unsupported as error:
-                error.path = split_key(keys[number])
-                raise
-            known[kind, boxes] = layout
-        yield layout
+def held_together(leaves: Outgoing, number: int) -> HeldBoxes | None:
+    """Return who holds which box of a leaf that lies with other processes than process 0; None for all other leaves.
+
+    Those are process 0's alone to write, however this process would cut what it has in their place.
+    """
+    held = leaves.spread.get(number)
+    return None if held is None or all(owners == (0,) for _, owners in held) else held
 
 
-def _layout(leaf_type: LeafType, boxes: Sequence[Box], codec: str | None, limit: int | None) -> Layout:
-    dtype = lookup(stored_dtype(leaf_type.dtype or ""))
-    if dtype is None:
-        raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
-    if len(leaf_type.shape or ()) > MOST_AXES:
-        raise Unsupported(f"an array of {len(leaf_type.shape or ())} axes; those of zarr v2 have at most {MOST_AXES}")
-    return Layout(chunks=chunk_shape(leaf_type.shape or (), boxes, dtype.itemsize, limit), compressor=codec)
+class _Cut:
+    """How the leaves of one save are cut into chunks."""
+
+    def __init__(self, leaves: Outgoing, codec: str | None, limit: int | None, processes: int) -> None:
+        self._leaves = leaves
+        self._codec = codec
+        self._limit = limit
+        self._balanced = limit
+        if processes > 1:
+            least = balanced_chunk([leaves.layout_of(number) for number in leaves.sources], processes)
+            self._balanced = least if limit is None else min(least, limit)
+
+    def layouts(self, keys: Sequence[str]) -> Iterator[Layout]:
+        """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
+        leaves = self._leaves
+        known: dict[tuple[int, object], Layout] = {}
+        for number, sources in leaves.sources.items():
+            kind, held = leaves.leaf_types[number], held_together(leaves, number)
+            boxes = tuple(source.box for source in sources)
+            key = (kind, boxes if held is None else id(held))
+            layout = known.get(key)
+            if layout is None:
+                try:
+                    layout = known[key] = self._layout(leaves.types[kind], boxes, held)
+                except Unsupported as error:
+                    error.path = split_key(keys[number])
+                    raise
+            yield layout
+
+    def _layout(self, leaf_type: LeafType, boxes: Sequence[Box], held: HeldBoxes | None) -> Layout:
+        dtype = lookup(stored_dtype(leaf_type.dtype or ""))
+        if dtype is None:
+            raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
+        shape = leaf_type.shape or ()
+        if len(shape) > MOST_AXES:
+            raise Unsupported(f"an array of {len(shape)} axes; those of zarr v2 have at most {MOST_AXES}")
+        if held is None:
+            chunks = chunk_shape(shape, boxes, dtype.itemsize, self._limit)
+        else:
+            # What several processes could write is cut fine enough for them to share it.
+            limit = self._balanced if any(len(owners) > 1 for _, owners in held) else self._limit
+            chunks = shared_chunk_shape(shape, [box for box, _ in held], dtype.itemsize, limit)
+        return Layout(chunks=chunks, compressor=self._codec)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from treering._arrays.incoming import Progress
+from treering._arrays.outgoing import ALONE
+from treering._arrays.processes import this_processes
 from treering._ops.folder_path import folder_path
+from treering._ops.joint_leaves import LeavesWishes, serialize_together
+from treering._ops.joint_save import HostLocal
 from treering._ops.managed_leaves import serialize_managed
 from treering._ops.serialize_leaves import serialize_leaves
+from treering._tree.flatten import Flattened, flatten
+from treering._values.processes import Processes, timeout_seconds
 from treering.errors import Unsupported
 
 __all__ = ["serialize"]
@@ -26,19 +32,54 @@ def serialize(
     compressor: Mapping[str, Any] | None,
     chunk_bytes: int | None,
     progress: Progress | None,
+    processes: Literal["all", "this"],
+    host_local: HostLocal,
+    timeout: float | None,
 ) -> None:
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
     place = folder_path(path)
-    if manager is None:
+    seconds = timeout_seconds(timeout)
+    _require_one_of("processes", processes, ("all", "this"))
+    _require_one_of("host_local", host_local, ("first", "equal"))
+    if manager is not None:
+        for name, given in (("compressor", compressor), ("chunk_bytes", chunk_bytes), ("progress", progress)):
+            if given is not None:
+                hint = "leave it or the manager out"
+                raise Unsupported(f"{name} is for saves by treering itself; a manager has its own way", hint=hint)
+    flat, job = _flattened(tree, ALONE if processes == "this" else None)
+    if job.count > 1:
+        if manager is not None:
+            hint = (
+                'leave it out; treering.save and this save by all processes, or let each save alone: processes="this"'
+            )
+            raise Unsupported("a manager takes no tree of several processes", hint=hint)
+        wishes = LeavesWishes(
+            prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes,
+            host_local=host_local, commit_callback=commit_callback, progress=progress,
+        )  # fmt: skip
+        serialize_together(place, flat, wishes, processes=job, timeout=seconds)
+    elif isinstance(flat, Exception):
+        raise flat
+    elif manager is None:
         serialize_leaves(
-            place, tree, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
+            place, flat, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
             compressor=compressor, chunk_bytes=chunk_bytes, progress=progress,
         )  # fmt: skip
-        return
-    for name, given in (("compressor", compressor), ("chunk_bytes", chunk_bytes), ("progress", progress)):
-        if given is not None:
-            hint = "leave it or the manager out"
-            raise Unsupported(f"{name} is for saves by treering itself; a manager has its own way", hint=hint)
-    serialize_managed(
-        place, tree, manager, prefix=prefix, commit_callback=commit_callback, write_index=write_index
-    )  # fmt: skip
+    else:
+        serialize_managed(
+            place, flat, manager, prefix=prefix, commit_callback=commit_callback, write_index=write_index
+        )  # fmt: skip
+
+
+def _flattened(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, Processes]:
+    """Return the tree flat, or why that cannot be, and the processes that save it: ``job``, or all that there are."""
+    try:
+        flat = flatten(tree)
+    except Exception as error:  # noqa: BLE001 - a process that is not alone tells the others, who would wait for it
+        return error, job or this_processes(())
+    return flat, job or this_processes(flat.leaves)
+
+
+def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise Unsupported(f"{name} is {value!r:.100}, it has to be {' or '.join(map(repr, known))}")

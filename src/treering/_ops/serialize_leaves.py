@@ -9,6 +9,7 @@ from typing import Any
 
 from treering._arrays.incoming import Progress
 from treering._arrays.leaf_writer import write_leaves
+from treering._arrays.outgoing import outgoing
 from treering._format.leaves_record import LeavesRecord, arrays_of, encode_record
 from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.pending_leaves import kept_records, update_dropping
@@ -16,6 +17,7 @@ from treering._ops.planned_leaves import planned_leaves
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_rules import Update
 from treering._store.open_leaves_folder import OpenLeaves
+from treering._tree.flatten import Flattened
 from treering._values.leaf_paths import overlapping
 from treering.errors import Mismatch
 
@@ -24,7 +26,7 @@ __all__ = ["acknowledge", "serialize_leaves"]
 
 def serialize_leaves(
     path: Path,
-    tree: Any,
+    flat: Flattened,
     *,
     prefix: str | None,
     commit_callback: Callable[[], object] | None,
@@ -33,8 +35,8 @@ def serialize_leaves(
     chunk_bytes: int | None,
     progress: Progress | None,
 ) -> None:
-    """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
-    plan = planned_leaves(tree, prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
+    """Write a tree into the directory ``path``, alone; ``treering.leaves.tree_serialize_leaves`` says more."""
+    plan = planned_leaves(flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
     with StagedLeaves(path, LEAVES_RULES) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)

@@ -17,6 +17,7 @@ from treering._store.folder import Folder
 from treering._store.folder_tree import FolderTree, Parts
 from treering._store.leaves_names import parts_of, staged_leaves
 from treering._store.leaves_sync import sync_written
+from treering._store.notes import FolderNotes, Notes
 from treering._store.pieces import Buffer
 from treering._store.writing import write_content
 from treering.errors import Unsupported
@@ -102,6 +103,11 @@ class StagedFiles:
                     os.close(descriptor)
                 raise
             os.close(descriptor)
+
+    @property
+    def notes(self) -> Notes:
+        """The notes in the directory."""
+        return FolderNotes(self._open_folder)
 
     @property
     def _open_folder(self) -> Folder:

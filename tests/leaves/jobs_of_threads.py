@@ -1,0 +1,97 @@
+"""Threads that stand for the processes of a job: each holds some of the devices, and all save into one directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from treering._arrays import outgoing as outgoing_module
+from treering._ops import joint_leaves
+from treering._ops.joint_leaves import LeavesWishes, serialize_together
+from treering._store.rendezvous import Call
+from treering._tree.flatten import flatten
+from treering._values.processes import Processes
+
+__all__ = ["Job", "wishes"]
+
+PATIENCE = 60.0
+
+
+def wishes(**asked: Any) -> LeavesWishes:
+    """What a caller asks for by default, but for what is given."""
+    plain: dict[str, Any] = {
+        "prefix": None, "write_index": True, "compressor": None, "chunk_bytes": None, "host_local": "first",
+        "commit_callback": None, "progress": None,
+    }  # fmt: skip
+    return LeavesWishes(**(plain | asked))
+
+
+class Job:
+    """A job of ``count`` processes: devices are dealt out to them evenly, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, name: str = "0123456789abcdef") -> None:
+        self.count = count
+        self.name = name
+        self.calls = 0
+        each = len(jax.devices()) // count
+        monkeypatch.setattr(outgoing_module, "process_of", lambda device: device.id // each)
+        monkeypatch.setattr(joint_leaves, "next_call", self._next_call)
+
+    def _next_call(self, path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
+        del path
+        return Call(job=self.name, number=self.calls, processes=processes, timeout=timeout, doing=doing)
+
+    def save(
+        self,
+        path: Path,
+        tree: Any,
+        *,
+        trees: Mapping[int, Any] | None = None,
+        asked: Mapping[int, LeavesWishes] | None = None,
+        timeout: float = PATIENCE,
+        absent: tuple[int, ...] = (),
+        before: Callable[[int], None] | None = None,
+        **wished: Any,
+    ) -> dict[int, BaseException | None]:
+        """Save from all processes but those that are absent; return the error of each, or None.
+
+        Args:
+            path: the directory.
+            tree: what is saved.
+            trees: other trees of some processes.
+            asked: other wishes of some processes.
+            timeout: seconds that each waits for others.
+            absent: processes that do not come.
+            before: called in the thread of each process, with its number, before it saves.
+            wished: what is asked for, by name.
+        """
+        self.calls += 1
+        errors: dict[int, BaseException | None] = {}
+
+        def run(this: int) -> None:
+            try:
+                if before is not None:
+                    before(this)
+                serialize_together(
+                    path,
+                    flatten((trees or {}).get(this, tree)),
+                    (asked or {}).get(this, wishes(**wished)),
+                    processes=Processes(this=this, count=self.count),
+                    timeout=timeout,
+                )
+            except Exception as error:  # noqa: BLE001 - looked at by the test
+                errors[this] = error
+            else:
+                errors[this] = None
+
+        threads = [threading.Thread(target=run, args=(this,)) for this in range(self.count) if this not in absent]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
