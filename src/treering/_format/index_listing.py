@@ -108,6 +108,8 @@ def _leaves(index: Index) -> Iterator[Any]:
     kinds = [_kind(kind, index) for kind in index.types]
     at, count = 0, len(chunks)
     owner = chunks.leaf
+    several = index.processes > 1
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
     for leaf, number in enumerate(index.leaf_types):
         kind = index.types[number]
         first = at
@@ -118,6 +120,7 @@ def _leaves(index: Index) -> Iterator[Any]:
             yield value if kind.kind != "opaque" or isinstance(value, OpaqueLeaf) else OpaqueLeaf("", str(value))
             continue
         is_text = kind.kind in _TEXT_KINDS
+        rows = range(first, at)
         yield LeafRecord(
             kind=kinds[number],
             dtype=None if is_text else kind.dtype,
@@ -125,11 +128,29 @@ def _leaves(index: Index) -> Iterator[Any]:
             nbytes=sizes[number],
             offset=chunks.offset[first] if first < at else None,
             file=files[chunks.file[first]].name or None if first < at else None,
-            chunks=at - first,
+            chunks=len(rows),
+            grid=_grid(index, rows) if several else None,
+            processes=_writers(index, rows, known) if several else (),
             sharding=kind.sharding,
             impl=kind.impl,
             number=leaf,
         )
+
+
+def _grid(index: Index, rows: Sequence[int]) -> tuple[int, ...] | None:
+    """Return into how many parts each axis of a leaf is cut; None where its chunks are no grid, or but one."""
+    if len(rows) < 2:  # noqa: PLR2004 - one chunk, or none
+        return None
+    axes = zip(*(index.box_of(row) for row in rows), strict=True)
+    grid = tuple(len(set(sides)) for sides in axes)
+    return grid if math.prod(grid) == len(rows) else None
+
+
+def _writers(index: Index, rows: Sequence[int], known: dict[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the processes that wrote the chunks of a leaf; thousands of leaves share a few tuples."""
+    found = {index.files[index.chunks.file[row]].process for row in rows}
+    writers = tuple(sorted(process for process in found if process is not None))
+    return known.setdefault(writers, writers)
 
 
 def _placed(index: Index, places: Sequence[Place]) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from treering._format.index import ARRAY_KINDS
 
-__all__ = ["FileRecord", "LeafRecord", "Listing", "Named", "Place"]
+__all__ = ["FileRecord", "LeafRecord", "Listing", "Named", "Place", "Share"]
 
 _COUNTED: Final = (ARRAY_KINDS | {"array"}) - {"numpy scalar"}
 
@@ -46,6 +46,13 @@ class LeafRecord:
 
     chunks: int = 1
     """In how many boxes a checkpoint holds it, in how many chunk files a leaves directory; perhaps 0."""
+
+    grid: tuple[int, ...] | None = None
+    """Into how many parts each axis was cut in a checkpoint of several processes; None elsewhere, and where the boxes
+    are no grid."""
+
+    processes: tuple[int, ...] = ()
+    """The processes that wrote its boxes, where several wrote the checkpoint; else empty."""
 
     chunk_shape: tuple[int, ...] | None = None
     """Shape of a full chunk in a leaves directory; None elsewhere."""
@@ -131,6 +138,23 @@ class FileRecord:
     nbytes: int
     """Its size."""
 
+    process: int | None = None
+    """Which process wrote it, where several wrote the checkpoint; else None."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of several processes wrote."""
+
+    process: int
+    """Its number."""
+
+    files: int
+    """How many data files; perhaps none."""
+
+    nbytes: int
+    """Their bytes together."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
@@ -176,3 +200,18 @@ class Listing:
 
     structured: bool = False
     """Whether it keeps the kinds of its containers and leaves; else they are what the form makes of them."""
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What each process wrote, in their order; empty where it was one, or where the files do not say.
+
+        Example:
+            >>> files = [FileRecord(name="a", nbytes=9, process=0), FileRecord(name="b", nbytes=5, process=1)]
+            >>> [share.nbytes for share in Listing(form="checkpoint", file_bytes=14, root={}, files=files).shares]
+            [9, 5]
+        """
+        of: dict[int, list[int]] = {}
+        for file in self.files:
+            if file.process is not None:
+                of.setdefault(file.process, []).append(file.nbytes)
+        return tuple(Share(process=each, files=len(of[each]), nbytes=sum(of[each])) for each in sorted(of))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treering._format.detect import Form, detect
-from treering._format.records import FileRecord, LeafRecord, Listing
+from treering._format.records import FileRecord, LeafRecord, Listing, Share
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
 from treering._view.flat import leaves_of
@@ -34,7 +34,8 @@ class Inspection:
     nbytes: int
     """Bytes of its files together; of a gzip file what it unpacks to."""
     files: Sequence[FileRecord]
-    """The files of a checkpoint, each with ``name`` and ``nbytes``; of a leaves directory its index; else empty."""
+    """The files of a checkpoint, each with ``name``, ``nbytes``, and the ``process`` that wrote it where there were
+    several; of a leaves directory its index; else empty."""
     root: Any
     """The tree: dicts, lists and tuples as saved; ``LeafRecord`` for arrays, small Python values themselves."""
     metadata: Mapping[str, Any]
@@ -47,8 +48,27 @@ class Inspection:
     """Everything above, and how the arrays lay on devices."""
 
     @property
+    def processes(self) -> int:
+        """How many processes wrote it."""
+        return self.listing.processes
+
+    @property
+    def meshes(self) -> Sequence[str]:
+        """The meshes of its arrays, as text for people."""
+        return self.listing.meshes
+
+    @property
+    def shares(self) -> Sequence[Share]:
+        """What each of several processes wrote: ``process``, ``files``, ``nbytes``; empty where it was one."""
+        return self.listing.shares
+
+    @property
     def leaves(self) -> dict[str, LeafRecord]:
-        """Every leaf by its key text, in order: ``kind``, ``dtype``, ``shape``, ``nbytes``; small ``value``s too."""
+        """Every leaf by its key text, in order.
+
+        Of each ``kind``, ``dtype``, ``shape``, ``nbytes``, a small ``value``; and how it is split, as ``sharding``,
+        ``chunks``, ``grid`` and ``processes``.
+        """
         return {key: record_of(leaf) for key, leaf in leaves_of(self.root)}
 
     def __str__(self) -> str:
@@ -126,7 +146,10 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
         data = folder.read_index()
     index = parse_index(data)
     files = [FileRecord(name=INDEX, nbytes=len(data))]
-    files += [FileRecord(name=file.name, nbytes=file.nbytes) for file in index.files]
+    if index.processes > 1:
+        files += [FileRecord(name=file.name, nbytes=file.nbytes, process=file.process) for file in index.files]
+    else:
+        files += [FileRecord(name=file.name, nbytes=file.nbytes) for file in index.files]
     return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
 
 

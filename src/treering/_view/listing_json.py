@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treering._format.records import LeafRecord, Listing, Named
+from treering._format.records import FileRecord, LeafRecord, Listing, Named
 from treering._view.flat import LONGEST_KEY, child_key
 from treering._view.nodes import WIDEST_NUMBER, branch_kind, facts_of, is_branch
 from treering._view.rows import Layout, Row, Totals
@@ -103,6 +103,8 @@ def leaf_members(key: str, leaf: Any) -> Json:
         members |= {name: text for name, text in more.items() if text is not None}
         if leaf.chunks != 1:
             members["chunks"] = leaf.chunks
+        more_lists = {"grid": leaf.grid, "processes": leaf.processes}
+        members |= {name: list(numbers) for name, numbers in more_lists.items() if numbers}
         if leaf.chunk_shape is not None:
             members["chunk_shape"] = list(leaf.chunk_shape)
             members["compressor"] = None if leaf.compressor is None else json.loads(leaf.compressor)
@@ -121,15 +123,24 @@ def origin_members(listing: Listing) -> Json:
     more: Json = {}
     if listing.form == "leaves":
         more = {"prefixes": list(listing.prefixes), "unverified": list(listing.unverified)}
+    if listing.shares:
+        more["shares"] = [
+            {"process": share.process, "files": share.files, "nbytes": share.nbytes} for share in listing.shares
+        ]
     return {
         "form": listing.form,
         "verified": listing.verified,
         "written": dict(listing.written),
         "processes": listing.processes,
         "meshes": list(listing.meshes),
-        "files": [{"name": file.name, "nbytes": file.nbytes} for file in listing.files],
+        "files": [_file(file) for file in listing.files],
         "metadata": dict(listing.metadata),
     } | more
+
+
+def _file(file: FileRecord) -> Json:
+    members: Json = {"name": file.name, "nbytes": file.nbytes}
+    return members if file.process is None else members | {"process": file.process}
 
 
 def _native(leaf: Any, text: str | None) -> Any:

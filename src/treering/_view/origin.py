@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from treering._format.records import Listing, Named
+from treering._format.records import Listing, Named, Share
 from treering._values.human import bytes_text
+from treering._values.processes import named
 from treering._view.listing_json import json_text
 
 __all__ = ["form_text", "notes_of"]
 
 _MOST_FILES = 4
 _MOST_BRANCHES = 8
+_MOST_SHARES = 4
 _NAMES = {"checkpoint": "treering checkpoint", "leaves": "leaves directory"}
 
 
@@ -31,6 +33,8 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
     notes += [("note", text) for text in listing.notes]
     if listing.written:
         notes.append(("written", _written(listing)))
+    if listing.shares:
+        notes.append(("split", _shares(listing)))
     if listing.meshes:
         notes.append(("meshes" if len(listing.meshes) > 1 else "mesh", "; ".join(listing.meshes)))
     if isinstance(listing.root, Named):
@@ -69,6 +73,24 @@ def _written(listing: Listing) -> str:
     if listing.processes > 1:
         shown.append(f"{listing.processes} processes")
     return ", ".join(shown)
+
+
+def _shares(listing: Listing) -> str:
+    """Say what each process wrote; of many, the one with the fewest bytes and the one with the most."""
+    shares = listing.shares
+    if listing.processes <= _MOST_SHARES:
+        of = {share.process: share for share in shares}
+        return "; ".join(f"process {each}: {_share(of.get(each))}" for each in range(listing.processes))
+    least, most = min(shares, key=lambda share: share.nbytes), max(shares, key=lambda share: share.nbytes)
+    files = f"{sum(share.files for share in shares):,} files by {named(share.process for share in shares)}"
+    sizes = [f"{bytes_text(share.nbytes)} (process {share.process})" for share in (least, most)]
+    return f"{files}, from {sizes[0]} to {sizes[1]}"
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return "no file"
+    return f"{bytes_text(share.nbytes)} in {share.files:,} {'file' if share.files == 1 else 'files'}"
 
 
 def _files(listing: Listing) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from treering._format.records import LeafRecord, Named
 from treering._values.human import bytes_text, count_text
 from treering._values.keys import escape_part
+from treering._values.processes import named
 from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Layout, Row, Totals
@@ -201,20 +202,40 @@ def sharding_text(node: Any, look: Look = UNICODE) -> str:
 
 
 def chunks_text(node: Any, look: Look = UNICODE) -> str:
-    """Say how a leaves directory holds an array, where that is not simply its bytes in one file.
+    """Say in which pieces an array is stored, where that is not simply its bytes in one file.
+
+    In a leaves directory these are its chunk files, in a checkpoint of several processes the boxes that they wrote.
 
     Example:
         >>> leaf = LeafRecord(kind="jax", dtype="int8", shape=(8, 8), nbytes=64, offset=None, chunks=8,
         ...                   chunk_shape=(4, 2), compressor='{"id":"zstd"}')
         >>> chunks_text(leaf)
         '8 of [4, 2], zstd'
+        >>> leaf = LeafRecord(kind="jax", dtype="int8", shape=(8, 8), nbytes=64, offset=0, chunks=16, grid=(8, 2),
+        ...                   processes=(0, 1, 2, 3))
+        >>> chunks_text(leaf)
+        '8 x 2 over processes 0-3'
     """
-    if not isinstance(node, LeafRecord) or node.chunk_shape is None:
+    if not isinstance(node, LeafRecord):
         return ""
+    if node.chunk_shape is None:
+        return visible(_written_by(node), _LONGEST_DETAIL, look.ellipsis)
     shown = [f"{node.chunks:,} of [{', '.join(map(str, node.chunk_shape))}]"] if node.chunks > 1 else []
     if node.compressor is not None:
         shown.append(str(json.loads(node.compressor).get("id")))
     return visible(", ".join(shown), _LONGEST_DETAIL, look.ellipsis)
+
+
+def _written_by(leaf: LeafRecord) -> str:
+    if not leaf.processes:
+        return ""
+    cuts = "" if leaf.chunks == 1 else f"{leaf.chunks:,} over " if leaf.grid is None else _grid_text(leaf.grid)
+    who = named(leaf.processes)
+    return cuts + (who if len(cuts + who) <= _LONGEST_DETAIL else f"{len(leaf.processes):,} processes")
+
+
+def _grid_text(grid: tuple[int, ...]) -> str:
+    return " x ".join(map(str, grid)) + " over "
 
 
 def branch_detail(row: Row, look: Look = UNICODE) -> str:
