@@ -120,7 +120,7 @@ def _still_on(call: Call, begun: Begin) -> Steps:
         Timeout: process 0 has left, and nobody knows why.
     """
     pause = pauses(call.pace)
-    end = (yield NOW) + call.pace.linger
+    end = (yield NOW) + call.linger
     while True:
         yield from _heard(call)
         begin = understood(Begin.read, (yield Get(begin_note(call.job))))
@@ -153,7 +153,7 @@ def _committed(call: Call, begun: Begin) -> Steps:
             if isinstance(first, Part) and first.stage is Stage.WRITTEN:
                 has_written = True
                 # From now on process 0 waits for the others as long as that, and then commits or says why not.
-                end = (yield NOW) + call.timeout * 1.1 + call.pace.linger
+                end = (yield NOW) + call.timeout * 1.1 + call.linger
         begin = understood(Begin.read, (yield Get(begin_note(call.job))))
         if isinstance(begin, Begin) and begin.number > call.number:
             if (yield from _heard(call)):

@@ -36,7 +36,7 @@ from treering.errors import Corrupt, Timeout
 
 __all__ = ["leading", "refused"]
 
-_AGAIN_AFTER: Final = 1.0
+_TIMES_SAID: Final = 5
 
 
 def leading(call: Call, signature: bytes) -> Steps:
@@ -166,13 +166,13 @@ def _announced(call: Call, verdict: Verdict, waited_for: Iterable[int]) -> Gener
     waiting = list(waited_for)
     pause = pauses(call.pace)
     now = yield NOW
-    again, end = now, now + call.pace.linger
+    again, end = now, now + call.linger
     while True:
         if now >= again:
             # Said more than once: the first time may have failed, or a saver of another job may have swept it.
             with contextlib.suppress(OSError):
                 yield Put(name, data)
-            again = now + _AGAIN_AFTER
+            again = now + call.linger / _TIMES_SAID
         for process in tuple(waiting):
             part = understood(Part.read, (yield Get(part_note(attempt, process))))
             if isinstance(part, Part) and part.left:

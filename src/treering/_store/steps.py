@@ -111,7 +111,7 @@ class Pace(NamedTuple):
     growth: float = 1.5
     """How much longer each is than the one before."""
     linger: float = 5.0
-    """Seconds that process 0 stays to see that all have read its verdict."""
+    """Seconds that process 0 stays, at most, to see that all have read its verdict."""
 
 
 USUAL_PACE: Final = Pace()
@@ -171,6 +171,11 @@ class Call:
     def attempt(self) -> str:
         """The attempt of this call."""
         return attempt_of(self.job, self.number)
+
+    @property
+    def linger(self) -> float:
+        """Seconds to stay for those who are late; less than those who are in the next call already wait for us."""
+        return min(self.pace.linger, self.timeout / 2)
 
 
 NOW: Final = Now()

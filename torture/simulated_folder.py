@@ -1,0 +1,163 @@
+"""A checkpoint's folder in memory, with the rules of the real one, that watches whether they are kept.
+
+What the real one does with system calls (`treering._store.checkpoint_folder`) is one step each here: lock, look, sweep,
+journal, exclusive first commit, overwrite, removal of what was superseded. Holders of locks are numbers; a killed one
+holds nothing any more.
+"""
+
+from __future__ import annotations
+
+from treering._store.notes import dead_notes
+from treering.errors import Busy, Exists
+
+__all__ = ["SimulatedFolder", "Violation"]
+
+
+class Violation(Exception):
+    """A rule was broken."""
+
+
+class SimulatedFolder:
+    """One folder that several jobs may save into."""
+
+    def __init__(self, *, locks_are_seen: bool) -> None:
+        self.notes: dict[str, bytes] = {}
+        """The notes there are."""
+        self.older: dict[str, bytes | None] = {}
+        """What each held before, for answers that are stale."""
+        self.index: str | None = None
+        """The attempt that is committed."""
+        self.commits: list[str] = []
+        """All attempts that ever were, in order."""
+        self.journals: dict[str, int | None] = {}
+        """Each attempt that is not committed, with the living holder of its lock."""
+        self.data: dict[tuple[str, int], bool] = {}
+        """The data files, by attempt and process, each with whether a journal proved it when it was made."""
+        self._locks_are_seen = locks_are_seen
+        self._lock: int | None = None
+        self._replaces: set[str] = set()
+        self._entered_over: dict[str, str | None] = {}
+
+    # ------------------------------------------------------------------------------------------------------------ notes
+
+    def put(self, name: str, data: bytes) -> None:
+        """Replace a note."""
+        self.older[name] = self.notes.get(name)
+        self.notes[name] = data
+
+    def remove(self, name: str) -> None:
+        """Remove a note."""
+        found = self.notes.pop(name, None)
+        if found is not None:
+            self.older[name] = found
+
+    # ----------------------------------------------------------------------------------------------- the saves of leaders
+
+    def enter(self, holder: int, attempt: str, *, overwrite: bool) -> None:
+        """Lock, look, sweep, make the journal.
+
+        Raises:
+            Busy: another saver is at work.
+            Exists: something is committed, and may not be replaced.
+        """
+        if self._lock is not None and (self._locks_are_seen or self._lock == holder):
+            raise Busy("another process is saving to this checkpoint")
+        if self.index is not None and not overwrite:
+            raise Exists("a checkpoint is there already")
+        if any(owner is not None for owner in self.journals.values()):
+            raise Busy("another process is saving to this checkpoint")
+        self._lock = holder
+        for dead in list(self.journals):
+            for file in [file for file in self.data if file[0] == dead]:
+                self.remove_data(*file)
+            del self.journals[dead]
+        self.journals[attempt] = holder
+        for name in dead_notes(list(self.notes), attempt.__eq__, self.notes.get):
+            self.remove(name)
+        self._entered_over[attempt] = self.index
+
+    def commit(self, attempt: str, parts: tuple[bytes, ...], wanted: tuple[bytes, ...], *, tidy: bool = True) -> None:
+        """Make an attempt the index, and remove what it supersedes, unless that fails or a kill comes between.
+
+        Raises:
+            Exists: somebody else committed a first save meanwhile.
+            Busy: somebody swept the journal.
+            Violation: it is committed a second time, or without all that belongs to it.
+        """
+        if attempt in self.commits:
+            raise Violation(f"attempt {attempt} is committed twice")
+        if parts != wanted:
+            raise Violation(f"attempt {attempt} is committed with {parts}, not with {wanted}")
+        missing = [process for process in range(len(wanted)) if (attempt, process) not in self.data]
+        if missing:
+            raise Violation(f"attempt {attempt} is committed without the data of processes {missing}")
+        if self._entered_over[attempt] is None and self.index is not None:
+            raise Exists("a checkpoint is there already")
+        if attempt not in self.journals:
+            raise Busy("another process removed the new files")
+        if self.index is not None:
+            self._replaces.add(self.index)
+        self.index = attempt
+        self.commits.append(attempt)
+        del self.journals[attempt]
+        if tidy:
+            for file in [file for file in self.data if file[0] in self._replaces]:
+                self.remove_data(*file)
+            self._replaces.clear()
+
+    def withdraw_all(self, attempt: str) -> None:
+        """Remove all there is of an attempt that is not committed, the proof last."""
+        if self.index != attempt:
+            for file in [file for file in self.data if file[0] == attempt]:
+                self.remove_data(*file)
+            self.journals.pop(attempt, None)
+
+    def leave(self, holder: int, attempt: str) -> None:
+        """End a save of process 0 without a kill: what it wrote and did not commit goes, the journal stays."""
+        if self.index != attempt:
+            self.remove_data(attempt, 0)
+        self.release(holder)
+
+    def release(self, holder: int) -> None:
+        """Give back whatever a process holds, as its end does."""
+        if self._lock == holder:
+            self._lock = None
+        for attempt, owner in self.journals.items():
+            if owner == holder:
+                self.journals[attempt] = None
+
+    # ------------------------------------------------------------------------------------------------------------- data
+
+    def add_data(self, attempt: str, process: int) -> None:
+        """Write the data file of a process."""
+        self.data[attempt, process] = attempt in self.journals
+
+    def remove_data(self, attempt: str, process: int) -> None:
+        """Remove the data file of a process, if it is there.
+
+        Raises:
+            Violation: the index names it.
+        """
+        if attempt == self.index and (attempt, process) in self.data:
+            raise Violation(f"the data of process {process} is removed while the index names it")
+        self.data.pop((attempt, process), None)
+
+    def save_alone(self) -> None:
+        """Save anew when all is over.
+
+        Raises:
+            Violation: that does not work, or something of others is left after it.
+        """
+        if self.index != (self.commits[-1] if self.commits else None):
+            raise Violation(f"the index is {self.index}, the last commit was {self.commits[-1:]}")
+        attempt = "f" * 16
+        try:
+            self.enter(-1, attempt, overwrite=True)
+        except Busy as error:
+            raise Violation(f"when all is over, a new save is refused: {error}") from None
+        self.add_data(attempt, 0)
+        self.commit(attempt, (b"",), (b"",))
+        # What was written after a sweep, by a process that slept through it and was then killed, nobody can know.
+        left = [file for file, proven in self.data.items() if file != (attempt, 0) and proven]
+        if left or self.journals or self.notes:
+            raise Violation(f"left over: data {left}, journals {list(self.journals)}, notes {list(self.notes)}")

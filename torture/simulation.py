@@ -1,0 +1,476 @@
+"""Many virtual processes save together: the real steps, a virtual clock, and every kind of trouble, all from one seed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import errno
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torture.simulated_folder import SimulatedFolder, Violation
+from treering._store import rendezvous
+from treering._store.rendezvous import (
+    Call,
+    Commit,
+    Get,
+    Now,
+    Operation,
+    OutOfStep,
+    Pace,
+    Put,
+    Remove,
+    Sleep,
+    Steps,
+    Withdraw,
+    Work,
+)
+from treering._values.processes import Processes
+from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
+
+__all__ = ["REAL", "Protocol", "Simulation", "run_schedule"]
+
+_PACE = Pace(first=0.01, most=0.5, growth=2.0, linger=3.0)
+_MOST_STEPS = 60
+
+
+class Protocol(NamedTuple):
+    """What the virtual processes do."""
+
+    leading: Callable[[Call, bytes], Steps] = rendezvous.leading
+    refused: Callable[[Call, BaseException], Steps] = rendezvous.refused
+    following: Callable[[Call, Callable[[bytes], None]], Steps] = rendezvous.following
+    job_name: Callable[[int], str] = lambda number: f"{number:016x}"
+    """A name for the job that was started as so many-th."""
+
+
+REAL = Protocol()
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    """One job: its processes die and are started again together."""
+
+    name: str
+    count: int
+    calls: int
+    timeout: float
+    overwrite: bool
+    troubled: bool = False
+    """Whether anything was done to it that may make a call fail."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Process:
+    """One virtual process."""
+
+    number: int
+    """Among all of the schedule."""
+    job: _Job
+    this: int
+    """Within its job."""
+    trouble: dict[int, tuple[str, float]] = dataclasses.field(default_factory=dict)
+    """What happens to it at its so many-th operation: a kill, a pause of some seconds, an interrupt."""
+    troubled: bool = False
+    alive: bool = True
+    call: int = 0
+    """Which call it is in, from 1 on; 0 before the first."""
+    attempt: str = ""
+    steps: Steps | None = None
+    leads: bool = False
+    """Whether it has entered the folder."""
+    answer: Any = None
+    thrown: BaseException | None = None
+    late: Operation | None = None
+    """An operation that happens only when its time is over."""
+    done: int = 0
+    """How many operations it has begun."""
+    began: float = 0.0
+    allowed: float = 0.0
+    """Seconds of the call that were not spent in waiting for others."""
+    until: float = 0.0
+    """It is paused until then."""
+    results: dict[int, BaseException | None] = dataclasses.field(default_factory=dict)
+
+
+class Simulation:
+    """One schedule, drawn from a seed.
+
+    Attributes:
+        counts: what was seen, by name.
+    """
+
+    def __init__(self, seed: str, protocol: Protocol, processes: int | None) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._random = random.Random(seed)
+        self._protocol = protocol
+        self._now = 0.0
+        self._queue: list[tuple[float, int, _Process | None]] = []
+        self._tick = 0
+        self._processes: list[_Process] = []
+        self._started = 0
+        self._draw(processes)
+
+    # ---------------------------------------------------------------------------------------------------- the schedule
+
+    def _draw(self, processes: int | None) -> None:
+        chance = self._random.random
+        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8)
+        self._swift = 1.0 - 0.5 * chance()  # the share of operations that take no time
+        self._slow = 0.1 if chance() < 0.3 else 0.0
+        self._stale = 0.3 * chance() if chance() < 0.25 else 0.0
+        self._failing = 0.1 * chance() if chance() < 0.25 else 0.0
+        self._breaking = 0.3 * chance() if chance() < 0.3 else 0.0  # of work and commit
+        self._overwrite = chance() < 0.75
+        jobs = 2 if chance() < 0.3 else 1
+        for _ in range(jobs):
+            count = processes or (self._random.randrange(9, 33) if chance() < 0.01 else self._random.choice(_COUNTS))
+            self._start_job(count, calls=self._random.choice((1, 1, 2, 3)), at=0.0)
+        if chance() < 0.25:
+            self._push(self._random.uniform(0.0, 8.0), None)
+
+    def _start_job(self, count: int, *, calls: int, at: float) -> None:
+        job = _Job(
+            name=self._protocol.job_name(self._started),
+            count=count,
+            calls=calls,
+            timeout=self._random.choice((1.5, 3.0)),
+            overwrite=self._overwrite,
+        )
+        self._started += 1
+        if self._stale or self._failing or self._breaking:
+            job.troubled = True
+        hurt = self._random.choice((0, 0, 0, 1, 1, 2))
+        for this in range(count):
+            process = _Process(number=len(self._processes), job=job, this=this)
+            self._processes.append(process)
+            late = at + self._random.random() * self._random.choice((0.01, 0.1, 1.0))
+            if self._random.random() < 0.05:
+                late += self._random.uniform(0.0, 2 * job.timeout)
+                process.troubled = job.troubled = True
+            self._push(late, process)
+        for process in self._random.sample(self._processes[-count:], min(hurt, count)):
+            what = self._random.choice(("kill", "pause", "pause", "interrupt"))
+            process.trouble[self._random.randrange(_MOST_STEPS)] = what, self._random.uniform(0.0, 4 * job.timeout)
+
+    def _push(self, when: float, process: _Process | None) -> None:
+        self._tick += 1
+        heapq.heappush(self._queue, (when, self._tick, process))
+
+    # -------------------------------------------------------------------------------------------------------- the world
+
+    def run(self) -> None:
+        """Let all of it happen, until every process has ended.
+
+        Raises:
+            Violation: a rule was broken.
+        """
+        while self._queue:
+            self._now, _, process = heapq.heappop(self._queue)
+            if process is None:
+                self._restart()
+            elif process.alive:
+                if process.until > self._now:
+                    self._push(process.until, process)
+                else:
+                    self._advance(process)
+        self._judge()
+        self.folder.save_alone()
+
+    def _restart(self) -> None:
+        """Kill a job, but for a process or two that are out of reach, and start it again."""
+        job = self._random.choice(self._processes).job
+        job.troubled = True
+        reached = self._random.choice((1.0, 1.0, 0.7))
+        for process in self._processes:
+            if process.job is job:
+                process.troubled = True
+                if process.alive and self._random.random() < reached:
+                    self._kill(process)
+        self.counts["restarted"] += 1
+        count = job.count if self._random.random() < 0.7 else self._random.choice(_COUNTS)
+        self._start_job(count, calls=job.calls, at=self._now + self._random.choice((0.0, 0.1, 3.0)))
+
+    def _kill(self, process: _Process) -> None:
+        process.alive = False
+        process.troubled = process.job.troubled = True
+        self.folder.release(process.number)
+        self.counts["killed"] += 1
+
+    # ---------------------------------------------------------------------------------------------------- one process
+
+    def _advance(self, process: _Process) -> None:
+        """Let one process go on until it has to wait."""
+        if process.late is not None:
+            operation, process.late = process.late, None
+            self._perform(process, operation)
+        if process.steps is None:
+            self._enter(process)
+        swift, chance = self._swift, self._random.random
+        while process.steps is not None:
+            steps = process.steps
+            thrown, process.thrown = process.thrown, None
+            try:
+                operation = steps.send(process.answer) if thrown is None else steps.throw(thrown)
+            except StopIteration:
+                self._end(process, None)
+                return
+            except (TreeringError, KeyboardInterrupt) as error:
+                self._end(process, error)
+                return
+            kind = type(operation)
+            process.answer = None
+            if kind is Now:
+                process.answer = self._now
+                continue
+            process.done += 1
+            if process.done in process.trouble and self._suffer(process):
+                if not process.alive:
+                    return
+                if process.thrown is not None:
+                    continue
+            wait = 0.0
+            if kind is Sleep:
+                wait = operation.seconds  # type: ignore[union-attr]
+                self._push(self._now + wait, process)
+                return
+            if kind is Work:
+                wait = chance() * 0.5
+                process.allowed += wait
+            elif chance() >= swift:
+                wait = chance() * 0.02
+                if self._slow and chance() < self._slow:
+                    wait += chance()
+                process.allowed += wait
+            if not wait and not process.until > self._now:
+                self._perform(process, operation)
+                continue
+            if chance() < 0.5:
+                process.late = operation
+            else:
+                self._perform(process, operation)
+            self._push(self._now + wait, process)
+            return
+
+    def _suffer(self, process: _Process) -> bool:
+        """Do to a process what was drawn for it."""
+        what, seconds = process.trouble[process.done]
+        process.troubled = process.job.troubled = True
+        if what == "kill":
+            self._kill(process)
+        elif what == "pause":
+            process.until = self._now + seconds
+            process.allowed += seconds
+            self.counts["paused"] += 1
+        else:
+            process.thrown = KeyboardInterrupt()
+            self.counts["interrupted"] += 1
+        return True
+
+    def _enter(self, process: _Process) -> None:
+        """Begin the next call."""
+        job = process.job
+        process.call += 1
+        call = Call(
+            job=job.name,
+            number=process.call,
+            processes=Processes(this=process.this, count=job.count),
+            timeout=job.timeout,
+            doing="save 'ckpt'",
+            who=f"host {process.number}, pid {process.number}",
+            pace=_PACE,
+        )
+        process.attempt = call.attempt
+        process.began, process.allowed = self._now, 0.0
+        process.answer = process.thrown = None
+        process.leads = False
+        if process.this:
+            process.steps = self._protocol.following(call, self._check)
+            return
+        try:
+            self.folder.enter(process.number, call.attempt, overwrite=job.overwrite)
+        except (Busy, Exists) as error:
+            process.steps = _then(self._protocol.refused(call, error), error)
+        else:
+            process.leads = True
+            process.steps = self._protocol.leading(call, b"signature")
+
+    @staticmethod
+    def _check(signature: bytes) -> None:
+        if signature != b"signature":
+            raise Violation(f"the signature came as {signature!r}")
+
+    # ------------------------------------------------------------------------------------------------ what operations do
+
+    def _perform(self, process: _Process, operation: Operation) -> None:
+        folder, chance = self.folder, self._random.random
+        process.answer = None
+        match operation:
+            case Get(name):
+                process.answer = self._read(name)
+            case Put(name, data):
+                if self._failing and chance() < self._failing:
+                    if chance() < 0.5:
+                        folder.put(name, data)
+                    process.thrown = OSError(errno.EIO, "the answer is lost")
+                else:
+                    folder.put(name, data)
+            case Remove(name):
+                folder.remove(name)
+                if self._failing and chance() < self._failing:
+                    process.thrown = OSError(errno.EIO, "the answer is lost")
+            case Work():
+                self._work(process)
+            case Commit(parts):
+                self._commit(process, parts)
+            case Withdraw():
+                if process.leads:
+                    folder.withdraw_all(process.attempt)
+                elif chance() >= self._breaking:
+                    folder.remove_data(process.attempt, process.this)
+
+    def _read(self, name: str) -> bytes | None:
+        if self._stale and self._random.random() < self._stale:
+            return self.folder.older.get(name)
+        if self._failing and self._random.random() < self._failing:
+            return None
+        return self.folder.notes.get(name)
+
+    def _work(self, process: _Process) -> None:
+        fails = self._random.random() < self._breaking
+        if not fails or self._random.random() < 0.5:
+            self.folder.add_data(process.attempt, process.this)
+        if fails:
+            process.troubled = True
+            process.thrown = StoreFailed("no space left on device")
+        else:
+            process.answer = _payload(process.attempt, process.this)
+
+    def _commit(self, process: _Process, parts: tuple[bytes, ...]) -> None:
+        wanted = tuple(_payload(process.attempt, this) for this in range(process.job.count))
+        chance = self._random.random
+        fails = chance() < self._breaking
+        if fails:
+            process.troubled = True
+        try:
+            if not fails or chance() < 0.5:
+                self.folder.commit(process.attempt, parts, wanted, tidy=chance() < 0.9)
+        except (Busy, Exists) as error:
+            process.thrown = error
+            return
+        if fails:
+            process.thrown = StoreFailed("perhaps it is in place")
+
+    # ------------------------------------------------------------------------------------------------------- judgement
+
+    def _end(self, process: _Process, error: BaseException | None) -> None:
+        """End a call, and see whether its end is a good one."""
+        if process.leads:
+            self.folder.leave(process.number, process.attempt)
+        process.steps = None
+        process.results[process.call] = error
+        self.counts[_outcome(error)] += 1
+        if error is None and process.attempt not in self.folder.commits:
+            raise Violation(f"process {process.this} reports success of {process.attempt}, which was never committed")
+        took = self._now - process.began - process.allowed
+        bound = 3.1 * process.job.timeout + 3 * _PACE.linger
+        if took > bound:
+            raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
+        if isinstance(error, TreeringError):
+            self._judge_error(process, error)
+        if process.call < process.job.calls:
+            self._push(self._now + self._random.random() * 0.2, process)
+
+    def _judge_error(self, process: _Process, error: TreeringError) -> None:
+        """An error has a reason, and names those who are the reason."""
+        job = process.job
+        if isinstance(error, Exists | Busy):
+            if self._started == 1 and not self.folder.commits:
+                raise Violation(f"process {process.this} was refused, and there was no reason: {error}")
+            return
+        if not job.troubled:
+            raise Violation(f"nothing was done to the job, and process {process.this} raised: {error!r}")
+        accused: tuple[int, ...] = ()
+        if isinstance(error, Timeout):
+            accused = error.missing
+        elif isinstance(error, ProcessFailed):
+            accused = error.processes
+        elif not process.troubled and not self._failing and "process " not in str(error):
+            raise Violation(f"process {process.this} names nobody: {error}")
+        if isinstance(error, Timeout | ProcessFailed):
+            if not accused:
+                raise Violation(f"process {process.this} names nobody: {error}")
+            guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
+            if not (self._stale or self._failing) and not any(guilty):
+                raise Violation(f"process {process.this} names {accused} without reason: {error}")
+
+    def _is_guilty(self, job: _Job, this: int, call: int, began: float) -> bool:
+        """Whether something was done to a process, or it is elsewhere, or has given the call up itself."""
+        for process in self._processes:
+            if process.job is job and process.this == this:
+                is_late = process.began > began + job.timeout / 2
+                return process.troubled or process.call != call or is_late or process.results.get(call) is not None
+        return False
+
+    def _judge(self) -> None:
+        """See what is left when all have ended."""
+        folder = self.folder
+        if folder.index is not None:
+            here = sum(attempt == folder.index for attempt, _ in folder.data)
+            if not here:
+                raise Violation("the data of the index is gone")
+        if not self._overwrite and len(folder.commits) > 1:
+            raise Violation(f"{len(folder.commits)} first saves were committed")
+        undisturbed = not any(process.job.troubled for process in self._processes)
+        if undisturbed and not folder.commits:
+            raise Violation("nothing was done to anybody, and nothing was committed")
+        jobs = {id(process.job): process.job for process in self._processes}.values()
+        for job in jobs:
+            if not job.troubled:
+                self._judge_agreement(job)
+
+    def _judge_agreement(self, job: _Job) -> None:
+        """In a job that nothing was done to all processes have the same end of each call."""
+        ends = [process.results for process in self._processes if process.job is job]
+        for number in range(1, job.calls + 1):
+            kinds = {type(results[number]).__name__ for results in ends}
+            if len(kinds) != 1:
+                raise Violation(f"one call ended in different ways: {sorted(kinds)}")
+
+
+_COUNTS = (2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8)
+
+
+def _payload(attempt: str, this: int) -> bytes:
+    return f"{attempt} {this}".encode()
+
+
+def _then(steps: Steps, error: BaseException) -> Steps:
+    """Tell the others, then raise."""
+    yield from steps
+    raise error
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "committed"
+    if isinstance(error, OutOfStep):
+        return "overtaken"
+    if isinstance(error, Timeout):
+        return "timed out, outcome unknown" if "not known here" in str(error) else "timed out"
+    if isinstance(error, Exists | Busy):
+        return "refused"
+    return type(error).__name__
+
+
+def run_schedule(seed: str, *, processes: int | None = None, protocol: Protocol = REAL) -> collections.Counter[str]:
+    """Draw and run one schedule, and return what was seen in it.
+
+    Raises:
+        Violation: a rule was broken.
+    """
+    simulation = Simulation(seed, protocol, processes)
+    simulation.run()
+    return simulation.counts
