@@ -36,6 +36,10 @@ _HEADER: Final = struct.Struct("<IH2x")
 _ROW_BYTES: Final = _HEADER.size + PAYLOAD_BYTES
 
 _AFTER_ERROR_SECONDS: Final = 2.0
+_OF_OTHERS: Final = tuple(
+    f"{code}: "
+    for code in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN")
+)
 
 
 class _Line:
@@ -184,9 +188,11 @@ def _turn(deadline: float) -> Iterator[bool]:
 def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
     try:
         return ended.result()
-    except jax.errors.JaxRuntimeError as error:
+    except Exception as error:
         text = str(error)
-        if text.startswith("RESOURCE_EXHAUSTED"):  # this process's own trouble
+        # jax raises what XLA says of a broken connection as an error of its own or as a ValueError. Other words of
+        # XLA, of memory that is short or of wrong arguments, are this process's own trouble.
+        if not text.startswith(_OF_OTHERS):
             raise
         silent = signs.silent_after(_AFTER_ERROR_SECONDS) or ()
         who = named(silent) if silent else "another process"

@@ -148,6 +148,7 @@ class _Meeting:
         self._path = path
         self._shown = os.fspath(path)
         self._timeout = timeout
+        self._look_seconds = min(timeout, _LOOK_SECONDS)
         self._doing = doing
         self._leads = job.processes.leads
         self._made: list[str] = []
@@ -188,7 +189,7 @@ class _Meeting:
             TreeringError: another process did not come, or process 0 cannot write.
         """
         failure = _text_of(self._failed) if self._failed else b""
-        failed = self._in_step(functools.partial(self._job.agree, failure, self._doing))
+        failed = self._in_step(functools.partial(self._job.agree, failure, self._doing), self._timeout)
         self._raise(failed)
 
     def compare(self) -> None:
@@ -205,7 +206,9 @@ class _Meeting:
                     self._mark()
         else:
             own = b"" if self._sees_mark() else _UNSEEN
-        failed, *others = self._in_step(functools.partial(self._job.compare, own, self._doing))
+        work = functools.partial(self._job.compare, own, self._doing)
+        # Those that see nothing come when they have looked long enough.
+        failed, *others = self._in_step(work, self._timeout + self._look_seconds)
         self._raise(failed)
         unseen = tuple(number for number, said in enumerate(others, 1) if said)
         if unseen:
@@ -217,8 +220,8 @@ class _Meeting:
             error.processes = unseen
             raise error
 
-    def _in_step(self, work: Callable[[], T]) -> T:
-        return in_step(work, self._job.processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
+    def _in_step(self, work: Callable[[], T], timeout: float) -> T:
+        return in_step(work, self._job.processes, timeout=timeout, notes=self._notes, doing=self._doing)
 
     def _raise(self, failed: bytes) -> None:
         """Raise what process 0 failed at, if it did."""
@@ -250,7 +253,7 @@ class _Meeting:
             Timeout: process 0 has given up this call.
         """
         mark = (self._job.name or "").encode()
-        deadline = time.monotonic() + min(self._timeout, _LOOK_SECONDS)
+        deadline = time.monotonic() + self._look_seconds
         refreshed = time.monotonic()
         while True:
             found = None

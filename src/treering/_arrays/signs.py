@@ -21,6 +21,7 @@ _THIS_RUN: Final = secrets.token_hex(8)
 
 _FIRST_SECONDS: Final = 1.0
 _EVERY_SECONDS: Final = 0.5
+_AFTER_ERROR_EVERY_SECONDS: Final = 0.1
 _WINDOW_SECONDS: Final = 10.0
 
 
@@ -76,10 +77,14 @@ class Signs:
         self._before = self._seen()
         deadline = time.monotonic() + seconds
         pause = threading.Event()
-        while self._works and self.silent() and time.monotonic() < deadline:
-            pause.wait(min(self._every, 0.1))
+        silent = self.silent()
+        while silent and time.monotonic() < deadline:
+            pause.wait(min(self._every, _AFTER_ERROR_EVERY_SECONDS))
             self._leave()
-        return self.silent()
+            # Whoever gave a sign may have left since, and have taken its note along.
+            still = self.silent()
+            silent = still and tuple(number for number in silent if number in still)
+        return silent
 
     def end(self) -> None:
         """Remove what this process left."""
