@@ -11,6 +11,7 @@ import numpy as np
 from treering._arrays.aligned import aligned_bytes
 from treering._arrays.incoming import Progress, Wish
 from treering._format.index import Chunks, Index, LeafType, Token
+from treering._plan.exchange import StoredChunk
 from treering._values.boxes import slices, whole
 from treering._values.dtypes import check_writable
 
@@ -39,6 +40,11 @@ class HeldArrays:
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of a leaf."""
         return self._arrays[leaf].dtype
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return nothing: all of it was read already."""
+        del leaf
+        return ()
 
     def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
         """Fill ``arrays`` of every wish: whole arrays as they are, parts as copies."""

@@ -21,6 +21,7 @@ from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._format.blocks import damage, first_blocks
 from treering._format.index import Index
 from treering._plan.blocks import covering_ranges
+from treering._plan.exchange import StoredChunk
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums
@@ -30,7 +31,7 @@ from treering.errors import Format
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DataReader", "Progress", "StoredArrays", "Wish"]
+__all__ = ["DataReader", "Progress", "StoredArrays", "Wish", "stored_chunks"]
 
 _SMALL_BYTES: Final = 64 << 10
 _TOGETHER_BYTES: Final = 256 << 10
@@ -79,6 +80,9 @@ class StoredArrays:
         files: its data files, open, in the index's order; None for a lost one.
         headers: called with a file's number before its first read; raises where it is lost, or its header is damaged.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
+
+    Attributes:
+        bytes_read: how many bytes of data files have been read and checked: wanted ones and those in the same blocks.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class StoredArrays:
         self._mapped = mapped
         self._maps: dict[int, NDArray[np.uint8]] = {}
         self._unchecked = set(range(len(files)))
+        self.bytes_read = 0
         chunks = index.chunks
         self._first_checksum = first_blocks(chunks) if index.verified else []
 
@@ -99,6 +104,10 @@ class StoredArrays:
         if known is None:
             raise Format(f"unknown dtype {self.index.type_of(leaf).dtype}")
         return numpy_dtype(known)
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a stored leaf lies."""
+        return stored_chunks(self.index, leaf)
 
     def check_files(self) -> None:
         """Check that every data file is there, of its size, with an intact header; its data is checked when it is read.
@@ -118,6 +127,7 @@ class StoredArrays:
         """
         work = self.planned(wishes)
         run_all(work, Tally(work.nbytes, progress))
+        self.bytes_read += work.nbytes
 
     def planned(self, wishes: Sequence[Wish]) -> Work:
         """Return what is to be done to fill ``arrays`` of every wish; large ones have their memory already.
@@ -135,9 +145,8 @@ class StoredArrays:
     def _plan(self, wish: Wish, jobs: deque[Job], small: list[tuple[int, Wish]]) -> int:
         """Allocate the arrays of one wish, or leave that to the small ones; return how many bytes it reads."""
         columns = self.index.chunks
-        # The chunks of a leaf follow each other, in the order of the leaves.
-        first = bisect.bisect_left(columns.leaf, wish.leaf)
-        chunks = range(first, bisect.bisect_right(columns.leaf, wish.leaf, first))
+        chunks = _chunks_of(self.index, wish.leaf)
+        first = chunks.start
         if self._unchecked:
             for chunk in chunks:
                 self._check_header(columns.file[chunk])
@@ -301,6 +310,20 @@ class StoredArrays:
         if file in self._unchecked:
             self._headers(file)
             self._unchecked.discard(file)
+
+
+def stored_chunks(index: Index, leaf: int) -> tuple[StoredChunk, ...]:
+    """Return how a leaf lies whose chunks have rows in an index."""
+    return tuple(
+        StoredChunk(box=index.box_of(chunk), block=index.chunks.block[chunk]) for chunk in _chunks_of(index, leaf)
+    )
+
+
+def _chunks_of(index: Index, leaf: int) -> range:
+    """Return the numbers of a leaf's chunks: they follow each other, in the order of the leaves."""
+    column = index.chunks.leaf
+    first = bisect.bisect_left(column, leaf)
+    return range(first, bisect.bisect_right(column, leaf, first))
 
 
 def _scatter(items: NDArray[Any], first: int, chunk_box: Box, wish: Wish) -> None:

@@ -16,6 +16,7 @@ from treering._arrays.leaf_branch import BranchArrays, dtype_in
 from treering._arrays.leaf_files import BranchFiles, OpenBranch
 from treering._arrays.open_chunks import OpenChunks
 from treering._format.index import Index
+from treering._plan.exchange import StoredChunk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,12 +34,16 @@ class LeavesArrays:
         branches: its branches.
         folder: the open directory.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
+
+    Attributes:
+        bytes_read: how many bytes of arrays have been read and checked: wanted ones and those in the same blocks.
     """
 
     def __init__(
         self, index: Index, branches: Sequence[OpenBranch], folder: OpenLeaves, *, mapped: bool = False
     ) -> None:
         self.index = index
+        self.bytes_read = 0
         self._open = OpenChunks()
         self._branches: list[BranchArrays] = []
         stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
@@ -57,6 +62,10 @@ class LeavesArrays:
         """Return the dtype of what is stored of a leaf."""
         return dtype_in(self.index, leaf)
 
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a stored leaf lies."""
+        return self._branches[self._number_of_branch(leaf)].stored_chunks(leaf)
+
     def check_files(self) -> None:
         """Nothing is left to check: reading a leaf looks at all files that it has, of which an empty one has one."""
 
@@ -70,8 +79,12 @@ class LeavesArrays:
         small, shared = Work(), Work()
         by_branch: dict[int, list[Wish]] = {}
         for wish in wishes:
-            by_branch.setdefault(bisect.bisect_right(self._first_leaves, wish.leaf) - 1, []).append(wish)
+            by_branch.setdefault(self._number_of_branch(wish.leaf), []).append(wish)
         with self._open:
             for number, some in by_branch.items():
                 self._branches[number].plan(some, small, shared)
             run_all(shared, Tally(small.nbytes + shared.nbytes, progress), small)
+        self.bytes_read += small.nbytes + shared.nbytes
+
+    def _number_of_branch(self, leaf: int) -> int:
+        return bisect.bisect_right(self._first_leaves, leaf) - 1

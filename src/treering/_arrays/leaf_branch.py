@@ -14,14 +14,15 @@ import numpy as np
 
 from treering._arrays.aligned import ALIGNMENT, aligned_bytes
 from treering._arrays.chunk_files import ChunkFile, ChunkFiles
-from treering._arrays.incoming import StoredArrays, Wish
+from treering._arrays.incoming import StoredArrays, Wish, stored_chunks
 from treering._arrays.jobs import Job, Work
 from treering._arrays.leaf_decode import as_stored_items, covering_chunks, decoding, read_chunk
 from treering._arrays.leaf_files import BranchFiles, SmallFile, naming
 from treering._arrays.open_chunks import OpenChunks
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, zarray_bytes
+from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
+from treering._plan.exchange import StoredChunk
 from treering._values.boxes import Box, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Format
@@ -88,6 +89,17 @@ class BranchArrays:
         self._places = {leaf: place for place, leaf in enumerate(leaves)}
         self._forms: dict[int, _Form] = {}
         self._dtypes: dict[int, np.dtype[Any]] = {}
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a leaf lies; a chunk that has to be undone is one block, since it is read whole."""
+        if self._has_rows(leaf):
+            return stored_chunks(self._index, leaf)
+        zarr = self._files.branch.arrays[self._places[leaf]]
+        # An array that claims more chunks than its folder has names is refused before anybody counts them.
+        self._files.require_names(self._places[leaf])
+        boxes = (chunk_box(zarr, chunk) for chunk in range(chunk_count(zarr)))
+        itemsize = self._dtype(leaf).itemsize
+        return tuple(StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes)
 
     def plan(self, wishes: Sequence[Wish], own: Work, shared: Work) -> None:
         """Add what is to be done for the wishes: reading small leaves to ``own``, the rest to ``shared``.

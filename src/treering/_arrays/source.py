@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from treering._arrays.incoming import Progress, Wish
 from treering._format.index import Index
+from treering._plan.exchange import StoredChunk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,9 @@ class Arrays(Protocol):
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of what is stored of a leaf."""
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a stored leaf lies; nothing where no part of it can be read without the rest."""
 
 
 class Source:
@@ -60,4 +64,5 @@ class Source:
         self.is_current = is_current
         self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
         self.dtype_of = arrays.dtype_of
+        self.stored_chunks = arrays.stored_chunks
         self.check_files = arrays.check_files
