@@ -15,7 +15,7 @@ from treering.errors import Unsupported
 
 __all__ = ["TOGETHER", "adopt", "jax_holds", "piece_buffers", "require_alive"]
 
-TOGETHER: Final = "save it to a folder: there all processes of the job write what they hold, in one call of each"
+TOGETHER: Final = 'only all processes of the job together can save it: to a folder, with processes="all"'
 """What to do with an array that lies over processes."""
 
 _RUN_BYTES: Final = 256 * 1024

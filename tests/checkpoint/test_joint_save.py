@@ -1,0 +1,409 @@
+"""Saves by several processes, which are threads here: what they write together, and how each learns what went wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import treering
+from tests.checkpoint.together import Together, together
+from tests.compat import independent_reader
+from tests.compat.golden_checkpoints import bits
+from treering._store.checkpoint_names import attempt_of_journal, data_of, is_note
+from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
+
+__all__ = ["together"]
+
+F4 = np.float32
+
+
+def mesh(*shape: int, backwards: bool = False) -> Mesh:
+    devices = np.array(jax.devices())
+    return Mesh((devices[::-1] if backwards else devices).reshape(shape), tuple("xyz"[: len(shape)]))
+
+
+def put(array: Any, *spec: Any, on: Mesh | None = None) -> jax.Array:
+    return jax.device_put(array, NamedSharding(on or mesh(4, 2), P(*spec)))
+
+
+def numbers(*shape: int) -> np.ndarray[Any, Any]:
+    return np.arange(np.prod(shape, dtype=int), dtype=F4).reshape(shape)
+
+
+def mixed() -> dict[str, Any]:
+    """Leaves of every way to lie over the devices of a job."""
+    return {
+        "rows": put(numbers(64, 32), "x"),
+        "columns": put(numbers(16, 24) + 1, None, "y"),
+        "both": put(numbers(8, 8) + 2, "y", "x"),
+        "backwards": put(numbers(64, 3), "x", on=mesh(8, backwards=True)),
+        "everywhere": put(numbers(1000, 37)),
+        "also": put(numbers(1500) + 3),
+        "scalar": put(F4(7)),
+        "empty": put(numbers(0, 8), None, "x"),
+        "bits": put(np.arange(40, dtype=np.int8).astype(jnp.int4), "x"),
+        "key": put(jax.random.key(3)),
+        "keys": put(jax.random.split(jax.random.key(4), 8), "x"),
+        "numpy": numbers(5, 7),
+        "strided": numbers(50, 7).T,
+        "int": 3,
+        "text": "ring" * 2000,
+        "none": None,
+    }
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Every leaf is of the same kind and bits."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    assert jax.tree.map(bits, got) == jax.tree.map(bits, want)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+
+
+def index(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((path / "treering.json").read_bytes())
+    return document
+
+
+def written_by(path: Path) -> dict[int, int]:
+    """Bytes of data by process."""
+    found: dict[int, int] = {}
+    for file in index(path)["files"]:
+        found[file["process"]] = found.get(file["process"], 0) + file["nbytes"] - file["header"]
+    return found
+
+
+def kinds(outcomes: list[Exception | None]) -> list[type]:
+    return [type(outcome) for outcome in outcomes]
+
+
+# -------------------------------------------------------------------------------------------------------- what is saved
+
+
+def test_every_way_to_lie_over_processes_comes_back(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tree = mixed()
+    assert together.save(path, lambda process: tree, metadata={"loss": 0.5}) == [None] * together.count
+    assert_same(treering.load(path, like=tree), tree)
+    assert treering.verify(path)
+    with treering.open(path) as opened:
+        assert opened.metadata == {"loss": 0.5}
+    assert names(path) == sorted([*(file["name"] for file in index(path)["files"]), "treering.json"])
+    assert index(path)["processes"] == together.count
+    assert sorted(written_by(path)) == list(range(together.count))
+    _, found = independent_reader.read(path)
+    assert np.array_equal(found["everywhere"], numbers(1000, 37))
+    assert np.array_equal(found["backwards"], numbers(64, 3))
+
+
+def test_the_busiest_writes_its_share_and_everything_once(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tree = {f"layer{n}": {"w": put(numbers(256, 256), "x"), "norm": put(numbers(3000 + n))} for n in range(6)}
+    tree["table"] = {"w": put(numbers(1000, 257))}
+    together.save(path, lambda process: tree)
+    written = written_by(path)
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    assert sum(written.values()) == total
+    assert max(written.values()) <= 1.10 * total / together.count
+
+
+def test_an_array_on_some_processes_only(together: Together, tmp_path: Path) -> None:
+    last = together.count - 1
+    few = Mesh(np.array(together.devices_of(last)), ("q",))
+    first = Mesh(np.array(together.devices_of(0)), ("q",))
+    tree = {
+        "last": jax.device_put(numbers(16), NamedSharding(few, P("q"))),
+        "last, replicated": jax.device_put(numbers(10), NamedSharding(few, P())),
+        "first": jax.device_put(numbers(16) + 1, NamedSharding(first, P("q"))),
+    }
+    assert together.save(tmp_path / "ckpt", lambda process: tree) == [None] * together.count
+    assert_same(treering.load(tmp_path / "ckpt"), tree)
+    assert written_by(tmp_path / "ckpt") == {0: 64, last: 104}
+
+
+def test_what_each_process_holds_alone_is_that_of_process_0(together: Together, tmp_path: Path) -> None:
+    def tree_of(process: int) -> dict[str, Any]:
+        local = jax.device_put(numbers(6) + process, together.devices_of(process)[0])
+        return {"jax": local, "numpy": numbers(3) * process, "int": process, "text": f"{process}" * 5000}
+
+    assert together.save(tmp_path / "ckpt", tree_of) == [None] * together.count
+    assert_same(treering.load(tmp_path / "ckpt"), tree_of(0))
+    assert list(written_by(tmp_path / "ckpt")) == [0]
+
+
+def test_a_tree_without_arrays(together: Together, tmp_path: Path) -> None:
+    assert together.save(tmp_path / "ckpt", lambda process: {"step": 7}) == [None] * together.count
+    assert names(tmp_path / "ckpt") == ["treering.json"]
+    assert treering.load(tmp_path / "ckpt") == {"step": 7}
+
+
+def test_metadata_is_that_of_process_0(together: Together, tmp_path: Path) -> None:
+    together.save(tmp_path / "ckpt", lambda process: {"a": 1}, wishes_of=lambda process: {"metadata": {"who": process}})
+    assert index(tmp_path / "ckpt")["metadata"] == {"who": 0}
+
+
+def test_progress_counts_the_own_bytes(together: Together, tmp_path: Path) -> None:
+    told: dict[int, list[tuple[int, int]]] = {process: [] for process in range(together.count)}
+    tree = mixed()
+    together.save(
+        tmp_path / "ckpt",
+        lambda process: tree,
+        wishes_of=lambda process: {"progress": lambda done, total: told[process].append((done, total))},
+    )
+    assert {process: calls[-1][0] for process, calls in told.items()} == written_by(tmp_path / "ckpt")
+    assert all(calls[-1][0] == calls[-1][1] for calls in told.values())
+
+
+# ------------------------------------------------------------------------------------------------ what was there before
+
+
+def test_an_overwrite_replaces_all_files(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    tree = mixed()
+    together.save(path, lambda process: tree)
+    old = names(path)
+    (path / "config.json").write_text("{}")
+    (path / "treering.json").chmod(0o640)
+    assert together.save(path, lambda process: tree | {"int": 4}, overwrite=True) == [None] * together.count
+    assert treering.load(path, only="int") == {"int": 4}
+    assert set(names(path)) & set(old) == {"treering.json"}
+    assert (path / "config.json").exists()
+    assert {entry.stat().st_mode & 0o777 for entry in path.iterdir() if entry.name != "config.json"} == {0o640}
+
+
+def test_what_exists_is_refused_on_all(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    treering.save(path, {"a": 1})
+    before = names(path)
+    outcomes = together.save(path, lambda process: {"a": 2})
+    assert kinds(outcomes) == [Exists] * together.count
+    assert "process 0" in str(outcomes[1])
+    assert names(path) == before
+    assert treering.load(path) == {"a": 1}
+
+
+# ------------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def test_another_tree_is_refused_by_name(together: Together, tmp_path: Path) -> None:
+    last = together.count - 1
+    outcomes = together.save(
+        tmp_path / "ckpt", lambda process: {"a": 1, "b": {"w": numbers(2, 3 if process == last else 2)}}
+    )
+    assert kinds(outcomes) == [Mismatch] * together.count
+    assert "leaf 'b/w'" in str(outcomes[last])
+    assert "numpy float32 [2, 3]" in str(outcomes[last])
+    assert f"process {last}" in str(outcomes[0])
+    assert "'b/w'" in str(outcomes[0])
+    assert names(tmp_path / "ckpt") == []
+
+
+def test_more_leaves_are_refused_by_number(together: Together, tmp_path: Path) -> None:
+    outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1} if process == 1 else {"a": 1, "b": 2})
+    assert kinds(outcomes) == [Mismatch] * together.count
+    assert "process 0 has 2 leaves, this process 1" in str(outcomes[1])
+
+
+def test_equal_finds_the_leaf_and_the_process(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    last = together.count - 1
+
+    def tree_of(process: int) -> dict[str, Any]:
+        local = jax.device_put(numbers(6), together.devices_of(process)[0])
+        return {"same": local, "step": 5 + (process == last), "w": numbers(8) + (process == 1), "f": jax.nn.relu}
+
+    outcomes = together.save(path, tree_of, host_local="equal")
+    assert kinds(outcomes) == [Mismatch] * together.count
+    for outcome in outcomes:
+        assert f"leaf 'step' differs on process {last}" in str(outcome)
+        assert "leaf 'w' differs on process 1" in str(outcome)
+        assert "same" not in str(outcome)
+    assert names(path) == []
+    assert together.save(path, lambda process: tree_of(0), host_local="equal") == [None] * together.count
+
+
+def test_equal_has_to_be_said_by_all(together: Together, tmp_path: Path) -> None:
+    outcomes = together.save(
+        tmp_path / "ckpt",
+        lambda process: {"a": 1},
+        wishes_of=lambda process: {"host_local": "first" if process == 1 else "equal"},
+    )
+    assert kinds(outcomes) == [Mismatch] * together.count
+    assert "process 1 did not pass" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(OSError(errno.ENOSPC, "No space left on device"), StoreFailed), (ValueError("a bug"), ProcessFailed)],
+    ids=["the disk", "a bug"],
+)
+def test_an_error_in_the_work_of_one_reaches_all(
+    together: Together, failing: int, error: Exception, expected: type, tmp_path: Path
+) -> None:
+    path = tmp_path / "ckpt"
+    treering.save(path, {"old": 1})
+    before = names(path)
+
+    def fail(done: int, total: int) -> None:
+        raise error
+
+    tree = mixed()
+    outcomes = together.save(
+        path,
+        lambda process: tree,
+        overwrite=True,
+        wishes_of=lambda process: {"progress": fail} if process == failing else {},
+    )
+    own = outcomes.pop(failing)
+    assert isinstance(own, StoreFailed if expected is StoreFailed else ValueError)
+    for outcome in outcomes:
+        assert isinstance(outcome, expected)
+        assert f"process {failing}" in str(outcome)
+        assert ("No space left" if expected is StoreFailed else "a bug") in str(outcome)
+    assert names(path) == before
+    assert treering.load(path) == {"old": 1}
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_array_that_is_gone_on_one_process_is_told_to_all(together: Together, failing: int, tmp_path: Path) -> None:
+    def tree_of(process: int) -> dict[str, Any]:
+        array = jax.device_put(numbers(6), together.devices_of(process)[0])
+        if process == failing:
+            array.delete()
+        return {"w": array}
+
+    outcomes = together.save(tmp_path / "ckpt", tree_of)
+    assert kinds(outcomes) == [Unsupported] * together.count
+    assert all("deleted" in str(outcome) and "'w'" in str(outcome) for outcome in outcomes)
+    assert names(tmp_path / "ckpt") == []
+
+
+def test_metadata_that_is_no_json_is_told_to_all(together: Together, tmp_path: Path) -> None:
+    outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1}, metadata={"a": {1}})
+    assert kinds(outcomes) == [Unsupported] * together.count
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_commit_that_fails_is_told_to_all(
+    together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("treering._store.journal.Journal.fill", fail)
+        outcomes = together.save(tmp_path / "ckpt", lambda process: mixed())
+    assert kinds(outcomes) == [StoreFailed] * together.count
+    assert names(tmp_path / "ckpt") == []
+
+
+# ---------------------------------------------------------------------------------------------------- who does not come
+
+
+def check_left_and_swept(together: Together, path: Path, before: list[str], *, overwrite: bool) -> None:
+    """After a save that the last process missed: its files are proved to be leftovers, the next save sweeps them."""
+    left = set(names(path)) - set(before)
+    (attempt,) = filter(None, map(attempt_of_journal, left))
+    assert all(is_note(name) or attempt_of_journal(name) for name in left)
+    # What the last process wrote before it died.
+    (path / f"data-{attempt}-00001-of-00002.safetensors").write_bytes(b"half")
+    tree = mixed()
+    together.timeout = 60.0
+    assert together.save(path, lambda process: tree, overwrite=overwrite) == [None] * together.count
+    assert names(path) == sorted([*(file["name"] for file in index(path)["files"]), "treering.json"])
+    assert_same(treering.load(path, like=tree), tree)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_who_does_not_come_is_named_and_swept_by_the_next_save(
+    together: Together, overwrite: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "ckpt"
+    if overwrite:
+        treering.save(path, {"old": 1})
+    before = names(path)
+    last = together.count - 1
+    tree = mixed()
+    together.timeout = 1.0
+    outcomes = together.save(path, lambda process: tree, who=range(last), overwrite=overwrite)
+    assert kinds(outcomes[:last]) == [Timeout] * last
+    for outcome in outcomes[:last]:
+        assert isinstance(outcome, Timeout)
+        assert outcome.missing == (last,)
+        assert f"process {last}" in str(outcome)
+    if overwrite:
+        assert treering.load(path) == {"old": 1}
+    else:
+        assert not (path / "treering.json").exists()
+    check_left_and_swept(together, path, before, overwrite=overwrite)
+
+
+def test_one_process_alone_sweeps_as_well(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    together.timeout = 1.0
+    together.save(path, lambda process: {"w": numbers(4)}, who=range(together.count - 1))
+    assert names(path)
+    treering.save(path, {"a": 1})
+    assert treering.load(path) == {"a": 1}
+    assert names(path) == ["treering.json"]
+
+
+def test_process_0_missing_is_named(together: Together, tmp_path: Path) -> None:
+    together.timeout = 1.0
+    outcomes = together.save(tmp_path / "ckpt", lambda process: {"w": 1}, who=range(1, together.count))
+    for outcome in outcomes[1:]:
+        assert isinstance(outcome, Timeout)
+        assert outcome.missing == (0,)
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    jobs = [together, Together(together.count, job="fedcba9876543210")]
+    found: list[list[Exception | None]] = [[], []]
+
+    def run(number: int) -> None:
+        found[number] = jobs[number].save(path, lambda process: {"who": number, "w": numbers(1000)})
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [number for number in range(2) if found[number] == [None] * together.count]
+    for outcome in found[1 - winner]:
+        assert isinstance(outcome, Busy | Exists)
+    assert treering.load(path, only="who") == {"who": winner}
+    leftovers = [
+        name for name in names(path) if name != "treering.json" and not data_of(index(path)["attempt"], [name])
+    ]
+    assert leftovers == []
+
+
+def test_saved_alone_where_other_processes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    treering.save(tmp_path / "ckpt", {"w": put(numbers(8), "x")}, processes="this")
+    assert "process" not in index(tmp_path / "ckpt")["files"][0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"processes": "some"}, {"host_local": "last"}, {"timeout": 0}, {"timeout": "soon"}], ids=str
+)
+def test_arguments_are_looked_at(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=next(iter(wrong))):
+        treering.save(tmp_path / "ckpt", {"a": 1}, **wrong)
+    assert not (tmp_path / "ckpt").exists()

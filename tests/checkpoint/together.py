@@ -1,0 +1,100 @@
+"""Threads of this process as the processes of a job, which share jax's eight devices among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from treering._arrays import outgoing
+from treering._ops import joint_save
+from treering._ops.joint_save import Wishes, save_together
+from treering._store.rendezvous import Call, Pace
+from treering._tree.flatten import flatten
+from treering._values.processes import Processes
+
+__all__ = ["Together", "together"]
+
+SOON = Pace(linger=0.3)
+
+
+@dataclasses.dataclass
+class Together:
+    """A job of ``count`` processes; save number n is the n-th call of `save`."""
+
+    count: int
+    """How many."""
+    job: str = "0123456789abcdef"
+    """Its name."""
+    numbers: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
+    """Of its saves."""
+    timeout: float = 60.0
+    """Seconds that they wait for each other."""
+
+    def devices_of(self, process: int) -> list[Any]:
+        """The devices of one process."""
+        return [device for device in jax.devices() if outgoing.process_of(device) == process]
+
+    def save(
+        self,
+        path: Path,
+        tree_of: Callable[[int], Any],
+        *,
+        who: range | None = None,
+        wishes_of: Callable[[int], dict[str, Any]] = lambda process: {},
+        **wishes: Any,
+    ) -> list[Exception | None]:
+        """Let every process save what ``tree_of`` its number is; return what each raised."""
+        number = next(self.numbers)
+        outcomes: list[Exception | None] = [None] * self.count
+
+        def run(process: int) -> None:
+            processes = Processes(this=process, count=self.count)
+            call = Call(
+                job=self.job,
+                number=number,
+                processes=processes,
+                timeout=self.timeout,
+                doing=f"save '{path}'",
+                pace=SOON,
+            )
+            calls.call = call
+            asked = {"metadata": {}, "overwrite": False, "host_local": "first", "progress": None}
+            asked |= wishes | wishes_of(process)
+            try:
+                save_together(
+                    path, flatten(tree_of(process)), Wishes(**asked), processes=processes, timeout=self.timeout
+                )
+            except Exception as error:  # noqa: BLE001 - for the test to look at
+                outcomes[process] = error
+
+        threads = [threading.Thread(target=run, args=(process,)) for process in who or range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        return outcomes
+
+
+class _Calls(threading.local):
+    call: Call
+
+
+calls = _Calls()
+
+
+@pytest.fixture(params=[2, 4])
+def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Together:
+    """A job of two processes with four devices each, or of four with two each."""
+    count = request.param
+    monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
+    monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
+    monkeypatch.setattr(joint_save, "out_of_step", lambda call, number: None)
+    return Together(count)

@@ -1,0 +1,179 @@
+"""Those who join a save of process 0: files of its attempt with the rights of the old index, nothing else touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.store.checkpoints import folder_at, journal_name, names_in, open_descriptors, save, write
+from treering._store.checkpoint_folder import CheckpointFolder
+from treering._store.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
+from treering._store.joined_folder import JoinedFolder, TellingFolder
+from treering.errors import Busy, NotFound, StoreFailed
+
+ATTEMPT = "0123456789abcdef"
+OTHER = "fedcba9876543210"
+FIRST = f"data-{ATTEMPT}-00000-of-00002.safetensors"
+SECOND = f"data-{ATTEMPT}-00001-of-00002.safetensors"
+
+
+def entered(path: Path, *, overwrite: bool = False, attempt: str = ATTEMPT) -> CheckpointFolder:
+    return CheckpointFolder(path, overwrite=overwrite, names_in=names_in, attempt=attempt)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_two_write_one_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    before = open_descriptors()
+    with entered(path) as leader, JoinedFolder(path, ATTEMPT) as joined:
+        assert leader.attempt == ATTEMPT
+        joined.require_space(4)
+        joined.write_file(SECOND, [b"ring"], 4)
+        joined.make_durable()
+        leader.write_file(FIRST, [b"tree"], 4)
+        leader.make_durable()
+        leader.commit(b"[[],[]]")
+    assert names(path) == [FIRST, SECOND, "treering.json"]
+    assert open_descriptors() == before
+
+
+def test_new_files_take_the_rights_of_the_old_index(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    save(path, b"old content")
+    (path / "treering.json").chmod(0o604)
+    with entered(path, overwrite=True) as leader, JoinedFolder(path, ATTEMPT) as joined:
+        joined.write_file(SECOND, [b"ring"], 4)
+        assert (path / SECOND).stat().st_mode & 0o777 == 0o604
+        leader.commit(b"[[],[]]")
+
+
+def test_only_names_of_the_attempt_are_written(tmp_path: Path) -> None:
+    with JoinedFolder(tmp_path, ATTEMPT) as joined:
+        for name in ("treering.json", f"data-{OTHER}-00001-of-00002.safetensors", "../x"):
+            with pytest.raises(ValueError, match="no data file of attempt"):
+                joined.write_file(name, [b""], 0)
+    assert names(tmp_path) == []
+
+
+def test_who_withdraws_removes_only_its_own(tmp_path: Path) -> None:
+    (tmp_path / FIRST).write_bytes(b"of process 0")
+    with JoinedFolder(tmp_path, ATTEMPT) as joined:
+        joined.write_file(SECOND, [b"ring"], 4)
+        joined.withdraw()
+        joined.withdraw()
+        assert names(tmp_path) == [FIRST]
+
+
+def test_no_file_is_written_twice(tmp_path: Path) -> None:
+    (tmp_path / SECOND).write_bytes(b"of somebody")
+    with JoinedFolder(tmp_path, ATTEMPT) as joined, pytest.raises(StoreFailed):
+        joined.write_file(SECOND, [b"ring"], 4)
+    assert (tmp_path / SECOND).read_bytes() == b"of somebody"
+
+
+def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
+    with JoinedFolder(tmp_path / "none", ATTEMPT) as joined:
+        for deed in (lambda: joined.require_space(1), joined.make_durable):
+            with pytest.raises(NotFound):
+                deed()
+        joined.withdraw()
+    assert names(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------------ after a failure
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_journal_stays_while_others_may_have_files(overwrite: bool, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    if overwrite:
+        save(path, b"old content")
+    before = names(path) if overwrite else []
+    with entered(path, overwrite=overwrite) as leader:
+        leader.write_file(FIRST, [b"tree"], 4)
+        (path / SECOND).write_bytes(b"of process 1")
+    assert names(path) == sorted([*before, journal_name(ATTEMPT), SECOND])
+    attempt = save(path, b"new content", overwrite=overwrite)
+    assert names(path) == [*(f"data-{attempt}-{n:05}-of-00002.safetensors" for n in range(2)), "treering.json"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_nothing_stays_when_the_others_are_done(overwrite: bool, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    if overwrite:
+        save(path, b"old content")
+    before = names(path) if overwrite else []
+    with entered(path, overwrite=overwrite) as leader:
+        leader.write_file(FIRST, [b"tree"], 4)
+        (path / SECOND).write_bytes(b"of process 1, who could not remove it")
+        leader.others_are_done()
+    assert (names(path) if path.exists() else []) == before
+
+
+def test_a_living_attempt_is_spared(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    with entered(path) as leader:
+        leader.notes.put(begin_note(OTHER), b"begin")
+        with pytest.raises(Busy), folder_at(path):
+            pass
+        assert leader.notes.get(begin_note(OTHER)) == b"begin"
+        leader.commit(b"[[],[]]")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_notes_of_the_dead_are_swept_and_the_own_are_not(overwrite: bool, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    if overwrite:
+        save(path, b"old content")
+    dead = [begin_note(OTHER), part_note(OTHER, 3), verdict_note(OTHER), waiting_note(2)]
+    for name in [*dead, part_note(ATTEMPT, 1), f"{part_note(OTHER, 1)}.{OTHER}.new"]:
+        (path / name).write_bytes(b"{}")
+    with entered(path, overwrite=overwrite) as leader:
+        assert [name for name in names(path) if name.startswith(".treering-")] == [part_note(ATTEMPT, 1)]
+        leader.commit(write(leader, b"payload"))
+    save(path, b"again", overwrite=True)
+    assert not [name for name in names(path) if name.startswith(".")]
+
+
+def test_files_of_others_beside_notes_are_refused_as_ever(tmp_path: Path) -> None:
+    (tmp_path / part_note(OTHER, 3)).write_bytes(b"{}")
+    (tmp_path / "precious").write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match="precious"), entered(tmp_path):
+        pass
+    assert names(tmp_path) == [part_note(OTHER, 3), "precious"]
+
+
+# -------------------------------------------------------------------------------------------------------- being refused
+
+
+def test_who_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ckpt"
+    with TellingFolder(path) as telling:
+        assert path.is_dir()
+        telling.notes.put(verdict_note(ATTEMPT), b"refused")
+        telling.notes.remove(verdict_note(ATTEMPT))
+    assert names(tmp_path) == []
+
+
+def test_who_is_refused_leaves_a_folder_that_was_there(tmp_path: Path) -> None:
+    with TellingFolder(tmp_path):
+        pass
+    assert tmp_path.is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreFailed), TellingFolder(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no links")
+def test_a_link_to_the_folder_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with JoinedFolder(tmp_path / "link", ATTEMPT) as joined:
+        joined.write_file(SECOND, [b"ring"], 4)
+    assert names(tmp_path / "real") == [SECOND]
