@@ -339,8 +339,11 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
 def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
     path = dead(tmp_path / "ckpt")
-    notes(path, {}, who=f"{HERE}, pid {os.getpid()}")
-    assert doctor(path, 0)["attempts"][0]["life"] == "in flight"
+    who = f"{HERE}, pid {os.getpid()}"
+    notes(path, {0: Part(stage=Stage.WRITTEN, who=who)}, who=who)
+    (attempt,) = doctor(path, 0)["attempts"]
+    assert attempt["life"] == "in flight"
+    assert attempt["advice"].endswith("waited for: processes 1-3")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     notes(path, {}, who=f"{HERE}, pid {ended.pid}")
@@ -394,8 +397,10 @@ def test_staged_files_of_the_dead_are_counted(tmp_path: Path) -> None:
     staged = tmp_path / ".treering" / A / "leaves" / "w"
     staged.mkdir(parents=True)
     (staged / "0").write_bytes(bytes(700))
+    (staged / "1").write_bytes(bytes(300))
     (attempt,) = doctor(tmp_path, 1)["attempts"]
-    assert (attempt["attempt"], attempt["life"], attempt["nbytes"]) == (A, "dead", 700)
+    assert (attempt["attempt"], attempt["life"]) == (A, "dead")
+    assert (attempt["files"], attempt["nbytes"]) == (2, 1000)
     leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
     assert doctor(tmp_path, 0)["attempts"] == []
 

@@ -68,7 +68,13 @@ class _Notes:
             return self.verdict.who
         return self.who(0)
 
+    def has_written(self, process: int) -> bool:
+        """Whether a process has handed in its part."""
+        said = self.parts[process].said if process in self.parts else None
+        return isinstance(said, Part) and said.stage is Stage.WRITTEN
+
     def who(self, process: int) -> str | None:
+        """Where a process runs."""
         said = self.parts[process].said if process in self.parts else None
         return said.who if isinstance(said, Part) else None
 
@@ -86,7 +92,7 @@ def judged_attempts(looked: Looked, known: Known, now: float) -> list[Attempt]:
     told = {attempt.attempt for attempt in found}
     for attempt, said in notes.items():
         if attempt not in told:
-            nothing = Remains(attempt=attempt, files={}, changed=said.changed, holder=None)
+            nothing = Remains(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
             found.append(_attempt(nothing, "notes", _of_notes(attempt, said, looked, known), said=said, now=now))
     return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
@@ -118,7 +124,7 @@ def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], n
         said = notes.get(remains.attempt)
         proved = remains.journal
         judged = _journaled(remains, looked, known, said) if proved else _without_journal(files, looked, known)
-        lying = dataclasses.replace(remains, files=files)
+        lying = dataclasses.replace(remains, files=files, count=len(files))
         yield _attempt(lying, "checkpoint", judged, said=said, now=now)
 
 
@@ -196,13 +202,15 @@ def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | 
     silent = [state for state in states if state.stage in {_MISSING, Stage.AT_WORK}]
     if judged.life is Life.UNKNOWN and silent:
         advice = f"{named(state.process for state in silent)} did not hand in a part: {advice}"
+    elif judged.life is Life.IN_FLIGHT and silent and said is not None and said.has_written(0):
+        advice = f"wait: it ends at its deadline at the latest; waited for: {named(state.process for state in silent)}"
     return Attempt(
         attempt=remains.attempt,
         form=form,
         life=judged.life,
         reason=judged.reason,
         advice=advice,
-        files=len(remains.files),
+        files=remains.count,
         nbytes=remains.nbytes,
         age=max(now - max(remains.changed, said.changed if said else 0.0), 0.0),
         who=said.leader if said else None,

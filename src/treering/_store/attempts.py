@@ -58,7 +58,9 @@ class Remains:
     attempt: str
     """Its 16 hexadecimal digits."""
     files: Mapping[str, int]
-    """Its files that no index is known to need, with their bytes. Of a staged attempt, names in its own folder."""
+    """Its files with their bytes; of a staged attempt the names in its own folder, with all that is below them."""
+    count: int
+    """How many files that are."""
     changed: float
     """When the newest of them was changed, as seconds since 1970 by the clock of the file system."""
     holder: Process | None
@@ -170,6 +172,7 @@ def _saved(
             yield Remains(
                 attempt=attempt,
                 files=files,
+                count=len(files),
                 changed=newest,
                 holder=locks.holder(journal) if journal is not None else None,
                 journal=journal is not None,
@@ -198,6 +201,7 @@ def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
     itself = tree.find(top[:-1], top[-1])
     files = dict.fromkeys(tree.scan(top), 0)
     newest = itself.st_mtime if itself is not None else 0.0
+    count = 0
     waiting: list[Parts] = [top]
     left = _MOST_STAGED
     while waiting and left > 0:
@@ -210,10 +214,12 @@ def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
                     waiting.append((*here, name))
                 elif (found := tree.find(here, name)) is not None and stat.S_ISREG(found.st_mode):
                     files[within] = files.get(within, 0) + found.st_size
+                    count += 1
                     newest = max(newest, found.st_mtime)
     return Remains(
         attempt=attempt,
         files=files,
+        count=count,
         changed=newest,
         holder=locks.holder(itself) if itself is not None else None,
         cut=bool(waiting),
