@@ -12,16 +12,12 @@ from benchmarks.process_peers import LibraryName
 from benchmarks.process_scene import Counter, ProcessFiles, Turn
 from benchmarks.process_trees import Layout
 
-__all__ = ["COUNTS", "FORMS", "ONE", "SHAPES", "SMALL", "SMALL_END", "Shape", "groups", "small_groups", "title"]
+__all__ = ["FORMS", "ONE", "SHAPES", "Shape", "groups", "small_groups", "title"]
 
-COUNTS = (2, 4)
-"""How many processes are compared with one."""
 FORMS: tuple[LibraryName, ...] = ("treering", "leaves")
 """Our two forms: checkpoints, and leaves directories."""
 ONE = "one process"
 """Name of the case that does the same with one process."""
-SMALL = "save"
-SMALL_END = "save, the end of it"
 
 
 def _share(turn: Turn, name: str) -> float:
@@ -45,7 +41,7 @@ class Shape:
     layout: Layout
     """How the tree lies on their devices."""
     saved: Literal["sharded", "whole"] = "sharded"
-    """What is loaded: what four processes saved, or one."""
+    """What is loaded: what many processes saved, or one."""
     unit: str
     """What is counted."""
     counter: Counter
@@ -122,8 +118,8 @@ def title(form: LibraryName, what: str, count: int) -> str:
 
 
 def groups(scene: ProcessFiles) -> tuple[Group, ...]:
-    """Every shape in both forms by 2 and by 4 processes."""
-    return tuple(_group(scene, form, shape, count) for form in FORMS for shape in SHAPES for count in COUNTS)
+    """Every shape in both forms by each number of processes."""
+    return tuple(_group(scene, form, shape, count) for form in FORMS for shape in SHAPES for count in scene.counts)
 
 
 def _group(scene: ProcessFiles, form: LibraryName, shape: Shape, count: int) -> Group:
@@ -159,20 +155,32 @@ def _case(scene: ProcessFiles, name: str, count: int, library: LibraryName, shap
 
 
 def small_groups(scene: ProcessFiles) -> tuple[Group, ...]:
-    """Saves of a small tree, in both forms by 2 and by 4 processes."""
-    return tuple(group for form in FORMS for count in COUNTS for group in _small(scene, form, count))
+    """Saves and loads of a small tree, in both forms by each number of processes."""
+    return tuple(group for form in FORMS for count in scene.counts for group in _small(scene, form, count))
 
 
 def _small(scene: ProcessFiles, form: LibraryName, count: int) -> Iterator[Group]:
-    """The notes of a save, and its end: from when the last part is there until everybody has returned."""
-    peers = (scene.save("Orbax", count, "Orbax", "sharded"),) if form == "treering" else ()
-    for what, unit, counter, others in (
-        (SMALL, "notes put, looked for and removed by one process", _touched, peers),
-        (SMALL_END, "ms from the last part to the last return", _after_last_part, ()),
+    """A save with its notes, its end from when the last part is there until everybody has returned, and a load."""
+    peers: tuple[LibraryName, ...] = ("Orbax",) if form == "treering" else ()
+    saves = (
+        scene.save("treering", count, form, "sharded", counter=_touched),
+        scene.save(ONE, 1, form, "sharded"),
+        *(scene.save(peer, count, peer, "sharded") for peer in peers),
+    )
+    ends = (scene.save("treering", count, form, "sharded", counter=_after_last_part),)
+    loads = (
+        scene.load("treering", count, form, "sharded"),
+        scene.load(ONE, 1, form, "sharded"),
+        *(scene.load(peer, count, peer, "sharded") for peer in peers),
+    )
+    for what, cases, unit in (
+        ("save", saves, "notes put, looked for and removed by one process"),
+        ("save, its end", ends, "ms from the last part to the last return"),
+        ("load", loads, None),
     ):
         yield Group(
             name=title(form, what, count),
-            cases=(scene.save("treering", count, form, "sharded", counter=counter), *others),
+            cases=cases,
             between=scene.files.clear,
             repeats=3,
             peaks=False,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks import plans, process_groups
 from benchmarks.measure import Group
-from benchmarks.process_groups import COUNTS, FORMS, ONE, SHAPES, title
-from benchmarks.process_scene import ProcessFiles
+from benchmarks.process_groups import FORMS, ONE, SHAPES, title
+from benchmarks.process_scene import COUNTS, ProcessFiles
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
 
