@@ -17,6 +17,7 @@ from treering._arrays.outgoing import checked_bytes, outgoing
 from treering._tree.flatten import flatten
 from treering._values.boxes import covered_once
 from treering._values.checksums import block_bytes, block_count
+from treering._values.processes import Processes
 from treering.errors import Unsupported
 
 CUBE = np.arange(60 * 70 * 50, dtype="i4").reshape(60, 70, 50)
@@ -123,3 +124,71 @@ def test_a_deleted_array_is_named() -> None:
 def test_a_traced_array_is_refused_inside_jit() -> None:
     with pytest.raises(Unsupported, match="traced"):
         jax.jit(lambda x: outgoing(flatten({"a": x})) and x)(jnp.ones(2))
+
+
+# ---------------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.fixture
+def of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the eight devices be those of four processes."""
+    monkeypatch.setattr("treering._arrays.outgoing.process_of", lambda device: device.id // 2)
+
+
+@pytest.mark.usefixtures("of_four")
+@pytest.mark.parametrize("spec", [(), ("x",), ("y",), ("x", "y"), (None, ("y", "x")), (("x", "y"),)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 8), (16, 24), (0, 8)], ids=str)
+@pytest.mark.parametrize("order", [1, -1])
+def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int, int], order: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[::order]).reshape(4, 2), ("x", "y"))
+    whole = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
+    flat = flatten({"w": jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))})
+    seen = [outgoing(flat, Processes(this=this, count=4)) for this in range(4)]
+    held = seen[0].held_by(0)
+    assert covered_once(shape, [box for box, _ in held]) is None
+    for this, leaves in enumerate(seen):
+        assert leaves.held_by(0) == held
+        assert [source.box for source in leaves.sources[0]] == [box for box, owners in held if this in owners]
+        for source in leaves.sources[0]:
+            part = whole[tuple(slice(*side) for side in source.box)]
+            assert part.size == 0 or np.array_equal(np.asarray(source.data), part)
+
+
+@pytest.mark.usefixtures("of_four")
+def test_a_process_may_hold_nothing_of_an_array() -> None:
+    few = Mesh(np.array(jax.devices()[2:5]), ("x",))
+    flat = flatten({"w": jax.device_put(np.arange(9), NamedSharding(few, PartitionSpec("x")))})
+    leaves = outgoing(flat, Processes(this=0, count=4))
+    assert leaves.sources == {0: ()}
+    assert leaves.held_by(0) == ((((0, 3),), (1,)), (((3, 6),), (1,)), (((6, 9),), (2,)))
+
+
+@pytest.mark.usefixtures("of_four")
+def test_leaves_that_lie_alike_share_one_object() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    specs = [PartitionSpec("x"), PartitionSpec("x", None), PartitionSpec(("x",))]
+    tree = [jax.device_put(np.zeros((16, 2)), NamedSharding(mesh, spec)) for spec in specs]
+    leaves = outgoing(flatten(tree), Processes(this=1, count=4))
+    assert len({id(leaves.held_by(number)) for number in range(3)}) == 1
+
+
+@pytest.mark.usefixtures("of_four")
+def test_what_a_process_has_alone_is_of_process_0() -> None:
+    tree = {"numpy": np.zeros((2, 3)), "jax": jax.device_put(np.arange(4), jax.devices()[5])}
+    leaves = outgoing(flatten(tree), Processes(this=2, count=4))
+    assert leaves.spread == {}
+    assert leaves.held_by(0) == ((((0, 2), (0, 3)), (0,)),)
+    assert leaves.held_by(1) == ((((0, 4),), (0,)),)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "bfloat16", "int4"])
+def test_a_piece_of_a_shard_is_cut_out_of_it(dtype: str) -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    whole = np.arange(32).reshape(8, 4) % 7
+    leaf = jax.device_put(jnp.asarray(whole, dtype), NamedSharding(mesh, PartitionSpec("x")))
+    leaves = outgoing(flatten([leaf]))
+    piece = leaves.data_of(0, ((5, 7), (1, 3)))
+    assert np.array_equal(np.asarray(piece).astype(int), whole[5:7, 1:3])
+    if dtype == "f4":
+        assert np.shares_memory(piece, np.asarray(leaves.sources[0][1].data))
+    assert leaves.data_of(0, ((4, 8), (0, 4))) is leaves.sources[0][1].data

@@ -65,7 +65,7 @@ class Together:
                 pace=SOON,
             )
             calls.call = call
-            asked = {"metadata": {}, "overwrite": False, "host_local": "first", "progress": None}
+            asked: dict[str, Any] = {"metadata": {}, "overwrite": False, "host_local": "first", "progress": None}
             asked |= wishes | wishes_of(process)
             try:
                 save_together(

@@ -69,6 +69,17 @@ def test_a_member_that_is_unknown_is_ignored() -> None:
     assert parse_index(f"{head}{digest((head.encode(), rest.encode()))}{rest}".encode()) == index
 
 
+def test_who_wrote_a_file_is_told_only_where_several_did() -> None:
+    index = index_of(["a"], [F32], [0], [[(0, None)]])
+    assert b'"process"' not in encode_index(index)
+    files = [dataclasses.replace(index.files[0], process=2)]
+    several = dataclasses.replace(index, files=files, processes=3)
+    assert json.loads(encode_index(several))["files"][0]["process"] == 2
+    assert parse_index(encode_index(several)) == several
+    with pytest.raises(Corrupt, match="processes"):
+        parse_index(encode_index(dataclasses.replace(several, processes=2)))
+
+
 def test_names_of_files_are_those_that_the_store_knows() -> None:
     for name in (data_name(ATTEMPT, 0, 1), data_name(ATTEMPT, 99_999, 100_000), data_name(ATTEMPT, 123_456, 200_000)):
         assert is_data(name)

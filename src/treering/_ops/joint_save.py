@@ -80,6 +80,7 @@ def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: Wishes) -
     with contextlib.ExitStack() as stack:
         try:
             share = _share_of(call, flat, wishes)
+            signature = signature_of(share.flat, share.plan.leaves)
             check_json(wishes.metadata, "metadata")
             folder = stack.enter_context(
                 CheckpointFolder(path, overwrite=wishes.overwrite, names_in=names_in, attempt=call.attempt)
@@ -88,7 +89,6 @@ def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: Wishes) -
             with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
                 driven(refused(call, error), telling.notes, _Nothing())
             raise
-        signature = signature_of(share.flat, share.plan.leaves)
         driven(leading(call, signature), folder.notes, _Leader(share, folder))
 
 
