@@ -31,14 +31,16 @@ class SimulatedFolder:
         """All attempts that ever were, in order."""
         self.journals: dict[str, int | None] = {}
         """Each attempt that is not committed, with the living holder of its lock."""
-        self.data: dict[tuple[str, int], bool] = {}
-        """The data files, by attempt and process, each with whether a journal proved it when it was made."""
+        self.data: set[tuple[str, int]] = set()
+        """The data files, by attempt and process."""
+        self.swept: set[str] = set()
+        """Attempts that another saver has swept, as their process 0 was dead."""
         self._locks_are_seen = locks_are_seen
         self._lock: int | None = None
         self._replaces: set[str] = set()
         self._entered_over: dict[str, str | None] = {}
 
-    # ------------------------------------------------------------------------------------------------------------ notes
+    # ---------------------------------------------------------------------------------------------------- notes
 
     def put(self, name: str, data: bytes) -> None:
         """Replace a note."""
@@ -51,7 +53,7 @@ class SimulatedFolder:
         if found is not None:
             self.older[name] = found
 
-    # ----------------------------------------------------------------------------------------------- the saves of leaders
+    # ----------------------------------------------------------------------------------------- the saves of leaders
 
     def enter(self, holder: int, attempt: str, *, overwrite: bool) -> None:
         """Lock, look, sweep, make the journal.
@@ -71,6 +73,7 @@ class SimulatedFolder:
             for file in [file for file in self.data if file[0] == dead]:
                 self.remove_data(*file)
             del self.journals[dead]
+            self.swept.add(dead)
         self.journals[attempt] = holder
         for name in dead_notes(list(self.notes), attempt.__eq__, self.notes.get):
             self.remove(name)
@@ -129,8 +132,14 @@ class SimulatedFolder:
     # ------------------------------------------------------------------------------------------------------------- data
 
     def add_data(self, attempt: str, process: int) -> None:
-        """Write the data file of a process."""
-        self.data[attempt, process] = attempt in self.journals
+        """Write the data file of a process.
+
+        Raises:
+            Violation: nothing proves that it may go, should its writer be killed.
+        """
+        if attempt not in self.journals and attempt not in self.swept:
+            raise Violation(f"process {process} writes data of attempt {attempt} and there is no journal of it")
+        self.data.add((attempt, process))
 
     def remove_data(self, attempt: str, process: int) -> None:
         """Remove the data file of a process, if it is there.
@@ -140,7 +149,7 @@ class SimulatedFolder:
         """
         if attempt == self.index and (attempt, process) in self.data:
             raise Violation(f"the data of process {process} is removed while the index names it")
-        self.data.pop((attempt, process), None)
+        self.data.discard((attempt, process))
 
     def save_alone(self) -> None:
         """Save anew when all is over.
@@ -158,6 +167,6 @@ class SimulatedFolder:
         self.add_data(attempt, 0)
         self.commit(attempt, (b"",), (b"",))
         # What was written after a sweep, by a process that slept through it and was then killed, nobody can know.
-        left = [file for file, proven in self.data.items() if file != (attempt, 0) and proven]
+        left = [file for file in self.data if file != (attempt, 0) and file[0] not in self.swept]
         if left or self.journals or self.notes:
             raise Violation(f"left over: data {left}, journals {list(self.journals)}, notes {list(self.notes)}")

@@ -97,13 +97,13 @@ def _begun(call: Call) -> Generator[Operation, Any, Begin]:
     pause = pauses(call.pace)
     end = (yield NOW) + call.timeout
     while True:
+        now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
         yield from _heard(call)
         begin = understood(Begin.read, (yield Get(begin_note(call.job))))
         if isinstance(begin, Begin) and begin.number >= call.number:
             if begin.number > call.number:
                 raise _out_of_step(call, begin, NOTHING_SAVED)
             return begin
-        now = yield NOW
         if now >= end:
             damage = f"; what it says cannot be read ({begin})" if isinstance(begin, Corrupt) else ""
             what = f"process 0 did not come within {call.timeout:g} s{damage}; {NOTHING_SAVED}"
@@ -122,13 +122,13 @@ def _still_on(call: Call, begun: Begin) -> Steps:
     pause = pauses(call.pace)
     end = (yield NOW) + call.linger
     while True:
+        now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
         yield from _heard(call)
         begin = understood(Begin.read, (yield Get(begin_note(call.job))))
         if isinstance(begin, Begin) and begin.number >= call.number:
             if begin.number > call.number:
                 raise _out_of_step(call, begin, NOTHING_SAVED)
             return
-        now = yield NOW
         if now >= end:
             raise _leader_missing(call, f"{called(0, begun.who)} has left this save; {NOTHING_SAVED}")
         yield Sleep(min(next(pause), end - now))
@@ -144,7 +144,7 @@ def _committed(call: Call, begun: Begin) -> Steps:
     """
     part = part_note(call.attempt, 0)
     pause = pauses(call.pace)
-    start = yield NOW
+    start = now = yield NOW
     end = start + call.timeout
     has_written = False
     while not (yield from _heard(call)):
@@ -153,17 +153,17 @@ def _committed(call: Call, begun: Begin) -> Steps:
             if isinstance(first, Part) and first.stage is Stage.WRITTEN:
                 has_written = True
                 # From now on process 0 waits for the others as long as that, and then commits or says why not.
-                end = (yield NOW) + call.timeout * 1.1 + call.linger
+                end = now + call.timeout * 1.1 + call.linger
         begin = understood(Begin.read, (yield Get(begin_note(call.job))))
         if isinstance(begin, Begin) and begin.number > call.number:
             if (yield from _heard(call)):
                 return
             raise _out_of_step(call, begin, _NOT_KNOWN)
-        now = yield NOW
         if now >= end:
             did = "has not said whether it committed" if has_written else "has not ended its part"
             raise _leader_missing(call, f"{called(0, begun.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}")
         yield Sleep(min(next(pause), end - now))
+        now = yield NOW
 
 
 def _heard(call: Call) -> Generator[Operation, Any, bool]:

@@ -99,6 +99,7 @@ def _gathered(call: Call, own: bytes) -> Generator[Operation, Any, tuple[bytes, 
     pause = pauses(call.pace)
     end = (yield NOW) + call.timeout
     while True:
+        now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
         failed: dict[int, Failure] = {}
         for process in tuple(waiting):
             part = understood(Part.read, (yield Get(part_note(attempt, process))))
@@ -113,7 +114,6 @@ def _gathered(call: Call, own: bytes) -> Generator[Operation, Any, tuple[bytes, 
             raise (yield from _told_failed(call, failed))
         if not waiting:
             return tuple(payloads[process] for process in range(call.processes.count))
-        now = yield NOW
         if now >= end:
             raise (yield from _told_missing(call, waiting))
         yield Sleep(min(next(pause), end - now))

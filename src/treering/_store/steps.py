@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import platform
@@ -127,6 +128,7 @@ class OutOfStep(Timeout):
     number: int = 0
 
 
+@functools.lru_cache(maxsize=8)
 def attempt_of(job: str, number: int) -> str:
     """Return the attempt of one call of a job, which all its processes know without talking.
 

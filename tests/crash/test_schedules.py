@@ -1,0 +1,168 @@
+"""A slice of the simulated schedules, and proof that broken protocols are found by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.crash.attacks import attack
+from torture.schedules import tried
+from torture.simulation import REAL, Protocol
+from treering._store.checkpoint_names import verdict_note
+from treering._store.note_text import Part, Stage, Verdict
+from treering._store.rendezvous import (
+    Call,
+    Commit,
+    Get,
+    Operation,
+    Put,
+    Sleep,
+    Steps,
+    Withdraw,
+    following,
+    leading,
+)
+from treering.errors import Timeout
+
+SEED = 5
+SLICE = range(1000)
+
+
+def test_a_slice_of_the_schedules_keeps_the_rules_and_visits_every_end() -> None:
+    found = tried(SEED, SLICE)
+    assert found.violations == []
+    ends = {
+        "committed",
+        "timed out",
+        "timed out, outcome unknown",
+        "overtaken",
+        "refused",
+        "StoreFailed",
+        "ProcessFailed",
+        "KeyboardInterrupt",
+    }
+    assert ends | {"killed", "paused", "interrupted", "restarted"} <= set(found.counts)
+
+
+def test_many_processes_of_a_job() -> None:
+    assert tried(SEED, range(20), processes=40).violations == []
+
+
+def test_the_same_seed_gives_the_same_schedules() -> None:
+    assert tried(SEED, range(40)) == tried(SEED, range(40))
+    assert tried(SEED, range(40)).counts != tried(SEED + 1, range(40)).counts
+
+
+def altered(
+    steps: Steps,
+    told: Callable[[Operation], list[Operation]] = lambda step: [step],
+    read: Callable[[Get, bytes | None], bytes | None] = lambda step, data: data,
+) -> Steps:
+    """The same steps with other operations in place of some, and other answers to what they read."""
+    answer: Any = None
+    thrown: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(answer) if thrown is None else steps.throw(thrown)
+        except StopIteration:
+            return
+        thrown = None
+        try:
+            for one in told(step):
+                answer = yield one
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - goes into the steps
+            thrown = error
+        if isinstance(step, Get):
+            answer = read(step, answer)
+
+
+def retold(step: Operation, old: bytes, new: bytes) -> list[Operation]:
+    return [step._replace(data=step.data.replace(old, new))] if isinstance(step, Put) else [step]
+
+
+def impatient(call: Call, signature: bytes) -> Steps:
+    written = Part(stage=Stage.WRITTEN, who="nobody").text()
+    return altered(
+        leading(call, signature), read=lambda step, data: data or ("-part-" in step.name and written) or None
+    )
+
+
+def credulous(call: Call, signature: bytes) -> Steps:
+    steps = leading(call, signature)
+    return altered(steps, read=lambda step, data: data and data.replace(b"at work", b"written"))
+
+
+def hasty(call: Call, signature: bytes) -> Steps:
+    said = Put(verdict_note(call.attempt), Verdict(who="hasty").text())
+    return altered(leading(call, signature), lambda step: [said, step] if isinstance(step, Commit) else [step])
+
+
+def careless(call: Call, signature: bytes) -> Steps:
+    return altered(leading(call, signature), lambda step: retold(step, b'"kept":true', b'"kept":false'))
+
+
+def tidy(call: Call, signature: bytes) -> Steps:
+    """When some did not come, the proof that what they may yet write is a leftover goes too."""
+    try:
+        yield from leading(call, signature)
+    except Timeout:
+        yield Withdraw()
+        raise
+
+
+def faithless(call: Call, check: Callable[[bytes], None]) -> Steps:
+    try:
+        yield from following(call, check)
+    except Timeout as error:
+        if "not known here" in str(error):
+            yield Withdraw()
+        raise
+
+
+def trusting(call: Call, check: Callable[[bytes], None]) -> Steps:
+    try:
+        yield from following(call, check)
+    except Timeout as error:
+        if "not known here" not in str(error):
+            raise
+
+
+def patient(call: Call, check: Callable[[bytes], None]) -> Steps:
+    """The clock of the others stands still."""
+    return altered(following(call, check), lambda step: [step] if not isinstance(step, Sleep) else [Sleep(4.0)])
+
+
+def silent(call: Call, error: BaseException) -> Steps:
+    return
+    yield
+
+
+MUTANTS = {
+    "process 0 does not wait for missing parts": REAL._replace(leading=impatient),
+    "process 0 does not wait for the end of the work": REAL._replace(leading=credulous),
+    "process 0 acknowledges before it commits": REAL._replace(leading=hasty),
+    "process 0 removes the proof while others may write": REAL._replace(leading=tidy),
+    "process 0 does not say that it was refused": REAL._replace(refused=silent),
+    "others withdraw after they have handed in": REAL._replace(following=faithless),
+    "others withdraw although the commit may have happened": REAL._replace(leading=careless),
+    "others take silence for success": REAL._replace(following=trusting),
+    "others wait too long": REAL._replace(following=patient),
+    "a job has the name of the one before": REAL._replace(job_name=lambda number: f"{0:016x}"),
+}
+
+
+@pytest.mark.parametrize("protocol", MUTANTS.values(), ids=MUTANTS.keys())
+def test_a_broken_protocol_is_found(protocol: Protocol) -> None:
+    assert tried(SEED, SLICE, protocol=protocol, enough=1).violations
+
+
+def test_the_command_says_what_it_saw() -> None:
+    done = attack("schedules", "--schedules", "60", "--seed", "5", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n0 violations" in done.stdout
+    assert "60 schedules in " in done.stdout
+    assert "committed" in done.stdout
