@@ -1,0 +1,276 @@
+"""Meeting other processes, seen from one; ``tests/multiprocess`` has real ones."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treering._arrays import assembly
+from treering._arrays.assembly import PAYLOAD_BYTES, assembled, exchanged, in_step
+from treering._arrays.processes import this_processes
+from treering._arrays.signs import Signs
+from treering._store.checkpoint_names import waiting_note
+from treering._values.processes import Processes
+from treering.errors import ProcessFailed, Timeout
+
+ALONE = Processes(this=0, count=1)
+OF_THREE = Processes(this=1, count=3)
+
+
+class Memory:
+    """Notes in memory; before each is read, ``others`` may write."""
+
+    def __init__(self, others: Callable[[Memory], None] = lambda notes: None) -> None:
+        self.content: dict[str, bytes] = {}
+        self.put_names: list[str] = []
+        self.works = True
+        self._others = others
+
+    def put(self, name: str, data: bytes) -> None:
+        if not self.works:
+            raise PermissionError
+        self.put_names.append(name)
+        self.content[name] = data
+
+    def get(self, name: str) -> bytes | None:
+        self._others(self)
+        return self.content.get(name)
+
+    def remove(self, name: str) -> None:
+        self.content.pop(name, None)
+
+
+class Counting:
+    """Another process that gives signs of life."""
+
+    def __init__(self, number: int) -> None:
+        self._name = waiting_note(number)
+        self._count = 0
+
+    def __call__(self, notes: Memory) -> None:
+        self._count += 1
+        notes.content[self._name] = b"%d" % self._count
+
+
+@pytest.fixture(autouse=True)
+def _line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_line", assembly._Line())
+
+
+@pytest.fixture
+def absent() -> Iterator[threading.Event]:
+    """Another process that comes when this is set."""
+    came = threading.Event()
+    yield came
+    came.set()
+
+
+def waiting(came: threading.Event) -> Callable[[], str]:
+    return lambda: "met" if came.wait(60) else "never"
+
+
+def refused(notes: Any, came: threading.Event, timeout: float = 0.5) -> Timeout:
+    with pytest.raises(Timeout) as raised:
+        in_step(waiting(came), OF_THREE, timeout=timeout, notes=notes, doing="save 'x'")
+    return raised.value
+
+
+def test_alone_nobody_is_waited_for() -> None:
+    assert assembled(b"here", ALONE, timeout=1, notes=None, doing="save 'x'") == [b"here"]
+    main = threading.get_ident()
+    assert in_step(threading.get_ident, ALONE, timeout=1, notes=None, doing="save 'x'") == main
+
+
+def test_a_payload_that_is_too_long_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="513 bytes, more than 512"):
+        exchanged(bytes(PAYLOAD_BYTES + 1), OF_THREE, "save 'x'")
+
+
+def test_the_work_runs_in_another_thread_and_its_result_comes_back() -> None:
+    notes = Memory()
+    assert in_step(threading.get_ident, OF_THREE, timeout=60, notes=notes, doing="x") != threading.get_ident()
+    assert notes.put_names == []
+
+
+def test_an_error_of_the_work_comes_as_it_is() -> None:
+    def fail() -> None:
+        raise KeyError("a mistake")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        in_step(fail, OF_THREE, timeout=60, notes=None, doing="x")
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN: Gloo AllGather failed", "UNAVAILABLE: gone", "INTERNAL: no"])
+def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.3)
+
+    def fail() -> None:
+        raise ValueError(code)
+
+    with pytest.raises(ProcessFailed, match=r"could not save 'x': process 0 broke off \(" + code) as raised:
+        in_step(fail, OF_THREE, timeout=60, notes=Memory(Counting(2)), doing="save 'x'")
+    assert raised.value.processes == (0,)
+
+
+def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.3)
+
+    def fail() -> None:
+        raise ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out")
+
+    with pytest.raises(Timeout, match="process 2 did not come before jax gave up") as raised:
+        in_step(fail, OF_THREE, timeout=60, notes=Memory(Counting(0)), doing="save 'x'")
+    assert raised.value.missing == (2,)
+
+
+def test_memory_that_is_short_is_no_failure_of_others() -> None:
+    def fail() -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        in_step(fail, OF_THREE, timeout=60, notes=Memory(), doing="x")
+
+
+def test_who_gives_no_sign_of_life_is_missing(absent: threading.Event) -> None:
+    notes = Memory(Counting(2))
+    notes.content[waiting_note(0)] = b"of an earlier run"
+    error = refused(notes, absent)
+    assert error.missing == (0,)
+    assert str(error).startswith("could not save 'x': process 0 did not come within 0.5 s; look what became of")
+    assert isinstance(error, TimeoutError)
+    # Its own sign was there, and is gone.
+    assert set(notes.put_names) == {waiting_note(1)}
+    assert waiting_note(1) not in notes.content
+
+
+def test_signs_of_life_differ_and_say_what_is_waited_for(absent: threading.Event) -> None:
+    seen: list[bytes] = []
+    refused(Memory(lambda notes: seen.append(notes.content[waiting_note(1)])), absent)
+    assert len(set(seen)) > 1
+    assert all(b"waits to save 'x'" in note for note in seen)
+
+
+def test_all_wait_and_yet_do_not_meet(absent: threading.Event) -> None:
+    both = [Counting(0), Counting(2)]
+    error = refused(Memory(lambda notes: [other(notes) for other in both] and None), absent)
+    assert error.missing == ()
+    assert "all give signs of life" in str(error)
+
+
+def test_who_has_left_is_not_missing(absent: threading.Event) -> None:
+    notes = Memory()
+    notes.content[waiting_note(0)] = b"soon gone"
+    others = iter([None, None])
+
+    def leave(notes: Memory) -> None:
+        if next(others, 0) == 0:
+            notes.content.pop(waiting_note(0), None)
+
+    notes._others = leave
+    assert refused(notes, absent).missing == (2,)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_without_notes_nobody_can_be_named(read_only: bool, absent: threading.Event) -> None:
+    notes = Memory()
+    notes.works = False
+    error = refused(notes if read_only else None, absent)
+    assert error.missing == ()
+    assert "which, cannot be told: no notes can be left there" in str(error)
+
+
+def test_what_was_left_behind_ends_before_anything_else_begins(absent: threading.Event) -> None:
+    order: list[str] = []
+
+    def first() -> None:
+        absent.wait(60)
+        order.append("first")
+
+    with pytest.raises(Timeout):
+        in_step(first, OF_THREE, timeout=0.2, notes=None, doing="x")
+    with pytest.raises(Timeout):
+        in_step(lambda: order.append("never"), OF_THREE, timeout=0.2, notes=None, doing="x")
+    absent.set()
+    in_step(lambda: order.append("last"), OF_THREE, timeout=60, notes=None, doing="x")
+    assert order == ["first", "last"]
+
+
+def test_another_thread_waits_for_its_turn(absent: threading.Event) -> None:
+    found: list[Any] = []
+    begun = threading.Event()
+
+    def first() -> None:
+        begun.set()
+        absent.wait(60)
+
+    other = threading.Thread(target=lambda: found.append(in_step(first, OF_THREE, timeout=60, notes=None, doing="x")))
+    other.start()
+    assert begun.wait(60)
+    with pytest.raises(Timeout):
+        in_step(list, OF_THREE, timeout=0.2, notes=None, doing="x")
+    absent.set()
+    other.join()
+    assert found == [None]
+
+
+def test_an_interrupt_ends_the_wait_at_once(absent: threading.Event) -> None:
+    def interrupt() -> str:
+        _thread.interrupt_main()
+        return waiting(absent)()
+
+    notes = Memory()
+    with pytest.raises(KeyboardInterrupt):
+        in_step(interrupt, OF_THREE, timeout=60, notes=notes, doing="x")
+    assert waiting_note(1) not in notes.content
+
+
+def test_dtypes_are_those_of_the_caller() -> None:
+    def dtype() -> Any:
+        return jnp.asarray(1 << 40).dtype
+
+    with jax.enable_x64(True):
+        assert in_step(dtype, OF_THREE, timeout=60, notes=None, doing="x") == "int64"
+
+
+def rows(*given_up: int) -> Callable[[bytes], list[bytes]]:
+    """Return what brings these processes together, which have given up so many calls."""
+
+    def gathered(row: bytes) -> list[bytes]:
+        payload = row[assembly._HEADER.size :]
+        return [assembly._HEADER.pack(count, 3) + payload for count in given_up]
+
+    return gathered
+
+
+def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "gathered", rows(2, 0, 2))
+    with pytest.raises(Timeout, match="process 1 came to a call that the others had given up"):
+        assembled(b"abc", OF_THREE, timeout=60, notes=None, doing="load 'x'")
+    assert assembly._line.given_up == 2
+    monkeypatch.setattr(assembly, "gathered", rows(2, 2, 2))
+    assert assembled(b"abc", OF_THREE, timeout=60, notes=None, doing="load 'x'") == [b"abc"] * 3
+
+
+def test_the_first_sign_comes_late_where_there_is_time() -> None:
+    notes = Memory()
+    soon = threading.Event()
+    threading.Timer(0.3, soon.set).start()
+    signs = Signs(OF_THREE, notes, "x", 600)
+    assert signs.wait(soon, float("inf"))
+    signs.end()
+    assert notes.put_names == []
+
+
+def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 7)
+    assert this_processes([1, "a", None, [], object()]) == ALONE
+    assert this_processes([1, jnp.ones(2)]).count == 7
+    assert this_processes([jax.random.key(0)]).count == 7
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert this_processes([]).count == 7
