@@ -32,6 +32,14 @@ def main() -> int:
             from torture.power import power
 
             return power(options.cuts, options.moments, seed, options.peers, options.scene)
+        case "processes":
+            from torture.processes import processes
+
+            return processes(options)
+        case "schedules":
+            from torture.schedules import schedules
+
+            return schedules(options.schedules, seed, options.first, options.processes, options.jobs)
         case _:
             from torture.kill import kill
 
@@ -59,6 +67,23 @@ def _parser() -> argparse.ArgumentParser:
         "--scene", action="append", help="one kind of save, by name; may be given again (nine of them)"
     )
     cutting.add_argument("--seed", type=int, default=None, help="for the random moments (random)")
+    striking = attacks.add_parser("processes", help="kills and pauses of each process at each point")
+    striking.add_argument("--scene", action="append", help="one kind of call, by name; may be given again (all)")
+    striking.add_argument("--layer", action="append", help="forged or jax; may be given again (both)")
+    striking.add_argument("--count", action="append", type=int, help="processes of a job; may be given again (2, 4)")
+    striking.add_argument("--point", action="append", help="one point, by name; may be given again (all)")
+    striking.add_argument("--action", action="append", help="kill, pause or slow; may be given again (all)")
+    striking.add_argument("--replay", default=None, help="just one case, by the name that was printed")
+    striking.add_argument("--deadline", type=float, default=2.0, help="seconds to wait for others (2)")
+    striking.add_argument("--at-once", type=int, default=8, help="cases at once, most of them waiting (8)")
+    meeting = attacks.add_parser(
+        "schedules", help="how processes save together, simulated: kills, pauses, lost answers"
+    )
+    meeting.add_argument("--schedules", type=int, default=10_000, help="how many (10000)")
+    meeting.add_argument("--seed", type=int, default=None, help="the same seed gives the same schedules (random)")
+    meeting.add_argument("--first", type=int, default=0, help="number of the first one (0)")
+    meeting.add_argument("--processes", type=int, default=None, help="virtual processes of each job (2 to 8, drawn)")
+    meeting.add_argument("--jobs", type=int, default=1, help="processes of this machine that simulate (1)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
     flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of what is small (1)")
