@@ -189,6 +189,7 @@ class _Leader:
         self._path = path
         self._joint = joint
         self._staged = staged
+        self._others_have_left = False
 
     def work(self) -> bytes:
         part = self._joint.write(self._staged)
@@ -203,11 +204,14 @@ class _Leader:
         acknowledge(self._path, self._staged, record, write_index=self._joint.wishes.write_index)
 
     def withdraw(self) -> None:
-        self._staged.close()
+        self._others_have_left = True
 
     def close(self) -> None:
         """End it; where others may still be writing, what they write stays for the next save to sweep."""
-        self._staged.abandon()
+        if self._others_have_left:
+            self._staged.close()
+        else:
+            self._staged.abandon()
 
 
 class _Follower:
