@@ -1,0 +1,186 @@
+"""The room of those who join a save into a leaves directory, and process 0's side of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.store.leaves import RULES, array_text, everything, expected, load, save, update_for
+from treering._store import descriptors, leaves_joined
+from treering._store.leaves_folder import StagedLeaves
+from treering._store.leaves_joined import JoinedLeaves
+from treering._store.notes import FolderNotes
+from treering.errors import Exists, StoreFailed
+
+ATTEMPT = "0123456789abcdef"
+OLD = {"layer/w": b"0123456789", "b": b"abcd"}
+NEW = {"layer/w": b"abcdefgh"}
+
+
+def staged(path: Path) -> Path:
+    return path / ".treering" / ATTEMPT / "leaves"
+
+
+def commit(leader: StagedLeaves, *, expect: bool = True) -> None:
+    """Commit ``NEW``, of which the leader has written the ``.zarray`` and another one the chunks."""
+    leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
+    leader.make_durable()
+    if expect:
+        leader.expect("layer/w", ["0", "1"])
+    leader.commit(b"{}", update_for({"": (ATTEMPT, {"layer/w": ["0", "1"]})}))
+
+
+def write(joined: JoinedLeaves) -> None:
+    joined.write_file("layer/w", "0", [b"ab", b"cd"], 4)
+    joined.write_small("layer/w", [("1", b"efgh")])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_two_write_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    if not whole:
+        monkeypatch.setattr(descriptors, "sync_file_system", lambda _: False)
+    save(tmp_path, OLD)
+    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader:
+        assert leader.attempt == ATTEMPT
+        with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+            write(joined)
+            joined.make_durable()
+        assert load(tmp_path) == OLD
+        commit(leader)
+    assert load(tmp_path) == NEW
+    assert everything(tmp_path) == expected({"": NEW})
+
+
+def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one call for all: those of this process, and no others."""
+    synced: list[int] = []
+    monkeypatch.setattr(descriptors, "sync_file_system", lambda _: False)
+    monkeypatch.setattr(descriptors, "sync", lambda number: synced.append(os.fstat(number).st_ino))
+    monkeypatch.setattr(descriptors, "sync_folder", lambda number: synced.append(os.fstat(number).st_ino))
+    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        leader.write_small("other", [(".zarray", b"{}")])
+        write(joined)
+        synced.clear()
+        joined.make_durable()
+        ways = [".", ".treering", f".treering/{ATTEMPT}", f".treering/{ATTEMPT}/leaves"]
+        below = ["layer", "layer/w", "layer/w/0", "layer/w/1"]
+        names = [*ways, *(f"{ways[-1]}/{name}" for name in below)]
+        assert sorted(synced) == sorted((tmp_path / name).stat().st_ino for name in names)
+
+
+def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
+    save(tmp_path, OLD, prefix="other")
+    (tmp_path / "layer" / "w" / "1").unlink()
+    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        leader.write_small("c", [(".zarray", array_text(ATTEMPT, b"abcd"))])
+        leader.make_durable()
+        leader.expect("c", ["0"])
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c" / "0").write_bytes(b"mine")
+        joined.write_small("c", [("0", b"abcd")])
+        with pytest.raises(Exists, match=r"c.0"):
+            leader.commit(b"{}", update_for({"": (ATTEMPT, {"c": ["0"]})}))
+    assert (tmp_path / "c" / "0").read_bytes() == b"mine"
+
+
+def test_withdrawing_removes_what_this_process_wrote(tmp_path: Path) -> None:
+    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        leader.write_small("layer/w", [(".zarray", b"{}")])
+        write(joined)
+        joined.withdraw()
+        assert sorted(entry.name for entry in (staged(tmp_path) / "layer" / "w").iterdir()) == [".zarray"]
+        joined.withdraw()
+    assert everything(tmp_path) == []
+
+
+def test_withdrawing_after_everything_was_removed(tmp_path: Path) -> None:
+    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        write(joined)
+        leader.close()
+        joined.withdraw()
+        with pytest.raises(StoreFailed, match="was removed while it was written"):
+            joined.make_durable()
+    assert not staged(tmp_path).exists()
+
+
+def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
+    """It has no lock and no record, others may go on writing, and the next saver sweeps it."""
+    save(tmp_path, OLD)
+    leader = StagedLeaves(tmp_path, RULES, ATTEMPT)
+    with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        write(joined)
+        leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
+        leader.make_durable()
+        with pytest.raises(ZeroDivisionError):
+            leader.commit(b"{}", lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+        leader.abandon()
+        joined.write_small("late", [("0", b"abcd")])
+        assert staged(tmp_path).exists()
+        assert not (staged(tmp_path).parent / "record.json").exists()
+        assert load(tmp_path) == OLD
+    save(tmp_path, NEW)
+    assert everything(tmp_path) == expected({"": NEW})
+
+
+def test_abandoning_what_was_committed_changes_nothing(tmp_path: Path) -> None:
+    leader = StagedLeaves(tmp_path, RULES, ATTEMPT)
+    with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        write(joined)
+    commit(leader)
+    leader.abandon()
+    assert load(tmp_path) == NEW
+    assert everything(tmp_path, records=True) == sorted([*expected({"": NEW}), f".treering/{ATTEMPT}/record.json"])
+
+
+def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
+    """As on a network file system: whoever joins waits a while for it."""
+    (tmp_path / ".treering").mkdir()
+    found: list[str] = []
+
+    def join() -> None:
+        with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+            found.append(joined.attempt)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    with StagedLeaves(tmp_path, RULES, ATTEMPT):
+        thread.join()
+    assert found == [ATTEMPT]
+
+
+def test_no_folder_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves_joined, "_PATIENCE", 0.05)
+    with pytest.raises(StoreFailed, match="process 0 gave up or died"):
+        JoinedLeaves(tmp_path, ATTEMPT)
+    with pytest.raises(FileNotFoundError):
+        JoinedLeaves(tmp_path / "none", ATTEMPT)
+
+
+def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    dead, alive, own = "1" * 16, "2" * 16, ATTEMPT
+    kept = [f".treering-{alive}-part-00001", f".treering-{own}-verdict"]
+    mine = [".treering-notes", "data", ".treering-waiting"]
+    gone = [f".treering-{dead}-part-00001", f".treering-{dead}-verdict", ".treering-waiting-00004"]
+    for name in (*kept, *mine, *gone):
+        (tmp_path / name).write_bytes(b"{}")
+    with StagedLeaves(tmp_path, RULES, alive):
+        (tmp_path / gone[0]).write_bytes(b"{}")
+        (tmp_path / kept[0]).write_bytes(b"{}")
+        (tmp_path / kept[1]).write_bytes(b"{}")
+        with StagedLeaves(tmp_path, RULES, own) as leader:
+            assert set(kept) <= {entry.name for entry in tmp_path.iterdir()}
+            notes = leader.notes
+            assert isinstance(notes, FolderNotes)
+            assert notes.get(kept[1]) == b"{}"
+    assert {entry.name for entry in tmp_path.iterdir()} == {*kept, *mine}
+
+
+def test_a_note_that_is_a_folder_or_a_link_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / ".treering-waiting-00001").mkdir()
+    (tmp_path / ".treering-waiting-00002").symlink_to("elsewhere")
+    save(tmp_path, NEW)
+    assert (tmp_path / ".treering-waiting-00001").is_dir()
+    assert (tmp_path / ".treering-waiting-00002").is_symlink()
