@@ -109,7 +109,9 @@ def _gathered(call: Call, own: bytes) -> Generator[Operation, Any, tuple[bytes, 
                 continue
             waiting[process] = part
             if isinstance(part, Part) and part.failure is not None:
-                failed[process] = part.failure.blamed_on(called(process, part.who))
+                failure = part.failure.blamed_on(called(process, part.who))
+                # Whoever has given up waiting for another is the one that is missing now.
+                failed[process] = dataclasses.replace(failure, missing=(process,) if failure.missing else ())
         if failed:
             raise (yield from _told_failed(call, failed))
         if not waiting:
@@ -141,17 +143,26 @@ def _told_missing(call: Call, waiting: dict[int, Part | Corrupt | None]) -> Gene
             reasons.append(f"what process {process} says cannot be read ({part})")
     message = f"{'; '.join(reasons)}; {NOTHING_SAVED}"
     failure = Failure(name=Timeout.__name__, message=message, hint=LOOK, missing=missing)
-    yield from _failed(call, failure, missing)
+    yield from _failed(call, failure, missing, absent=missing)
     return Told(failure.error(undone(call), missing), kept=False)
 
 
-def _failed(call: Call, failure: Failure, processes: tuple[int, ...], *, kept: bool = False) -> Steps:
-    """Tell all that the attempt failed; when all have left, nothing of it stays."""
-    # Whoever did not come in all that time is not waited for once more.
-    waited_for = [process for process in call.processes.others if process not in failure.missing]
+def _failed(
+    call: Call, failure: Failure, processes: tuple[int, ...], *, absent: tuple[int, ...] = (), kept: bool = False
+) -> Steps:
+    """Tell all that the attempt failed; when all have left, nothing of it stays.
+
+    Args:
+        call: the call.
+        failure: why it failed.
+        processes: those that failed.
+        absent: those that did not come in all that time, and are not waited for once more.
+        kept: whether the commit may have happened all the same.
+    """
+    waited_for = [process for process in call.processes.others if process not in absent]
     verdict = Verdict(who=call.who, failure=failure, processes=processes, kept=kept)
     have_left = yield from _announced(call, verdict, waited_for)
-    if have_left and len(waited_for) == len(call.processes.others):
+    if have_left and not absent:
         yield from withdrawn()
         yield from _cleared(call)
 
