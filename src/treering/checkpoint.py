@@ -92,6 +92,7 @@ def load(
     cast: bool = False,
     mapped: bool = False,
     progress: Progress | None = None,
+    timeout: float | None = None,
 ) -> Any:
     """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
 
@@ -114,7 +115,9 @@ def load(
         missing: "error", or "keep" for what ``like`` has where nothing is stored.
         cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.
         mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
-        progress: called as ``progress(done, total)``, in bytes.
+        progress: called as ``progress(done, total)``, in bytes; in those that this process reads where several load.
+        timeout: seconds to wait at one point for other processes, where arrays lie over several of them; all of them
+            have to call this. None: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
         NotFound: nothing is there; also a ``FileNotFoundError``.
@@ -122,6 +125,7 @@ def load(
         Corrupt: the bytes are not those that were saved; leaf, file and byte range are named.
         Format: another tool or a newer treering wrote it.
         StoreFailed: the system refuses.
+        Timeout, ProcessFailed, NotShared: other processes did not come, failed, or see another folder.
 
     Example:
         >>> import os, tempfile
@@ -137,7 +141,7 @@ def load(
 
     return run(
         path, like, only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast,
-        mapped=mapped, progress=progress,
+        mapped=mapped, progress=progress, timeout=timeout,
     )  # fmt: skip
 
 

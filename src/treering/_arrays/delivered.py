@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from treering._arrays.exchange import Parted, without_shards
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Wish
 from treering._arrays.on_device import put_all
 from treering._arrays.on_host import on_host
+from treering._plan.exchange import Parts
 from treering._plan.shard_boxes import box_of_slices
 from treering._tree.fit import Fit
 from treering._values.boxes import whole
@@ -22,7 +24,7 @@ from treering.errors import Corrupt, Mismatch, Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Delivery", "delivered", "turned", "wish_for"]
+__all__ = ["Delivery", "delivered", "finished", "parted_of", "turned", "wish_for"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,12 +45,18 @@ class Delivery:
     """What it becomes."""
     sharding: jax.sharding.Sharding | None
     """Where it goes; None is the default device."""
+    dtype: np.dtype[Any] | None = None
+    """Of what is stored, where that is not to be seen from arrays."""
+    parts: Parts | None = None
+    """Who reads which rows of it, where devices exchange the items; the boxes are then those of this process."""
 
 
 def wish_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> Wish:
-    """Return the boxes of a leaf that this process needs for a sharding, each one once."""
-    if sharding is None or sharding.is_fully_replicated:
+    """Return the boxes of a leaf that this process needs for a sharding, each one once; none for others' devices."""
+    if sharding is None:
         return Wish(leaf, (whole(shape),))
+    if sharding.is_fully_replicated:
+        return Wish(leaf, (whole(shape),) if sharding.addressable_devices else ())
     places = sharding.addressable_devices_indices_map(shape).values()
     return Wish(leaf, tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None)))
 
@@ -60,7 +68,14 @@ def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:
     if fit.dtype is None:
         return value
     array = np.asarray(value, fit.dtype)
-    return jax.device_put(array, sharding) if fit.kind == "jax" else on_host(array, fit.kind)
+    if fit.kind != "jax":
+        return on_host(array, fit.kind)
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    if not sharding.addressable_devices:
+        return without_shards(array.shape, array.dtype, sharding)
+    # To put it on others' devices too, jax would ask all processes whether they have the same.
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
@@ -69,6 +84,9 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     waiting: dict[jax.sharding.Sharding | None, list[tuple[int, NDArray[Any]]]] = {}
     holds: dict[np.dtype[Any], bool] = {}
     for at, delivery in enumerate(deliveries):
+        if not delivery.wish.boxes:
+            result[at] = without_shards(delivery.shape, _dtype_of(delivery), delivery.sharding)
+            continue
         arrays, fit, sharding = _taken(delivery), delivery.fit, delivery.sharding
         dtype = arrays[0].dtype
         if dtype not in holds:
@@ -83,11 +101,33 @@ def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         for (at, _), array in zip(some, put_all([array for _, array in some], one_device), strict=True):
             result[at] = array
     for at, delivery in enumerate(deliveries):
-        if delivery.fit.kind == "key":
-            result[at] = _wrapped(result[at], delivery)
-        elif delivery.fit.python is not None:
-            result[at] = delivery.fit.python(result[at])
+        if delivery.fit.kind == "key" or delivery.fit.python is not None:
+            result[at] = finished(result[at], delivery)
     return result
+
+
+def finished(leaf: Any, delivery: Delivery) -> Any:
+    """Return an array as the leaf that it becomes: itself, a typed key, or a Python number."""
+    if delivery.fit.kind == "key":
+        return _wrapped(leaf, delivery)
+    return leaf if delivery.fit.python is None else delivery.fit.python(leaf)
+
+
+def parted_of(delivery: Delivery) -> Parted:
+    """Return the rows that were read of a leaf for its devices to exchange; its arrays are let go."""
+    sharding: Any = delivery.sharding
+    if delivery.parts is None:
+        raise AssertionError("nobody planned an exchange of it")
+    dtype = _dtype_of(delivery)
+    return Parted(delivery.shape, dtype, sharding, delivery.parts, _taken(delivery))
+
+
+def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
+    """Return the dtype of a leaf of whose items this process may have none."""
+    dtype = delivery.fit.dtype or delivery.dtype
+    if dtype is None:
+        raise AssertionError("the dtype is noted where there may be no array")
+    return dtype
 
 
 def _taken(delivery: Delivery) -> list[NDArray[Any]]:

@@ -80,7 +80,8 @@ def grid_of(sharding: Any, axes: int) -> Grid | None:
 def _grid(sharding: NamedSharding, axes: int, owner: Callable[[jax.Device], int]) -> Grid | None:
     mesh = sharding.mesh
     spec = sharding.spec
-    usual = mesh.devices.flat[0].default_memory().kind
+    # Of a device of this process, as jax knows nothing of the memories of others' devices.
+    usual = jax.local_devices(backend=mesh.devices.flat[0].platform)[0].default_memory().kind
     if sharding.memory_kind not in (None, usual) or getattr(spec, "unreduced", None) or len(spec) > axes:
         return None
     if any(part is PartitionSpec.UNCONSTRAINED for part in spec):

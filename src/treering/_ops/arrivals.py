@@ -11,10 +11,10 @@ from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._tree.likeness import KEPT, Matched
 
-__all__ = ["brought", "checked", "planned"]
+__all__ = ["BATCH_BYTES", "Report", "brought", "checked", "planned"]
 
-# Arrays are read and placed about this many bytes at a time: host copies of device arrays do not add up.
-_BATCH_BYTES: Final = 256 << 20
+BATCH_BYTES: Final = 256 << 20
+"""Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
 
 
 def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any]) -> tuple[list[Any], list[Delivery]]:
@@ -37,14 +37,20 @@ def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any
             shape = leaf_type.shape or ()
             wish = wish_for(match.leaf, shape, sharding)
             nbytes = by_type[index.leaf_types[match.leaf]]
-            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, nbytes, match.fit, sharding))
+            dtype = None if wish.boxes else source.dtype_of(match.leaf)
+            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, nbytes, match.fit, sharding, dtype))
         else:
             result[number] = turned(index.values[match.leaf], match.fit, sharding)
     return result, deliveries
 
 
-def brought(source: Source, deliveries: Sequence[Delivery], progress: Progress | None = None) -> list[Any]:
+def brought(source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
     """Return the leaves of some deliveries, in their order.
+
+    Args:
+        source: the opened tree.
+        deliveries: none of them exchanged with other processes.
+        report: is told of the bytes.
 
     Raises:
         Corrupt: bytes are damaged or not there.
@@ -52,11 +58,11 @@ def brought(source: Source, deliveries: Sequence[Delivery], progress: Progress |
         StoreFailed: the system refuses.
     """
     total = sum(delivery.nbytes for delivery in deliveries)
-    report = _Report(progress, total)
+    report = report or Report(None, total)
     leaves: list[Any] = []
     # A map is no copy: nothing adds up.
-    for batch, nbytes in _batches(deliveries, total if source.mapped else _BATCH_BYTES):
-        source.read([delivery.wish for delivery in batch], report.step)
+    for batch, nbytes in _batches(deliveries, total if source.mapped else BATCH_BYTES):
+        source.read([delivery.wish for delivery in batch if delivery.wish.boxes], report.step)
         report.add(nbytes)
         leaves += delivered(batch, mapped=source.mapped)
     return leaves
@@ -68,14 +74,22 @@ def checked(source: Source, deliveries: Sequence[Delivery]) -> None:
     Raises:
         Corrupt, StoreFailed: as `brought`.
     """
-    for batch, _ in _batches(deliveries, _BATCH_BYTES):
+    for batch, _ in _batches(deliveries, BATCH_BYTES):
         source.read([delivery.wish for delivery in batch], None)
         for delivery in batch:
             delivery.wish.arrays = []
 
 
-class _Report:
-    """Adds the batches up for the user's ``progress``, which counts the bytes of the leaves."""
+class Report:
+    """Adds batches up for the user's ``progress``, which counts the bytes of the leaves.
+
+    Args:
+        progress: the user's, or None.
+        total: bytes of all leaves.
+
+    Attributes:
+        step: what is told of the bytes of one batch; None where nobody listens.
+    """
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -89,6 +103,7 @@ class _Report:
             self._progress(min(self._before + done, self._total), self._total)
 
     def add(self, nbytes: int) -> None:
+        """Count a batch that is done."""
         self._before += nbytes
 
 

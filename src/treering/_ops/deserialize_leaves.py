@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treering._ops.folder_path import folder_path
+from treering._ops.joint_load import Company, Named
 from treering._ops.leaves_source import LeavesSource, opened_leaves
 from treering._ops.leaves_tree import Callback, Wanted, tree_of
 from treering._ops.one_state import on_one_state
 from treering._tree.leaf_shardings import Said
+from treering._values.processes import timeout_seconds
 from treering.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def tree_deserialize_leaves(
     target: Any = None,
     structure: Literal["dicts", "exact"] = "dicts",
     x64: Literal["error", "numpy"] = "error",
+    timeout: float | None = None,
 ) -> Any:
     """Load the tree that `tree_serialize_leaves` of treering or eformer saved; every byte is checked on the way.
 
@@ -58,6 +61,8 @@ def tree_deserialize_leaves(
         target: a tree of the structure, shapes, dtypes and, where nothing else is said, shardings that are wanted.
         structure: "dicts", or "exact" for the containers that were saved; ``target`` wins over it.
         x64: "error" or "numpy" for 64-bit jax arrays where jax_enable_x64 is off.
+        timeout: seconds to wait at one point for other processes, where arrays lie over several of them; all of them
+            have to call this. None: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
         NotFound: there is no directory, or no index in it.
@@ -65,6 +70,7 @@ def tree_deserialize_leaves(
         Unsupported: arrays that jax cannot hold, or an argument that makes no sense; also a ``TypeError``.
         Corrupt, Format: bytes are not there, or not those that were saved; the index is of another format.
         Busy: a save replaced the tree after ``callback`` had been called.
+        Timeout, ProcessFailed, NotShared: other processes did not come, failed, or see another directory.
 
     Source: eformer.serialization.tree_deserialize_leaves.
 
@@ -76,15 +82,22 @@ def tree_deserialize_leaves(
         >>> tree_deserialize_leaves(path)
         {'layers': {'0': 2.5, '1': None}, 'step': 7}
     """
+    path = folder_path(checkpoint_dir)
     wanted = _wanted(
         Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings), manager,
         callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64,
+        company=Company(
+            path,
+            timeout=timeout_seconds(timeout),
+            named=Named(shardings, mesh, target),
+            repeats=callback is None,
+        ),
     )  # fmt: skip
-    return _deserialize(folder_path(checkpoint_dir), prefix, manager, wanted)
+    return _deserialize(path, prefix, manager, wanted)
 
 
 def _wanted(
-    said: Said, manager: Any, *, callback: Any, chunk_size: Any, target: Any, structure: Any, x64: Any
+    said: Said, manager: Any, *, callback: Any, chunk_size: Any, target: Any, structure: Any, x64: Any, company: Company
 ) -> Wanted:
     """Refuse arguments that make no sense, before anything is opened."""
     if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
@@ -102,6 +115,7 @@ def _wanted(
         target=target,
         structure=structure,
         x64=x64,
+        company=company,
     )
 
 
@@ -119,7 +133,7 @@ def _batch(chunk_size: Any) -> int | None:
 def _deserialize(path: Path, prefix: str | None, manager: Any, wanted: Wanted) -> Any:
     if manager is not None:
         manager.wait_until_finished()
-    return on_one_state(lambda: _opened(path, prefix or None), lambda source: tree_of(source, wanted))
+    return on_one_state(lambda: _opened(path, prefix or None), lambda source: tree_of(source, wanted), wanted.company)
 
 
 @contextlib.contextmanager

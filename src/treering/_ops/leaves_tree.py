@@ -14,8 +14,9 @@ from treering._format.dict_structure import as_dicts
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
 from treering._format.structure import build
-from treering._ops.arrivals import brought, planned
+from treering._ops.arrivals import planned
 from treering._ops.into_like import into_like
+from treering._ops.joint_load import Company
 from treering._ops.leaves_by_manager import ArrayReader, ByManager
 from treering._ops.leaves_source import LeavesSource
 from treering._tree.fit import Fit
@@ -52,6 +53,8 @@ class Wanted:
     """The containers of the result, where there is no target."""
     x64: Literal["error", "numpy"]
     """What becomes of 64-bit jax arrays where jax holds none."""
+    company: Company
+    """Those who load it together."""
 
 
 def tree_of(source: LeavesSource, wanted: Wanted) -> Any:
@@ -154,10 +157,16 @@ def _leaves(source: LeavesSource, matches: Sequence[Matched], placements: Sequen
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
     result, deliveries = planned(source, matches, placements)
     by_manager = ByManager(wanted.reader, source) if wanted.reader is not None else None
+    batches = list(_batches(source.index, deliveries, wanted.batch))
+    if by_manager is None:
+        wanted.company.agree(source, batches)
+    else:
+        others = [[delivery for delivery in batch if not by_manager.takes(delivery)] for batch in batches]
+        wanted.company.agree(source, others)
     called = False
     try:
-        for batch in _batches(source.index, deliveries, wanted.batch):
-            leaves = _brought(source, batch, by_manager)
+        for batch in batches:
+            leaves = _brought(source, batch, by_manager, wanted.company)
             for number, delivery in enumerate(batch):
                 leaf, leaves[number] = leaves[number], None  # nothing of a batch outlives its callbacks here
                 if wanted.callback is not None and _is_array(source.index, delivery):
@@ -174,13 +183,15 @@ def _leaves(source: LeavesSource, matches: Sequence[Matched], placements: Sequen
     return result
 
 
-def _brought(source: LeavesSource, batch: Sequence[Delivery], by_manager: ByManager | None) -> list[Any]:
+def _brought(
+    source: LeavesSource, batch: Sequence[Delivery], by_manager: ByManager | None, company: Company
+) -> list[Any]:
     if by_manager is None:
-        return brought(source, batch)
+        return company.brought(source, batch)
     taken = [delivery for delivery in batch if by_manager.takes(delivery)]
     others = [delivery for delivery in batch if not by_manager.takes(delivery)]
     leaves: dict[int, Any] = {}
-    for some, there in ((others, brought(source, others)), (taken, by_manager.bring(taken) if taken else [])):
+    for some, there in ((others, company.brought(source, others)), (taken, by_manager.bring(taken) if taken else [])):
         leaves |= {delivery.number: leaf for delivery, leaf in zip(some, there, strict=True)}
     return [leaves.pop(delivery.number) for delivery in batch]
 

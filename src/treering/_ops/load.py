@@ -15,14 +15,16 @@ from treering._arrays.source import Source
 from treering._format.index import Index
 from treering._format.selection import select
 from treering._format.structure import build
-from treering._ops.arrivals import brought, planned
+from treering._ops.arrivals import Report, planned
 from treering._ops.into_like import into_like
+from treering._ops.joint_load import Company, Named
 from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
 from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Matched, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
+from treering._values.processes import timeout_seconds
 from treering.errors import KeptOnHost, Unsupported
 
 __all__ = ["load"]
@@ -41,10 +43,12 @@ def load(
     cast: bool,
     mapped: bool,
     progress: Progress | None,
+    timeout: float | None,
 ) -> Any:
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
     _require_sense(like, only=only, at=at, rename=rename, missing=missing, cast=cast)
     require_path(path)
+    company = Company(path, timeout=timeout_seconds(timeout), named=Named(shardings, mesh, like))
 
     def work(source: Source) -> Any:
         index = source.index
@@ -56,14 +60,14 @@ def load(
         if like is None:
             matches = as_stored(index, part)
             placements = _placements(index, part.keys, matches, None, asked)
-            return build(part.structure, _leaves(source, matches, placements, progress))
+            return build(part.structure, _leaves(source, matches, placements, progress, company))
         target = flatten_like(like)
         matches = matched(index, part, target, rename=rename, missing=missing, cast=cast, raw_keys=source.raw_keys)
         placements = _placements(index, target.keys, matches, target, asked)
-        leaves = _leaves(source, matches, placements, progress)
+        leaves = _leaves(source, matches, placements, progress, company)
         return into_like(like, target, source, part=part, matches=matches, leaves=leaves)
 
-    return on_one_state(lambda: opened_source(path, mapped=mapped), work)
+    return on_one_state(lambda: opened_source(path, mapped=mapped), work, company)
 
 
 def _require_sense(like: Any, *, only: Any, at: Any, rename: Any, missing: str, cast: bool) -> None:
@@ -130,10 +134,16 @@ def _placements(
 
 
 def _leaves(
-    source: Source, matches: Sequence[Matched], placements: Sequence[Any], progress: Progress | None
+    source: Source,
+    matches: Sequence[Matched],
+    placements: Sequence[Any],
+    progress: Progress | None,
+    company: Company,
 ) -> list[Any]:
     """Return the leaves of the result: read, checked and placed."""
     result, deliveries = planned(source, matches, placements)
-    for delivery, leaf in zip(deliveries, brought(source, deliveries, progress), strict=True):
+    company.agree(source, [deliveries])
+    report = Report(progress, sum(delivery.nbytes for delivery in deliveries))
+    for delivery, leaf in zip(deliveries, company.brought(source, deliveries, report), strict=True):
         result[delivery.number] = leaf
     return result

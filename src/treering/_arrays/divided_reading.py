@@ -1,0 +1,136 @@
+"""Leaves that are wanted by several processes: which of them reads what, and what they agree on before they begin."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import jax
+
+from treering._arrays import exchange
+from treering._arrays.delivered import Delivery
+from treering._arrays.exchange import carried, grid_of, part_boxes
+from treering._arrays.incoming import Wish
+from treering._arrays.source import Source
+from treering._plan.load import StoredLeaf, plan_loads
+from treering._plan.shard_boxes import box_of_slices
+from treering._values.boxes import Box, size_of
+from treering._values.checksums import digest, packed
+
+__all__ = ["divide", "plan_digest", "rounds", "spans", "state_digest"]
+
+Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
+"""Process -> the boxes that it wants."""
+
+# One program exchanges so many leaves at most: to compile it for more takes longer than to run it twice.
+_MOST_LEAVES: Final = 64
+
+
+def spans(sharding: Any) -> bool:
+    """Tell whether the devices of a sharding belong to several processes."""
+    return sharding is not None and len(_processes(sharding)) > 1
+
+
+def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> None:
+    """Plan who reads what of the leaves that lie over several processes, and turn their wishes into that.
+
+    What a process counts of a leaf from here on is what it reads itself.
+    """
+    joint = [delivery for delivery in deliveries if spans(delivery.sharding)]
+    leaves = [_stored(source, delivery, processes) for delivery in joint]
+    for delivery, plan in zip(joint, plan_loads(leaves, processes), strict=True):
+        delivery.dtype = source.dtype_of(delivery.wish.leaf)
+        if plan.parts is not None:
+            sharding: Any = delivery.sharding
+            delivery.parts = plan.parts
+            delivery.wish = Wish(delivery.wish.leaf, part_boxes(delivery.shape, sharding, plan.parts))
+        delivery.nbytes = sum(map(size_of, delivery.wish.boxes)) * delivery.dtype.itemsize
+
+
+def _stored(source: Source, delivery: Delivery, processes: int) -> StoredLeaf:
+    leaf = delivery.wish.leaf
+    dtype = source.dtype_of(leaf)
+    grid = grid_of(delivery.sharding, len(delivery.shape)) if carried(delivery.fit.dtype or dtype) else None
+    return StoredLeaf(
+        shape=delivery.shape,
+        itemsize=dtype.itemsize,
+        chunks=source.stored_chunks(leaf) if grid is not None else (),
+        wanted=_wanted(delivery.sharding, delivery.shape, processes),
+        grid=grid,
+    )
+
+
+def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterator[list[Delivery]]:
+    """Yield runs of exchanged leaves of which no process gets more than about ``most`` bytes; the same on all."""
+    some: list[Delivery] = []
+    held = 0
+    for delivery in deliveries:
+        some.append(delivery)
+        wanted = _wanted(delivery.sharding, delivery.shape, processes)
+        held += _largest(wanted) * (delivery.dtype.itemsize if delivery.dtype else 1)
+        if held >= most or len(some) == _MOST_LEAVES:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
+
+
+def plan_digest(batches: Iterable[Sequence[Delivery]], processes: int) -> str:
+    """Return a digest of what all processes have to want alike: leaves that lie over several, and how."""
+    lines = []
+    for number, batch in enumerate(batches):
+        for delivery in batch:
+            if not spans(delivery.sharding):
+                continue
+            dtype = delivery.fit.dtype or delivery.dtype
+            wanted = _wanted_digest(_wanted(delivery.sharding, delivery.shape, processes))
+            cut = delivery.parts and (delivery.parts.axis, delivery.parts.rows, delivery.parts.first)
+            lines.append(f"{number} {delivery.key} {delivery.fit.kind} {dtype} {delivery.shape} {wanted} {cut}")
+    return digest(["\n".join(lines).encode("utf-8", "surrogatepass")])
+
+
+def state_digest(source: Source) -> str:
+    """Return a digest of what was opened, so that processes can tell whether all of them opened the same."""
+    index = source.index
+    head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))
+    keys = "\0".join(index.keys)
+    return digest(
+        [head.encode("utf-8", "surrogatepass"), keys.encode("utf-8", "surrogatepass"), packed(index.checksums)]
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- of shardings
+
+
+def _processes(sharding: Any) -> frozenset[int]:
+    return _owners(sharding, exchange.process_of)
+
+
+@functools.lru_cache(maxsize=1024)
+def _owners(sharding: jax.sharding.Sharding, owner: Any) -> frozenset[int]:
+    return frozenset(map(owner, sharding.device_set))
+
+
+def _wanted(sharding: Any, shape: tuple[int, ...], processes: int) -> Wanted:
+    return _wanted_by(sharding, shape, processes, exchange.process_of)
+
+
+# Leaves that are wanted alike have to share one: plans know it by its identity.
+@functools.lru_cache(maxsize=1024)
+def _wanted_by(sharding: jax.sharding.Sharding, shape: tuple[int, ...], processes: int, owner: Any) -> Wanted:
+    wanted: list[dict[Box, None]] = [{} for _ in range(processes)]
+    for device, index in sharding.devices_indices_map(shape).items():
+        wanted[owner(device)][box_of_slices(index or (), shape)] = None
+    return tuple(map(tuple, wanted))
+
+
+@functools.lru_cache(maxsize=1024)
+def _largest(wanted: Wanted) -> int:
+    """Return how many items the process gets that gets the most."""
+    return max(sum(map(size_of, boxes)) for boxes in wanted)
+
+
+@functools.lru_cache(maxsize=1024)
+def _wanted_digest(wanted: Wanted) -> str:
+    return digest([repr(wanted).encode()])

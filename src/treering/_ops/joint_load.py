@@ -1,0 +1,245 @@
+"""A tree that several processes load together: they open the same, read their parts, exchange them, or all fail.
+
+Nobody is waited for without a deadline, and who fails tells the others before it raises. ``docs/design/reading.md`` says
+at which points they meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import jax
+
+from treering._arrays.assembly import PAYLOAD_BYTES, assembled, in_step
+from treering._arrays.delivered import Delivery, finished, parted_of
+from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
+from treering._arrays.exchange import exchanged
+from treering._arrays.source import Source
+from treering._ops.arrivals import BATCH_BYTES, Report, brought
+from treering._ops.one_state import OpenAgain
+from treering._store.note_text import Failure
+from treering._store.notes import Notes, PathNotes
+from treering._tree.placement import is_placement
+from treering._tree.rules import spec_of
+from treering._values.processes import Processes, named
+from treering.errors import Busy, Mismatch, NotShared, TreeringError
+
+__all__ = ["Company", "Named"]
+
+T = TypeVar("T")
+
+# Of the name of a class of somebody else's.
+_LONGEST_CLASS: Final = 60
+
+
+class Named:
+    """The shardings that the caller names, looked at only where a process fails before leaves have theirs.
+
+    Args:
+        shardings: ``shardings=``.
+        mesh: ``mesh=``.
+        like: ``like=`` or ``target=``.
+    """
+
+    def __init__(self, shardings: Any, mesh: Any, like: Any) -> None:
+        self._shardings = shardings
+        self._mesh = mesh
+        self._like = like
+
+    def span(self) -> bool:
+        """Tell whether one of them lies over several processes; what a function would return is not known."""
+        # Whatever cannot be looked at is what the caller is told of anyway, by the error that led here.
+        with contextlib.suppress(Exception):
+            return any(map(spans, self._all()))
+        return False
+
+    def _all(self) -> Iterator[Any]:
+        if isinstance(self._mesh, jax.sharding.Mesh):
+            yield jax.sharding.NamedSharding(self._mesh, spec_of())
+        given = jax.tree_util.tree_leaves(self._shardings, is_leaf=is_placement)
+        yield from (one for one in given if isinstance(one, jax.sharding.Sharding))
+        if self._mesh is None and self._shardings is None:
+            found = (getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(self._like))
+            yield from dict.fromkeys(one for one in found if isinstance(one, jax.sharding.Sharding))
+
+
+class Company:
+    """The processes that load a tree together; this one alone until a leaf lies over several.
+
+    Args:
+        path: the tree.
+        timeout: seconds to wait for others at one point.
+        named: the shardings that the caller names.
+        repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
+
+    Attributes:
+        joined: whether there is company.
+        over: whether the others know of this process's end, or cannot be told any more.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float, named: Named, repeats: bool = True) -> None:
+        self.joined = False
+        self._path = Path(path)
+        self._timeout = timeout
+        self._named = named
+        self._repeats = repeats
+        self._processes = Processes(this=0, count=1)
+        self.over = False
+
+    # ------------------------------------------------------------------------------------------------------ meeting
+
+    def agree(self, source: Source, batches: Sequence[Sequence[Delivery]]) -> None:
+        """Divide the reading of leaves that lie over several processes, if any do, and see that all do the same.
+
+        Args:
+            source: the opened tree.
+            batches: what is to be read, one batch after the other.
+
+        Raises:
+            OpenAgain: the processes opened different states of the tree.
+            Mismatch: they want different things.
+            TreeringError: another process failed, or did not come.
+        """
+        deliveries = list(itertools.chain.from_iterable(batches))
+        if not self.joined and not self._join(delivery.sharding for delivery in deliveries):
+            return
+        divide(source, deliveries, self._processes.count)
+        said = self._met(state=state_digest(source), plan=plan_digest(batches, self._processes.count))
+        others = _differing(said, "state")
+        if others:
+            error = NotShared(
+                f"could not {self._doing}: {named(others)} found another state of it there than process 0",
+                hint="let the path lead to one folder for all processes, on a file system that they share",
+            )
+            error.processes = others
+            raise OpenAgain(error)
+        others = _differing(said, "plan")
+        if others:
+            self.over = True
+            text = f"{named(others)} wants other leaves, dtypes, shardings or batches than process 0"
+            raise Mismatch(f"could not {self._doing}: {text}", hint="all processes have to ask for the same")
+
+    def end(self) -> None:
+        """Meet for the last time: each process has what it wanted, or all fail."""
+        if self.joined:
+            self._met()
+
+    def replaced(self) -> None:
+        """Tell the others that a save replaced the tree while it was being read.
+
+        Raises:
+            OpenAgain: all heard it.
+            TreeringError: what another process raised, or Busy where reading cannot begin again.
+        """
+        self._met(again=True)
+
+    def tell(self, error: Exception) -> None:
+        """Tell the others that this process fails, unless they know."""
+        if not self.joined and self._named.span():
+            self._join_all()
+        if self.joined and not self.over:
+            # What becomes of the others is their concern: this process raises its own error.
+            with contextlib.suppress(TreeringError, OpenAgain):
+                self._met(failure=Failure.of(error))
+
+    def _join(self, shardings: Iterable[Any]) -> bool:
+        placed = dict.fromkeys(sharding for sharding in shardings if sharding is not None)
+        # A sharding has devices, so jax runs, and may be asked.
+        if placed and any(map(spans, placed)):
+            self._join_all()
+        return self.joined
+
+    def _join_all(self) -> None:
+        self._processes = Processes(this=jax.process_index(), count=jax.process_count())
+        self.joined = True
+
+    @property
+    def _doing(self) -> str:
+        return f"load {os.fspath(self._path)!r}"
+
+    @property
+    def _notes(self) -> Notes | None:
+        return PathNotes(os.fspath(self._path)) if self._path.is_dir() else None
+
+    def _met(self, *, failure: Failure | None = None, **said: Any) -> list[dict[str, Any]]:
+        """Say something and hear what all processes say.
+
+        Raises:
+            OpenAgain: somebody found that the tree had been replaced.
+            TreeringError: somebody failed, or did not come.
+        """
+        payload = _payload(said, failure)
+        waiting = {"timeout": self._timeout, "notes": self._notes, "doing": self._doing}
+        try:
+            rows = assembled(payload, self._processes, **waiting)
+        except Exception:
+            self.over = True
+            raise
+        heard: list[dict[str, Any]] = [json.loads(row) for row in rows]
+        failed = tuple(number for number, one in enumerate(heard) if "failure" in one)
+        if failed:
+            self.over = True
+            first = Failure.from_node(heard[failed[0]]["failure"], "what a process said")
+            raise first.blamed_on(f"process {failed[0]}").error(f"could not {self._doing}", failed)
+        if any("again" in one for one in heard):
+            if not self._repeats:
+                self.over = True
+            error = Busy(f"{os.fspath(self._path)!r} was replaced while it was being read", hint="load it again")
+            raise OpenAgain(error) if self._repeats else error
+        return heard
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def brought(self, source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
+        """Return the leaves of some deliveries, in their order: read here, or exchanged with the others.
+
+        Raises:
+            TreeringError: as `treering._ops.arrivals.brought`; Timeout and ProcessFailed where others are missing.
+        """
+        if not self.joined:
+            return brought(source, deliveries, report)
+        own = [delivery for delivery in deliveries if delivery.parts is None]
+        leaves = {id(delivery): leaf for delivery, leaf in zip(own, brought(source, own, report), strict=True)}
+        shared = [delivery for delivery in deliveries if delivery.parts is not None]
+        for some in rounds(shared, self._processes.count, BATCH_BYTES):
+            source.read([one.wish for one in some if one.wish.boxes], report.step if report else None)
+            if report:
+                report.add(sum(one.nbytes for one in some))
+            parted = [parted_of(one) for one in some]
+            self._met()
+            try:
+                arrays = exchanged(parted, self._run)
+            except BaseException:
+                self.over = True  # the others are in the midst of it, and hear nothing
+                raise
+            leaves |= {id(one): finished(array, one) for one, array in zip(some, arrays, strict=True)}
+        return [leaves.pop(id(delivery)) for delivery in deliveries]
+
+    def _run(self, work: Callable[[], T], /) -> T:
+        return in_step(work, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
+
+
+def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:
+    """Return the processes that say something else than process 0."""
+    return tuple(number for number, one in enumerate(said) if one.get(member) != said[0].get(member))
+
+
+def _payload(said: dict[str, Any], failure: Failure | None) -> bytes:
+    """Return what a process says; of a long error the hint and the end are left out."""
+    if failure is None:
+        return json.dumps(said).encode()
+    node = failure.node()
+    node["class"] = node["class"][:_LONGEST_CLASS]
+    payload = json.dumps({"failure": node}).encode()
+    length = PAYLOAD_BYTES
+    while len(payload) > PAYLOAD_BYTES:
+        length = length * 3 // 4
+        cut = f"{failure.message[:length]}..." if len(failure.message) > length else failure.message
+        payload = json.dumps({"failure": {**node, "message": cut, "hint": None, "missing": []}}).encode()
+    return payload
