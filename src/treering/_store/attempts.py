@@ -29,7 +29,6 @@ from treering.errors import Corrupt, StoreFailed
 
 __all__ = ["Looked", "NoteFile", "Remains", "looked_at"]
 
-_MOST_STAGED: Final = 1_000_000
 _PIECE: Final = 1 << 20
 # The number of its process, where a note's name has one.
 _NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|begin|verdict)")
@@ -69,8 +68,6 @@ class Remains:
     """Whether its journal is there, which proves that its data files are no checkpoint's."""
     index_itself: bool = False
     """Whether that journal is the index under another name: a power cut came between two steps of the commit."""
-    cut: bool = False
-    """Whether there is more than was counted."""
 
     @property
     def nbytes(self) -> int:
@@ -203,12 +200,10 @@ def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
     newest = itself.st_mtime if itself is not None else 0.0
     count = 0
     waiting: list[Parts] = [top]
-    left = _MOST_STAGED
-    while waiting and left > 0:
+    while waiting:
         here = waiting.pop()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, LinkRefused):  # it is changing
             for name, kind in tree.scan(here).items():
-                left -= 1
                 within = here[len(top)] if len(here) > len(top) else name
                 if kind == FOLDER:
                     waiting.append((*here, name))
@@ -222,7 +217,6 @@ def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
         count=count,
         changed=newest,
         holder=locks.holder(itself) if itself is not None else None,
-        cut=bool(waiting),
     )
 
 
