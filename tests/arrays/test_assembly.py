@@ -157,8 +157,12 @@ def test_signs_of_life_differ_and_say_what_is_waited_for(absent: threading.Event
 
 
 def test_all_wait_and_yet_do_not_meet(absent: threading.Event) -> None:
-    both = [Counting(0), Counting(2)]
-    error = refused(Memory(lambda notes: [other(notes) for other in both] and None), absent)
+    def both(notes: Memory) -> None:
+        for other in others:
+            other(notes)
+
+    others = [Counting(0), Counting(2)]
+    error = refused(Memory(both), absent)
     assert error.missing == ()
     assert "all give signs of life" in str(error)
 

@@ -59,7 +59,9 @@ def test_saved_by_four_loaded_by_any_number(tmp_path: Path) -> None:
     shutil.copytree(four, over)
     _good(run_job(reads, 2, devices=[1, 3], arguments=[[str(four), str(one)], [4, 1], str(over), 2], timeout=120), 30)
     _check_here(over, 2, 2)
-    _good(run_job(reads, 3, devices=[2, 4, 2], arguments=[[str(over), str(one)], [2, 1], str(over), 3], timeout=120), 30)
+    _good(
+        run_job(reads, 3, devices=[2, 4, 2], arguments=[[str(over), str(one)], [2, 1], str(over), 3], timeout=120), 30
+    )
     _check_here(over, 3, 3)
 
 

@@ -1,7 +1,7 @@
 """Trees that lie over processes in every way, and the items that each process must find in its shards.
 
-Items come from a counter, so that one in a wrong place is seen. All lengths are multiples of 24: they can be cut for 2, 3,
-4 and 8 devices.
+Items come from a counter, so that one in a wrong place is seen. All lengths are multiples of 24: they can be cut for 2,
+3, 4 and 8 devices.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def spread(way: str, devices: Sequence[jax.Device], axes: int) -> NamedSharding:
         order = order[1::2] + order[0::2][::-1]
     if mesh_name == "half":
         order = order[: len(order) // 2]
-    if mesh_name == "grid" or mesh_name == "shuffled":
+    if mesh_name in {"grid", "shuffled"}:
         mesh = Mesh(np.array(order).reshape(2, -1), ("x", "y"))
     else:
         mesh = Mesh(np.array(order), ("x",))
@@ -138,7 +138,12 @@ def wanted(order: str, name: str, shape: tuple[int, ...]) -> Sharding:
     if order == "as saved":
         way = ARRAYS[name][2] if name in ARRAYS else "line rows"
         return spread(way, devices, len(shape))
-    ways = {"crossed": "grid crossed", "shuffled": "shuffled both", "one axis": "line columns", "everywhere": "line none"}
+    ways = {
+        "crossed": "grid crossed",
+        "shuffled": "shuffled both",
+        "one axis": "line columns",
+        "everywhere": "line none",
+    }
     candidates = [ways[order], "line rows", "line none"]
     if order == "everywhere":
         candidates = ["line none"]
@@ -200,5 +205,3 @@ def _flat(leaves: Any) -> list[str]:
         shown = (leaf.dtype.name, leaf.shape, leaf.tobytes().hex()[:200]) if isinstance(leaf, np.ndarray) else leaf
         told.append(f"{jax.tree_util.keystr(path)} {type(leaf).__name__} {shown!r}")
     return told
-
-

@@ -1,0 +1,159 @@
+"""What cannot be saved or loaded by all processes is refused on all of them, and the next save works."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from tests.multiprocess.jobs import Job, results, run_job, start_job
+from tests.multiprocess.refusals import damaged, does_not_come, file_doors, races, refused
+
+COUNT = 4
+
+
+@pytest.mark.parametrize("form", ["ckpt", "leaves"])
+def test_all_processes_hear_of_it(tmp_path: Path, form: str) -> None:
+    every = results(run_job(refused, COUNT, devices=1, arguments=[str(tmp_path), form], timeout=120))
+    for number, said in enumerate(every):
+        _check_refusals(number, said, form)
+        for good in ("first", "equal", "of process 0", "progress", "this", "host only"):
+            assert "error" not in said[good], said[good]
+        # What could not be saved left what was there.
+        assert said["value"] == [1, 1.0]
+        assert said["noise"] == [0] * 5
+        assert said["mine"] == [number] * 3
+        assert said["host"] == 0
+        assert said["last"] == [5, 5.0]
+        assert (said["nonsense"]["error"], "timeout" in said["nonsense"]["message"]) == ("Unsupported", True)
+        assert said["this, of all"]["error"] == "Unsupported", said["this, of all"]
+        done = [tuple(pair) for pair in said["done"]]
+        assert done == sorted(done)
+        assert all(done and pair[1] == done[-1][0] for pair in done)
+    assert sum(said["done"][-1][1] for said in every if said["done"]) == 24 * 24 * 4
+    assert not list(tmp_path.rglob(".treering-*"))
+    assert not list(tmp_path.rglob("*.treering-tmp"))
+
+
+def _check_refusals(number: int, said: dict[str, Any], form: str) -> None:
+    def has(case: str, error: str, *words: str) -> None:
+        assert said[case].get("error") == error, (number, case, said[case])
+        for word in words:
+            assert word in said[case]["message"], (number, case, said[case])
+        assert said[case]["seconds"] < 50, (number, case, said[case])
+
+    if form == "ckpt":
+        has("exists", "Exists", "overwrite=True")
+    has("other sharding", "Mismatch", "w")
+    has("other shape", "Mismatch", "extra")
+    has("more leaves", "Mismatch")
+    has("unsupported in 1", "Unsupported", "when", "date")
+    has("unsupported in 0", "Unsupported", "when", "date")
+    has("differs", "Mismatch", "noise", "2 and 3")
+    if number != 1:
+        assert "process 1" in said["unsupported in 1"]["message"]
+    if number != 0:
+        assert "process 0" in said["unsupported in 0"]["message"]
+    if number != 2:
+        assert "process 2" in said["other sharding"]["message"]
+
+
+@pytest.mark.parametrize("form", ["ckpt", "leaves"])
+def test_damage_that_some_meet_is_raised_by_all(tmp_path: Path, form: str) -> None:
+    state = {"w": _items(), "step": 1}
+    for name in (form, f"{form} bad"):
+        if form == "ckpt":
+            tr.save(tmp_path / name, state)
+        else:
+            tr.leaves.tree_serialize_leaves(tmp_path / name, state)
+    (target,) = (tmp_path / f"{form} bad").glob("data-*" if form == "ckpt" else "w/0.0")
+    data = bytearray(target.read_bytes())
+    data[-1] ^= 1
+    target.write_bytes(data)
+    every = results(run_job(damaged, 3, devices=1, arguments=[str(tmp_path), form]))
+    for number, (whole, bad, elsewhere, again) in enumerate(every):
+        assert "error" not in whole, whole
+        assert bad.get("error") == "Corrupt", bad
+        assert elsewhere.get("error") in {"NotFound", "Corrupt"}, (number, elsewhere)
+        assert again.get("result") == whole["result"], again
+        assert bad["seconds"] < 50
+        assert elsewhere["seconds"] < 50
+
+
+def _items() -> Any:
+    return np.arange(24 * 24, dtype=np.float32).reshape(24, 24)
+
+
+def test_files_are_saved_by_each_for_itself(tmp_path: Path) -> None:
+    every = results(run_job(file_doors, 2, devices=1, arguments=[str(tmp_path)]))
+    for number, (one, two, metadata, called) in enumerate(every):
+        assert one == two == [number] * 3
+        assert metadata == {"number": 0}
+        assert called == ([0] if number == 0 else [])
+
+
+@contextlib.contextmanager
+def _waiting_for_last(worker: Any, count: int, arguments: list[Any]) -> Iterator[Job]:
+    """Start a job, let the last process go when all others have given up, then let all go."""
+    with start_job(worker, count, devices=1, arguments=arguments, heartbeat=100) as job:
+        _all_say(job, range(count - 1), "has given up")
+        job.tell(count - 1)
+        job.wait_for(count - 1, "has given up")
+        for number in range(count):
+            job.tell(number)
+        yield job
+
+
+def _all_say(job: Job, processes: range, text: str) -> None:
+    left = set(processes)
+    for number, found in job.events():
+        if found == text:
+            left.discard(number)
+        if not left:
+            return
+    raise AssertionError(f"{left} ended and never said {text!r}")
+
+
+@pytest.mark.parametrize("form", ["ckpt", "leaves"])
+def test_who_does_not_come_is_named_and_the_next_save_works(tmp_path: Path, form: str) -> None:
+    with _waiting_for_last(does_not_come, 3, [str(tmp_path), form]) as job:
+        every = results(job.wait())
+    for number, said in enumerate(every):
+        assert "error" not in said["first"], said
+        assert said["without"]["error"] == "Timeout", said
+        assert "process 2" in said["without"]["message"] or number == 2, said
+        assert said["without"]["seconds"] < 20
+        if number != 2:
+            assert said["without"]["missing"] == [2], said
+        assert said["value"] == [1, 1.0], said
+        assert "error" not in said["next"], said
+        assert said["last"] == [3, 3.0]
+
+
+def test_of_two_jobs_at_one_path_one_wins(tmp_path: Path) -> None:
+    rounds = 3
+    with (
+        start_job(races, 2, devices=1, arguments=[str(tmp_path), 1, rounds], heartbeat=100) as first,
+        start_job(races, 2, devices=1, arguments=[str(tmp_path), 2, rounds], heartbeat=100) as second,
+    ):
+        for one in range(rounds):
+            for job in (first, second):
+                _all_say(job, range(2), f"ready {one}")
+            for number in range(2):
+                for job in (first, second):
+                    job.tell(number)
+        found = [results(first.wait()), results(second.wait())]
+    for one in range(rounds):
+        ends = [{said[one].get("error", "won") for said in job} for job in found]
+        assert all(len(end) == 1 for end in ends), ends
+        assert [end for end in ends if end == {"won"}], (ends, found)
+        assert len([end for end in ends if end == {"won"}]) == 1, ends
+        assert {*ends[0], *ends[1]} <= {"won", "Exists", "Busy"}, found
+        winner = 1 + (ends[1] == {"won"})
+        assert tr.load(tmp_path / str(one))["step"] == winner
+        assert tr.verify(tmp_path / str(one)).ok
