@@ -1,7 +1,7 @@
 """A tree that several processes load together: they open the same, read their parts, exchange them, or all fail.
 
-Nobody is waited for without a deadline, and who fails tells the others before it raises. ``docs/design/reading.md`` says
-at which points they meet.
+Nobody is waited for without a deadline, and who fails tells the others before it raises. ``docs/design/reading.md``
+says at which points they meet.
 """
 
 from __future__ import annotations
@@ -175,9 +175,8 @@ class Company:
             TreeringError: somebody failed, or did not come.
         """
         payload = _payload(said, failure)
-        waiting = {"timeout": self._timeout, "notes": self._notes, "doing": self._doing}
         try:
-            rows = assembled(payload, self._processes, **waiting)
+            rows = assembled(payload, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
         except Exception:
             self.over = True
             raise
