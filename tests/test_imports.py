@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-PUBLIC = ("treering", "treering.errors", "treering.leaves", "treering.serialization", "treering.tree")
+PUBLIC = (
+    "treering",
+    "treering.errors",
+    "treering.leaves",
+    "treering.serialization",
+    "treering.testing",
+    "treering.tree",
+)
 MODULES = sorted(
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
     for path in SOURCE.rglob("*.py")

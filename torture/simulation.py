@@ -151,7 +151,7 @@ class Simulation:
         for this in range(count):
             process = _Process(number=len(self._processes), job=job, this=this)
             self._processes.append(process)
-            late = at + self._random.random() * self._random.choice((0.01, 0.1, 1.0))
+            late = at + self._random.random() * self._random.choice((0.01, 0.1, 0.5))
             if self._random.random() < 0.05:
                 late += self._random.uniform(0.0, 2 * job.timeout)
                 process.troubled = job.troubled = True

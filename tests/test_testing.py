@@ -1,0 +1,163 @@
+"""The stores for tests: the contract on each of them, and the trouble that the faulty one makes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treering._store.folder import Folder
+from treering._store.notes import FolderNotes, Notes, PathNotes
+from treering.testing import FaultyStore, MemoryStore, StoreContract
+
+NAME = ".treering-waiting-00001"
+
+
+class TestMemoryStore(StoreContract):
+    def make_store(self) -> Notes:
+        return MemoryStore()
+
+
+class TestFaultyStoreWithoutFaults(StoreContract):
+    def make_store(self) -> Notes:
+        return FaultyStore(MemoryStore(), seed=1)
+
+
+class TestFolderNotes(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> Iterator[None]:
+        with Folder(str(tmp_path)) as self.folder:
+            yield
+
+    def make_store(self) -> Notes:
+        return FolderNotes(self.folder)
+
+
+class TestPathNotes(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _path(self, tmp_path: Path) -> None:
+        self.path = tmp_path
+
+    def make_store(self) -> Notes:
+        return PathNotes(str(self.path))
+
+
+class Forgetful(MemoryStore):
+    def remove(self, name: str) -> None:
+        pass
+
+
+class Appending(MemoryStore):
+    def put(self, name: str, data: bytes) -> None:
+        super().put(name, (self.get(name) or b"") + data)
+
+
+class InTwoSteps(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.between = threading.Event()
+        self.seen = threading.Event()
+
+    def put(self, name: str, data: bytes) -> None:
+        if len(data) > 40_000 and self.get(name):
+            super().put(name, data[:10])
+            self.between.set()
+            self.seen.wait(1)
+        super().put(name, data)
+
+    def get(self, name: str) -> bytes | None:
+        if self.between.is_set():
+            self.seen.set()
+        return super().get(name)
+
+
+class Lying(MemoryStore):
+    def get(self, name: str) -> bytes | None:
+        return super().get(name) or b""
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Appending, InTwoSteps, Lying])
+def test_the_contract_finds_a_broken_store(broken: type[MemoryStore]) -> None:
+    class Contract(StoreContract):
+        def make_store(self) -> Notes:
+            return broken()
+
+    contract = Contract()
+    tests = [getattr(contract, name) for name in dir(contract) if name.startswith("test_")]
+    assert len(tests) == 6
+    with pytest.raises(AssertionError, match="the store holds|a reader got"):
+        for test in tests:
+            test()
+
+
+def trouble(seed: int) -> list[object]:
+    store = FaultyStore(MemoryStore(), seed=seed, stale=0.3, failing=0.3)
+    seen: list[object] = []
+    for number in range(100):
+        try:
+            store.put(NAME, b"%d" % number)
+            seen.append(store.get(NAME))
+        except OSError as error:
+            seen.append(str(error))
+    return seen
+
+
+def test_the_same_seed_makes_the_same_trouble() -> None:
+    assert trouble(7) == trouble(7)
+    assert trouble(7) != trouble(8)
+
+
+def test_a_failing_call_may_be_done() -> None:
+    done = 0
+    for seed in range(200):
+        inner = MemoryStore()
+        with pytest.raises(OSError, match="lost"):
+            FaultyStore(inner, seed=seed, failing=1.0).put(NAME, b"new")
+        done += inner.get(NAME) is not None
+    assert 50 < done < 150
+
+
+def test_a_failing_removal_may_be_done() -> None:
+    done = 0
+    for seed in range(200):
+        inner = MemoryStore()
+        inner.put(NAME, b"old")
+        with pytest.raises(OSError, match="lost"):
+            FaultyStore(inner, seed=seed, failing=1.0).remove(NAME)
+        done += inner.get(NAME) is None
+    assert 50 < done < 150
+
+
+def test_stale_answers_are_older_ones_of_that_name() -> None:
+    store = FaultyStore(MemoryStore(), seed=3, stale=0.5)
+    store.put(".treering-waiting-00002", b"of another")
+    for data in (b"first", b"second", b"third"):
+        store.put(NAME, data)
+    store.remove(".treering-waiting-00002")
+    assert {store.get(NAME) for _ in range(100)} == {None, b"first", b"second", b"third"}
+    assert {store.get(".treering-waiting-00002") for _ in range(100)} == {None, b"of another"}
+
+
+def test_slow_calls_wait_as_told() -> None:
+    waits: list[float] = []
+    store = FaultyStore(MemoryStore(), seed=4, slow=0.5, delay=3.0, sleep=waits.append)
+    for _ in range(100):
+        store.put(NAME, b"x")
+        store.get(NAME)
+        store.remove(NAME)
+    assert 100 < len(waits) < 200
+    assert 2 < max(waits) <= 3
+    assert min(waits) >= 0
+
+
+def test_shares_are_kept() -> None:
+    store = FaultyStore(MemoryStore(), seed=5, failing=0.25)
+    answers = 0
+    for _ in range(1000):
+        with contextlib.suppress(OSError):
+            store.get(NAME)
+            answers += 1
+    assert 650 < answers < 850
