@@ -165,7 +165,11 @@ class SavePlan:
 
     def parts_of(self, process: int) -> tuple[Part, ...]:
         """Return what one process writes, in the order of the leaves; other processes' parts are not made."""
-        parts = [Part(leaf, box) for kind in self._kinds for leaf in kind.leaves for box in kind.alone.get(process, ())]
+        parts: list[Part] = []
+        for kind in self._kinds:
+            boxes = kind.alone.get(process, ())
+            if boxes:
+                parts += [Part(leaf, box) for leaf in kind.leaves for box in boxes]
         for line in self._lines:
             if process in line.owners:
                 parts += line.parts(process)
