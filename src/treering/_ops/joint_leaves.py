@@ -19,11 +19,13 @@ from treering._arrays.calls import next_call, out_of_step
 from treering._arrays.incoming import Progress
 from treering._arrays.leaf_writer import write_leaves
 from treering._arrays.outgoing import Outgoing, outgoing
+from treering._codec.zarr import ZarrArray
 from treering._format.leaves_record import LeavesRecord, arrays_of
 from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.joint_save import HostLocal
 from treering._ops.leaf_shares import LeafShares, part_of, read_part
-from treering._ops.planned_leaves import PlannedLeaves, planned_leaves
+from treering._ops.managed_leaves import ArrayManager, ManagedSave, check_manager, managed_leaves
+from treering._ops.planned_leaves import PlannedLeaves, held_together, planned_leaves
 from treering._ops.serialize_leaves import acknowledge
 from treering._ops.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._store.joined_folder import TellingFolder
@@ -60,11 +62,20 @@ class LeavesWishes:
     """Called by process 0."""
     progress: Progress | None
     """Told about this process's bytes."""
+    manager: ArrayManager | None = None
+    """What writes the jax arrays that lie with several processes, if it is not treering."""
 
     def digest(self) -> bytes:
         """Return a few bytes that are the same on all processes which ask for the same files."""
         compressor = None if self.compressor is None else sorted(self.compressor.items(), key=repr)
-        asked = (self.prefix or None, self.write_index, compressor, self.chunk_bytes, self.host_local)
+        asked = (
+            self.prefix or None,
+            self.write_index,
+            compressor,
+            self.chunk_bytes,
+            self.host_local,
+            self.manager is None,
+        )
         return xxhash.xxh3_64_digest(repr(asked).encode("utf-8", "surrogatepass"))
 
 
@@ -83,8 +94,6 @@ def serialize_together(
     call = next_call(path, processes, timeout=timeout, doing=f"save leaves into {os.fspath(path)!r}")
     if processes.leads:
         _lead(call, path, flat, wishes)
-        if wishes.commit_callback is not None:
-            wishes.commit_callback()
     else:
         _follow(call, path, flat, wishes)
 
@@ -100,8 +109,11 @@ def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWis
     leader = _Leader(path, joint, staged)
     try:
         driven(leading(call, joint.signature()), staged.notes, leader)
+        leader.hand_over()
     finally:
         leader.close()
+    if not joint.managed and wishes.commit_callback is not None:
+        wishes.commit_callback()
 
 
 def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWishes) -> None:
@@ -113,6 +125,7 @@ def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesW
     with _Follower(path, call, joint) as follower:
         try:
             driven(following(call, follower.check), PathNotes(os.fspath(path)), follower)
+            follower.hand_over()
         except OutOfStep as error:
             out_of_step(call, error.number)
             raise
@@ -121,6 +134,9 @@ def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesW
 def _joint_of(call: Call, flat: Flattened | Exception, wishes: LeavesWishes) -> _Joint:
     if isinstance(flat, Exception):
         raise flat
+    if wishes.manager is not None:
+        check_manager(wishes.manager)
+        wishes.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
     return _Joint(call, flat, outgoing(flat, call.processes), wishes)
 
 
@@ -132,12 +148,16 @@ class _Joint:
         self.wishes = wishes
         self._flat = flat
         self._leaves = leaves
-        self._plan: PlannedLeaves = planned_leaves(
+        plan = planned_leaves(
             flat, leaves, prefix=wishes.prefix, compressor=wishes.compressor, chunk_bytes=wishes.chunk_bytes,
             processes=call.processes.count,
         )  # fmt: skip
-        self.record: LeavesRecord = self._plan.record(call.attempt)
-        self.shares = LeafShares(self._plan, arrays_of(self.record), call.processes.count)
+        self.record: LeavesRecord = plan.record(call.attempt)
+        self.managed: dict[int, str] = {} if wishes.manager is None else _managed(plan)
+        arrays = dict(zip(leaves.sources, arrays_of(self.record), strict=True))
+        self._own: PlannedLeaves = plan.without(self.managed)
+        self._arrays: list[ZarrArray] = [arrays[number] for number in self._own.leaves.sources]
+        self.shares = LeafShares(self._own, self._arrays, call.processes.count)
         self.share = self.shares.of(call.processes.this)
 
     def signature(self) -> bytes:
@@ -163,7 +183,7 @@ class _Joint:
         """Write the own files; return what process 0 has to know of them."""
         staged.require_space(self.shares.nbytes(self.share))
         sizes, checksums = write_leaves(
-            staged, self.record.folders, self._leaves, arrays_of(self.record),
+            staged, self._own.folders, self._own.leaves, self._arrays,
             progress=self.wishes.progress, share=self.share,
         )  # fmt: skip
         digests = local_digests(self._flat, self._leaves) if self.wishes.host_local == "equal" else b""
@@ -181,6 +201,25 @@ class _Joint:
         sizes, checksums = self.shares.merged([(sizes, checksums) for sizes, checksums, _ in read])
         return dataclasses.replace(self.record, sizes=sizes, checksums=checksums)
 
+    def begin_managed(self, path_of: Callable[[str], str], finish: Callable[[], None]) -> None:
+        """Give the manager its leaves; it calls ``finish`` on process 0 when all processes have written."""
+        if self.wishes.manager is not None:
+            arrays = [self._flat.leaves[number] for number in self.managed]
+            paths = [path_of(folder) for folder in self.managed.values()]
+            self.wishes.manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
+
+
+def _managed(plan: PlannedLeaves) -> dict[int, str]:
+    """Return the leaves that a manager gets, and their folders: those that lie with several processes.
+
+    Of all others each process would write its own, in the same place.
+    """
+    return {
+        number: folder
+        for number, folder in managed_leaves(plan).items()
+        if (held := held_together(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
+    }
+
 
 class _Leader:
     """What process 0 does."""
@@ -190,10 +229,13 @@ class _Leader:
         self._joint = joint
         self._staged = staged
         self._others_have_left = False
+        self._handed_over = False
+        self._record: LeavesRecord | None = None
 
     def work(self) -> bytes:
         part = self._joint.write(self._staged)
-        self._staged.make_durable()
+        if not self._joint.managed:  # else everything is made durable when the manager has written
+            self._staged.make_durable()
         # Now, while the others are still writing: between their last byte and the commit is as little as can be.
         for folder, names in self._joint.shares.left_to_others(self._joint.share):
             self._staged.expect(folder, names)
@@ -201,13 +243,31 @@ class _Leader:
 
     def commit(self, parts: Sequence[bytes]) -> None:
         record = self._joint.whole_record(parts)
-        acknowledge(self._path, self._staged, record, write_index=self._joint.wishes.write_index)
+        if self._joint.managed:
+            self._record = record  # that all are ready is all that is agreed on
+        else:
+            acknowledge(self._path, self._staged, record, write_index=self._joint.wishes.write_index)
+
+    def hand_over(self) -> None:
+        """Let the manager write what is its to write; the save is committed when it has."""
+        joint, record = self._joint, self._record
+        if record is None:
+            return
+        self._others_have_left = True  # if this fails, what they write is swept by the next save
+        save = ManagedSave(
+            self._path.absolute(), self._staged, record, frozenset(joint.managed), joint.wishes.commit_callback,
+            write_index=joint.wishes.write_index,
+        )  # fmt: skip
+        joint.begin_managed(self._staged.path_of, save.finish)
+        self._handed_over = True
 
     def withdraw(self) -> None:
         self._others_have_left = True
 
     def close(self) -> None:
         """End it; where others may still be writing, what they write stays for the next save to sweep."""
+        if self._handed_over:
+            return
         if self._others_have_left:
             self._staged.close()
         else:
@@ -240,6 +300,12 @@ class _Follower:
         joined.make_durable()
         return part
 
+    def hand_over(self) -> None:
+        """Let the manager write what is its to write; process 0 commits when it has."""
+        joint = self._known()
+        if joint.managed and self._joined is not None:
+            joint.begin_managed(self._joined.path_of, _nothing)
+
     def commit(self, parts: Sequence[bytes]) -> None:
         raise RuntimeError(f"process 0 commits the parts of all {len(parts)}")
 
@@ -251,6 +317,10 @@ class _Follower:
         if isinstance(self._joint, Exception):
             raise self._joint
         return self._joint
+
+
+def _nothing() -> None:
+    """What a manager calls on processes that do not commit, if it does."""
 
 
 class _Nothing:

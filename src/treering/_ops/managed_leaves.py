@@ -28,7 +28,7 @@ from treering._values.checksums import block_bytes, block_count
 from treering._values.keys import split_key
 from treering.errors import TreeringError, Unsupported
 
-__all__ = ["ArrayManager", "serialize_managed"]
+__all__ = ["ArrayManager", "ManagedSave", "check_manager", "managed_leaves", "serialize_managed"]
 
 
 class ArrayManager(Protocol):
@@ -56,18 +56,18 @@ def serialize_managed(
 
     The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
     """
-    _check_manager(manager)
+    check_manager(manager)
     plan = planned_leaves(flat, outgoing(flat), prefix=prefix, compressor=None, chunk_bytes=None)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
     staged = StagedLeaves(path, LEAVES_RULES)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         staged.require_space(plan.nbytes)
-        managed = _managed(plan)
+        managed = managed_leaves(plan)
         record = _with_own(plan.record(staged.attempt), plan.leaves, managed, staged)
         # It is committed later, when the program may work in another folder.
         place = path.absolute()
-        save = _ManagedSave(place, staged, record, frozenset(managed), commit_callback, write_index=write_index)
+        save = ManagedSave(place, staged, record, frozenset(managed), commit_callback, write_index=write_index)
         if managed:
             arrays = [plan.flat.leaves[number] for number in managed]
             paths = [staged.path_of(folder) for folder in managed.values()]
@@ -77,14 +77,15 @@ def serialize_managed(
         undo.pop_all()
 
 
-def _check_manager(manager: object) -> None:
+def check_manager(manager: object) -> None:
+    """Refuse what has not the methods of a manager."""
     for name in ("serialize_with_paths", "wait_until_finished"):
         if not callable(getattr(manager, name, None)):
             raise Unsupported(f"the manager, a {type(manager).__name__}, has no method {name!r}")
 
 
-def _managed(plan: PlannedLeaves) -> dict[int, str]:
-    """Return the numbers of the leaves that the manager gets, and their folders."""
+def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
+    """Return the numbers of the leaves that a manager can be given, and their folders."""
     leaves, kinds = plan.leaves, plan.flat.kinds
     known = [kind.dtype is not None and stored_dtype(kind.dtype) == kind.dtype for kind in leaves.types]
     stored = zip(leaves.sources, plan.folders, strict=True)
@@ -105,7 +106,7 @@ def _with_own(record: LeavesRecord, leaves: Outgoing, managed: Mapping[int, str]
     return dataclasses.replace(record, checksums=checksums)
 
 
-class _ManagedSave:
+class ManagedSave:
     """A save that waits for its manager.
 
     It holds no array, so that what the caller lets go is gone. Where the manager fails, it lets go of this, and the

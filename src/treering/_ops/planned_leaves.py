@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from treering._arrays.outgoing import HeldBoxes, Outgoing
@@ -47,6 +47,18 @@ class PlannedLeaves:
     def nbytes(self) -> int:
         """Bytes of all stored leaves, before any compressor."""
         return sum(source.data.nbytes for sources in self.leaves.sources.values() for source in sources)
+
+    def without(self, numbers: Container[int]) -> PlannedLeaves:
+        """Return the plan of all other leaves."""
+        rows = list(zip(self.leaves.sources, self.folders, self.leaf_layouts, strict=True))
+        kept = [row for row in rows if row[0] not in numbers]
+        sources = {number: self.leaves.sources[number] for number, _, _ in kept}
+        return dataclasses.replace(
+            self,
+            leaves=dataclasses.replace(self.leaves, sources=sources),
+            folders=[folder for _, folder, _ in kept],
+            leaf_layouts=[layout for _, _, layout in kept],
+        )
 
     def record(self, attempt: str) -> LeavesRecord:
         """Return the record of this save; sizes and checksums come when the leaves are written."""

@@ -48,18 +48,17 @@ def serialize(
                 raise Unsupported(f"{name} is for saves by treering itself; a manager has its own way", hint=hint)
     flat, job = _flattened(tree, ALONE if processes == "this" else None)
     if job.count > 1:
-        if manager is not None:
-            hint = (
-                'leave it out; treering.save and this save by all processes, or let each save alone: processes="this"'
-            )
-            raise Unsupported("a manager takes no tree of several processes", hint=hint)
         wishes = LeavesWishes(
             prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes,
             host_local=host_local, commit_callback=commit_callback, progress=progress,
+            manager=manager,
         )  # fmt: skip
         serialize_together(place, flat, wishes, processes=job, timeout=seconds)
     elif isinstance(flat, Exception):
         raise flat
+    elif manager is not None and this_processes(flat.leaves).count > 1:
+        hint = "leave the manager out, or let all processes save"
+        raise Unsupported("a manager works with all processes of a job, and this one is to save alone", hint=hint)
     elif manager is None:
         serialize_leaves(
             place, flat, prefix=prefix, commit_callback=commit_callback, write_index=write_index,

@@ -62,6 +62,14 @@ class JoinedLeaves(StagedFiles):
             self._tree.close()
             folder.close()
 
+    def path_of(self, folder: str) -> str:
+        """Return the absolute path of a leaf's staged folder, for a manager of jax to write to.
+
+        Raises:
+            Unsupported: the folder's path is longer than the system takes.
+        """
+        return os.path.join(self._open_folder.path, *self._staged, *self._parts_of(folder))
+
     def make_durable(self) -> None:
         """Make what this process has written durable, and see that it lies where process 0 will look for it.
 
