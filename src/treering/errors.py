@@ -9,9 +9,9 @@
     ├── Format         well formed, but not ours: use another reader (ValueError)
     ├── Unsupported    cannot be stored or placed: change the tree   (TypeError, ValueError)
     ├── Timeout        other processes did not come: look at them    (TimeoutError)
-    ├── ProcessFailed  another process failed: its error says why    (RuntimeError)
-    └── StoreFailed    the disk said no: free space, fix rights      (OSError)
-        └── NotShared  the processes see different folders           (OSError)
+    ├── StoreFailed    the disk said no: free space, fix rights      (OSError)
+    │   └── NotShared  the processes see different folders           (OSError)
+    └── ProcessFailed  another process failed: its error says why    (RuntimeError)
 
 Every one is also the builtin class that a program written for
 ``flax.serialization`` expects. Where flax raises a further class for one case
