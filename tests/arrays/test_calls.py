@@ -1,0 +1,201 @@
+"""Joint saves are counted, seen from one process; ``tests/multiprocess`` has real ones."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from treering._arrays import assembly, calls
+from treering._arrays.calls import next_call, out_of_step
+from treering._store.checkpoint_names import waiting_note
+from treering._store.folders import make_folder
+from treering._store.rendezvous import Call, attempt_of
+from treering._values.processes import Processes
+from treering.errors import NotDirectory, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError
+
+LEADER = Processes(this=0, count=3)
+FOLLOWER = Processes(this=1, count=3)
+JOB = "0123456789abcdef"
+
+
+class Others:
+    """What the other processes bring, one list after the other; None stands for what this one brings."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[bytes | None]] = []
+        self.brought: list[bytes] = []
+        self.doing: Callable[[], object] = lambda: None
+
+    def __call__(self, payload: bytes, processes: Processes, doing: str) -> list[bytes]:
+        self.brought.append(payload)
+        self.doing()
+        return [payload if row is None else row for row in self.rows.pop(0)]
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> Others:
+    found = Others()
+    monkeypatch.setattr(calls, "exchanged", found)
+    monkeypatch.setattr(calls, "_jobs", calls._Jobs())
+    monkeypatch.setattr(assembly, "_line", assembly._Line())
+    return found
+
+
+def call(path: Path, processes: Processes, timeout: float = 60) -> Call:
+    return next_call(path, processes, timeout=timeout, doing=f"save {str(path)!r}")
+
+
+def refusal(path: Path, processes: Processes, timeout: float = 60) -> TreeringError:
+    with pytest.raises(TreeringError) as raised:
+        call(path, processes, timeout)
+    return raised.value
+
+
+def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Others) -> None:
+    path = tmp_path / "a" / "ckpt"
+    others.rows = [[None, b"", b""], [None, b"", b""]]
+    marks: list[bytes] = []
+    others.doing = lambda: marks.append((path / waiting_note(0)).read_bytes())
+    first = call(path, LEADER)
+    assert (first.number, first.attempt) == (1, attempt_of(first.job, 1))
+    assert others.brought == [first.job.encode(), b""]
+    assert marks[1].endswith(first.job.encode())
+    assert list(path.iterdir()) == []
+    # From then on nobody has to meet, and no folder is made.
+    second = call(tmp_path / "b", LEADER)
+    assert (second.job, second.number) == (first.job, 2)
+    assert second.attempt != first.attempt
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_others_take_the_name_and_look_for_the_mark(tmp_path: Path, others: Others) -> None:
+    (tmp_path / waiting_note(0)).write_bytes(f"sign of life\n{JOB}".encode())
+    others.rows = [[JOB.encode(), None, b""], [b"", None, b""]]
+    assert call(tmp_path, FOLLOWER).job == JOB
+    assert others.brought[1] == b""
+
+
+def test_who_sees_no_mark_says_so(tmp_path: Path, others: Others) -> None:
+    (tmp_path / waiting_note(0)).write_bytes(b"the mark of another job")
+    others.rows = [[JOB.encode(), None, b""], [b"", None, b"unseen"]]
+    error = refusal(tmp_path, FOLLOWER, 0.1)
+    assert isinstance(error, NotShared)
+    assert error.processes == (1, 2)
+    assert f"could not save {str(tmp_path)!r}: processes 1 and 2 do not see" in str(error)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_is_not_shared_is_removed_where_it_was_made(tmp_path: Path, others: Others, there: bool) -> None:
+    path = tmp_path / "a" / "ckpt"
+    if there:
+        path.mkdir(parents=True)
+    others.rows = [[None, b"", b""], [None, b"unseen", b""]]
+    assert isinstance(refusal(path, LEADER), NotShared)
+    assert (tmp_path / "a").exists() == there
+    # The name is agreed on; the folder is looked at again.
+    others.rows = [[None, b"", b""]]
+    assert call(path, LEADER).number == 2
+    assert others.rows == []
+
+
+def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Others) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    path = tmp_path / "file" / "ckpt"
+    others.rows = [[None, b"", b""]]
+    assert isinstance(refusal(path, LEADER), NotDirectory)
+    said = others.brought[0]
+    assert len(said) <= assembly.PAYLOAD_BYTES
+    others.rows = [[said, None, b""]]
+    calls._jobs.latest = None
+    error = refusal(path, FOLLOWER)
+    assert isinstance(error, NotDirectory)
+    assert str(error).startswith(f"process 0 could not save {str(path)!r}: could not write")
+    # A second call, when the name is known: it is told when all come together.
+    others.rows = [[said[16:], None, b"unseen"]]
+    assert isinstance(refusal(path, FOLLOWER, 0.1), NotDirectory)
+
+
+def test_an_error_fits_into_what_can_be_brought() -> None:
+    long = StoreFailed("ä" * 5000, hint="h" * 5000)
+    assert len(calls._text_of(long)) <= assembly.PAYLOAD_BYTES - 16
+    assert b"PermissionDenied" in calls._text_of(PermissionDenied("no"))
+
+
+def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: Path, others: Others) -> None:
+    def never() -> None:
+        raise Timeout("could not save: process 2 did not come")
+
+    others.rows = [[None, b"", b""]]
+    others.doing = never
+    refusal(tmp_path, LEADER)
+    name = others.brought[0]
+    assert (tmp_path / waiting_note(0)).read_bytes() == b"given up " + name
+    calls._jobs.latest = None
+    others.doing = lambda: None
+    others.rows = [[name, None, b""]]
+    error = refusal(tmp_path, FOLLOWER)
+    assert isinstance(error, Timeout)
+    assert "process 0 had given up" in str(error)
+    # It does not meet the others for the second time: they are not there.
+    assert len(others.brought) == 2
+    assert assembly._line.given_up == 1
+
+
+def test_a_folder_that_another_saver_removes_is_made_again(
+    tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ckpt"
+    left = [None, None]
+
+    def made_and_removed(folder: str) -> list[str]:
+        made = make_folder(folder)
+        if left:
+            left.pop()
+            shutil.rmtree(folder)
+        return made
+
+    monkeypatch.setattr(calls, "make_folder", made_and_removed)
+    others.rows = [[None, b"", b""], [None, b"", b""]]
+    assert call(path, LEADER).number == 1
+    assert path.exists()
+
+
+def test_who_is_behind_takes_a_higher_number(tmp_path: Path, others: Others) -> None:
+    others.rows = [[None, b"", b""], [None, b"", b""]]
+    first = call(tmp_path, LEADER)
+    out_of_step(first, 5)
+    assert call(tmp_path, LEADER).number == 6
+    out_of_step(first, 2)
+    assert call(tmp_path, LEADER).number == 7
+
+
+def test_a_job_that_was_begun_anew_agrees_anew(tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    def agreed(processes: Processes) -> Call:
+        others.rows = [[None] * processes.count, [None] * processes.count]
+        return call(tmp_path, processes)
+
+    first = agreed(LEADER)
+    assert call(tmp_path, LEADER).number == 2
+    more = agreed(Processes(this=0, count=4))
+    assert (more.number, more.job == first.job) == (1, False)
+    devices = jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda: devices[1:])
+    assert agreed(Processes(this=0, count=4)).job != more.job
+
+
+def test_late_agreement_is_kept(tmp_path: Path, others: Others) -> None:
+    came = threading.Event()
+
+    others.rows = [[None, b"", b""], [None, b"", b""]]
+    others.doing = lambda: came.wait(60)
+    error = refusal(tmp_path, LEADER, 0.3)
+    assert isinstance(error, Timeout)
+    assert error.missing == (1, 2)
+    came.set()
+    second = call(tmp_path, LEADER)
+    assert (second.number, others.brought) == (2, [second.job.encode(), b""])
