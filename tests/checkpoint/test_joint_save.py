@@ -292,6 +292,14 @@ def test_an_array_that_is_gone_on_one_process_is_told_to_all(together: Together,
     assert names(tmp_path / "ckpt") == []
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_leaf_that_no_file_holds_is_told_to_all(together: Together, failing: int, tmp_path: Path) -> None:
+    outcomes = together.save(tmp_path / "ckpt", lambda process: {"bad": {1, 2} if process == failing else 1})
+    assert kinds(outcomes) == [Unsupported] * together.count
+    assert all("a set cannot be saved" in str(outcome) and "'bad'" in str(outcome) for outcome in outcomes)
+    assert not (tmp_path / "ckpt").exists()
+
+
 def test_metadata_that_is_no_json_is_told_to_all(together: Together, tmp_path: Path) -> None:
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1}, metadata={"a": {1}})
     assert kinds(outcomes) == [Unsupported] * together.count

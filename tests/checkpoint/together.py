@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import pytest
 
+import treering
 from treering._arrays import outgoing
-from treering._ops import joint_save
-from treering._ops.joint_save import Wishes, save_together
+from treering._arrays.outgoing import ALONE
+from treering._ops import joint_save, save_any
 from treering._store.rendezvous import Call, Pace
-from treering._tree.flatten import flatten
 from treering._values.processes import Processes
 
 __all__ = ["Together", "together"]
@@ -50,7 +50,15 @@ class Together:
         wishes_of: Callable[[int], dict[str, Any]] = lambda process: {},
         **wishes: Any,
     ) -> list[Exception | None]:
-        """Let every process save what ``tree_of`` its number is; return what each raised."""
+        """Let every process save what ``tree_of`` its number is; return what each raised.
+
+        Args:
+            path: the folder.
+            tree_of: process -> its tree.
+            who: those that come; default: all.
+            wishes_of: process -> further arguments of its save.
+            **wishes: arguments of all.
+        """
         number = next(self.numbers)
         outcomes: list[Exception | None] = [None] * self.count
 
@@ -65,12 +73,8 @@ class Together:
                 pace=SOON,
             )
             calls.call = call
-            asked: dict[str, Any] = {"metadata": {}, "overwrite": False, "host_local": "first", "progress": None}
-            asked |= wishes | wishes_of(process)
             try:
-                save_together(
-                    path, flatten(tree_of(process)), Wishes(**asked), processes=processes, timeout=self.timeout
-                )
+                treering.save(path, tree_of(process), **wishes, **wishes_of(process))
             except Exception as error:  # noqa: BLE001 - for the test to look at
                 outcomes[process] = error
 
@@ -84,7 +88,7 @@ class Together:
 
 
 class _Calls(threading.local):
-    call: Call
+    call: Call | None = None
 
 
 calls = _Calls()
@@ -96,5 +100,6 @@ def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     count = request.param
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
     monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
+    monkeypatch.setattr(save_any, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     monkeypatch.setattr(joint_save, "out_of_step", lambda call, number: None)
     return Together(count)
