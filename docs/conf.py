@@ -24,7 +24,7 @@ napoleon_use_ivar = True
 
 # Names that stand in docstrings and signatures but have no page here: there is no internet when the pages are built.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(builtins|collections|os|pathlib|re|typing|gzip)\..*"),
+    (r"py:.*", r"(abc|builtins|collections|os|pathlib|re|typing|gzip)\..*"),
     (r"py:.*", r"[A-Z]\w*Error|object|str|int|bytes|bool|tuple|dict|list|None"),
     (r"py:.*", r"(jax|numpy|flax)\..*"),
 ]
