@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,18 +79,25 @@ class Lying(MemoryStore):
         return super().get(name) or b""
 
 
+def all_tests_of(contract: StoreContract) -> list[Callable[[], None]]:
+    return [getattr(contract, name) for name in dir(contract) if name.startswith("test_")]
+
+
+def run_all(tests: list[Callable[[], None]]) -> None:
+    for test in tests:
+        test()
+
+
 @pytest.mark.parametrize("broken", [Forgetful, Appending, InTwoSteps, Lying])
 def test_the_contract_finds_a_broken_store(broken: type[MemoryStore]) -> None:
     class Contract(StoreContract):
         def make_store(self) -> Notes:
             return broken()
 
-    contract = Contract()
-    tests = [getattr(contract, name) for name in dir(contract) if name.startswith("test_")]
+    tests = all_tests_of(Contract())
     assert len(tests) == 6
-    with pytest.raises(AssertionError, match="the store holds|a reader got"):
-        for test in tests:
-            test()
+    with pytest.raises(AssertionError, match=r"the store holds|a reader got"):
+        run_all(tests)
 
 
 def trouble(seed: int) -> list[object]:

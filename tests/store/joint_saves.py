@@ -1,0 +1,145 @@
+"""Virtual processes that carry out the steps of a joint save in turn, with a clock that only sleeping moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from treering._store.rendezvous import (
+    Call,
+    Commit,
+    Get,
+    Now,
+    Operation,
+    Put,
+    Remove,
+    Sleep,
+    Steps,
+    Withdraw,
+    Work,
+    following,
+    leading,
+)
+from treering._values.processes import Processes
+from treering.errors import Mismatch
+
+JOB = "0123456789abcdef"
+SIGNATURE = b"signature"
+
+
+class Killed(Exception):
+    """A process is no more."""
+
+
+def call_of(this: int, count: int, *, number: int = 1, timeout: float = 60.0) -> Call:
+    return Call(
+        job=JOB,
+        number=number,
+        processes=Processes(this=this, count=count),
+        timeout=timeout,
+        doing="save 'ckpt'",
+        who=f"host {this}, pid 7{this}",
+    )
+
+
+def check(signature: bytes) -> None:
+    if signature != SIGNATURE:
+        raise Mismatch("leaf 'a' differs")
+
+
+@dataclasses.dataclass
+class Virtual:
+    """One process: its steps, and what goes wrong in them."""
+
+    steps: Steps
+    this: int
+    work: Callable[[], bytes]
+    at: float = 0.0
+    """When it goes on."""
+    before: Callable[[Operation], None] = lambda step: None
+    """Called before each step; what it raises is thrown into the steps, `Killed` ends them."""
+    ended: bool = False
+    error: BaseException | None = None
+
+
+class Meeting:
+    """A folder of notes, a clock, and what was done."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, bytes] = {}
+        self.now = 0.0
+        self.done: list[tuple[int, str]] = []
+        """What was done, in order: process, and ``work``, ``commit``, ``withdraw`` or the name of a note."""
+        self.parts: tuple[bytes, ...] | None = None
+        self.processes: dict[int, Virtual] = {}
+
+    def add(self, this: int, steps: Steps, *, at: float = 0.0, **more: Any) -> Virtual:
+        virtual = Virtual(steps, this, **({"work": lambda: b"part %d" % this} | more), at=at)
+        self.processes[this] = virtual
+        return virtual
+
+    def lead(self, count: int, *, number: int = 1, timeout: float = 60.0, **more: Any) -> Virtual:
+        return self.add(0, leading(call_of(0, count, number=number, timeout=timeout), SIGNATURE), **more)
+
+    def follow(self, this: int, count: int, *, number: int = 1, timeout: float = 60.0, **more: Any) -> Virtual:
+        checked = more.pop("check", check)
+        return self.add(this, following(call_of(this, count, number=number, timeout=timeout), checked), **more)
+
+    def run(self) -> dict[int, BaseException | None]:
+        """Let all of them end; return what each raised."""
+        while alive := [virtual for virtual in self.processes.values() if not virtual.ended]:
+            virtual = min(alive, key=lambda one: one.at)
+            self.now = max(self.now, virtual.at)
+            self.advance(virtual)
+        return {this: virtual.error for this, virtual in self.processes.items()}
+
+    def advance(self, virtual: Virtual) -> None:
+        answer: Any = None
+        thrown: BaseException | None = None
+        while True:
+            try:
+                step = virtual.steps.send(answer) if thrown is None else virtual.steps.throw(thrown)
+            except StopIteration:
+                virtual.ended = True
+                return
+            except BaseException as error:  # noqa: BLE001 - tests look at it
+                virtual.ended, virtual.error = True, error
+                return
+            answer = thrown = None
+            try:
+                virtual.before(step)
+                if isinstance(step, Sleep):
+                    virtual.at = self.now + step.seconds
+                    return
+                answer = self.do(virtual, step)
+            except Killed as error:
+                virtual.ended, virtual.error = True, error
+                return
+            except BaseException as error:  # noqa: BLE001 - goes into the steps
+                thrown = error
+
+    def do(self, virtual: Virtual, step: Operation) -> Any:
+        match step:
+            case Get(name):
+                return self.notes.get(name)
+            case Put(name, data):
+                self.done.append((virtual.this, name))
+                self.notes[name] = data
+            case Remove(name):
+                self.notes.pop(name, None)
+            case Now():
+                return self.now
+            case Work():
+                self.done.append((virtual.this, "work"))
+                return virtual.work()
+            case Commit(parts):
+                self.done.append((virtual.this, "commit"))
+                self.parts = parts
+            case Withdraw():
+                self.done.append((virtual.this, "withdraw"))
+        return None
+
+    def who(self, what: str) -> list[int]:
+        """The processes that did something, in order."""
+        return [this for this, did in self.done if did == what]

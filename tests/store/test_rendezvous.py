@@ -1,0 +1,506 @@
+"""The steps of a joint save: who waits for whom, what each is told, what is removed and what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+from typing import NoReturn
+
+import pytest
+
+from tests.store.joint_saves import JOB, Killed, Meeting, call_of
+from treering._store.checkpoint_names import begin_note, part_note, verdict_note
+from treering._store.note_text import Begin, Part, Stage
+from treering._store.rendezvous import (
+    Commit,
+    Get,
+    Operation,
+    OutOfStep,
+    Put,
+    Sleep,
+    Work,
+    attempt_of,
+    leading,
+    refused,
+)
+from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
+
+ATTEMPT = attempt_of(JOB, 1)
+
+
+def no_space() -> NoReturn:
+    error = StoreFailed("could not write 'data': no space left", hint="free some space")
+    error.errno = errno.ENOSPC
+    raise error
+
+
+def die_before(kind: type) -> object:
+    def before(step: Operation) -> None:
+        if isinstance(step, kind):
+            raise Killed
+
+    return before
+
+
+def interrupt_before(kind: type, times: int = 1) -> object:
+    left = [times]
+
+    def before(step: Operation) -> None:
+        if isinstance(step, kind) and left[0]:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+
+    return before
+
+
+def message(error: BaseException | None) -> str:
+    assert isinstance(error, TreeringError)
+    return str(error)
+
+
+# ------------------------------------------------------------------------------------------------------------ it works
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_process_0_commits_what_all_have_written(count: int) -> None:
+    meeting = Meeting()
+    meeting.lead(count)
+    for this in range(1, count):
+        meeting.follow(this, count, at=0.1 * this)
+    assert set(meeting.run().values()) == {None}
+    assert meeting.parts == tuple(b"part %d" % this for this in range(count))
+    assert sorted(meeting.who("work")) == list(range(count))
+    assert meeting.who("commit") == [0]
+    assert meeting.who("withdraw") == []
+    assert meeting.notes == {}
+
+
+def test_nothing_is_committed_before_the_last_has_written() -> None:
+    meeting = Meeting()
+    meeting.lead(3)
+    meeting.follow(1, 3)
+    meeting.follow(2, 3, at=50.0)
+    meeting.run()
+    assert meeting.done.index((2, part_note(ATTEMPT, 2))) < meeting.done.index((0, "commit"))
+    assert meeting.now >= 50
+
+
+def test_one_process_alone_waits_for_nobody() -> None:
+    meeting = Meeting()
+    meeting.lead(1)
+    assert meeting.run() == {0: None}
+    assert (meeting.parts, meeting.now, meeting.notes) == ((b"part 0",), 0.0, {})
+
+
+def test_calls_follow_each_other() -> None:
+    meeting = Meeting()
+    for number in (1, 2, 3):
+        meeting.lead(2, number=number)
+        meeting.follow(1, 2, number=number)
+        assert meeting.run() == {0: None, 1: None}
+    assert meeting.who("commit") == [0, 0, 0]
+
+
+def test_a_verdict_that_somebody_swept_is_said_again() -> None:
+    meeting = Meeting()
+    meeting.lead(2)
+
+    def before(step: Operation) -> None:
+        if isinstance(step, Sleep) and (0, verdict_note(ATTEMPT)) in meeting.done and len(swept) < 2:
+            swept.append(meeting.notes.pop(verdict_note(ATTEMPT), None))
+
+    swept: list[bytes | None] = []
+    meeting.processes[0].before = before
+    meeting.follow(1, 2)
+    assert meeting.run() == {0: None, 1: None}
+    assert swept
+    assert meeting.who(verdict_note(ATTEMPT)) == [0, 0]
+
+
+# ------------------------------------------------------------------------------------------------- somebody is missing
+
+
+def test_those_who_did_not_come_are_named_to_all() -> None:
+    meeting = Meeting()
+    meeting.lead(5, timeout=20.0)
+    meeting.follow(1, 5, timeout=20.0)
+    meeting.follow(4, 5, timeout=20.0)
+    errors = meeting.run()
+    for error in errors.values():
+        assert isinstance(error, Timeout)
+        assert error.missing == (2, 3)
+        assert "could not save 'ckpt': processes 2 and 3 did not come within 20 s; nothing was saved" in str(error)
+        assert "not be shared" in (error.hint or "")
+        assert "TREERING_TIMEOUT_S" in (error.hint or "")
+    assert meeting.who("commit") == []
+    # What proves that the attempt's files are leftovers stays: the others may yet come and write.
+    assert sorted(meeting.who("withdraw")) == [1, 4]
+    assert 20 <= meeting.now < 27
+    meeting.follow(2, 5)
+    late = meeting.run()[2]
+    assert isinstance(late, Timeout)
+    assert late.missing == (2, 3)
+    assert meeting.who("work") == [0, 1, 4]
+
+
+def test_who_is_still_at_work_is_told_from_those_who_never_came() -> None:
+    meeting = Meeting()
+    meeting.lead(3, timeout=20.0)
+    meeting.follow(1, 3, before=die_before(Work))
+    error = meeting.run()[0]
+    assert "process 2 did not come within 20 s; process 1 (host 1, pid 71) has not ended its part" in message(error)
+
+
+def test_process_0_never_comes() -> None:
+    meeting = Meeting()
+    meeting.follow(1, 2, timeout=20.0)
+    error = meeting.run()[1]
+    assert isinstance(error, Timeout)
+    assert error.missing == (0,)
+    assert "process 0 did not come within 20 s; nothing was saved, and what stood at the path is untouched" in str(
+        error
+    )
+    assert meeting.who("work") == meeting.who("withdraw") == []
+    assert 20 <= meeting.now < 21
+    # Should it come after all, it learns at once that nobody waits.
+    meeting.lead(2)
+    assert "process 1 (host 1, pid 71): could not save 'ckpt': process 0 did not come" in message(meeting.run()[0])
+    assert meeting.now < 21
+
+
+def test_process_0_dies_before_it_has_written() -> None:
+    meeting = Meeting()
+    meeting.lead(2, before=die_before(Work))
+    meeting.follow(1, 2, timeout=20.0)
+    error = meeting.run()[1]
+    assert isinstance(error, Timeout)
+    assert error.missing == (0,)
+    assert "process 0 (host 0, pid 70) has not ended its part within 20 s" in str(error)
+    assert "not known" in str(error)
+    assert meeting.who("withdraw") == []
+
+
+def test_process_0_dies_before_it_commits() -> None:
+    meeting = Meeting()
+    meeting.lead(2, before=die_before(Commit))
+    meeting.follow(1, 2, timeout=20.0)
+    error = meeting.run()[1]
+    assert "process 0 (host 0, pid 70) has not said whether it committed" in message(error)
+    assert "whether it was saved is not known" in message(error)
+    # Process 0 may be asleep, and commit when it wakes up.
+    assert meeting.who("withdraw") == []
+    part = Part.read(meeting.notes[part_note(ATTEMPT, 1)])
+    assert (part.stage, part.left) == (Stage.FAILED, True)
+
+
+def test_notes_of_process_0_are_gone_when_the_work_is_done() -> None:
+    meeting = Meeting()
+
+    def work() -> bytes:
+        meeting.notes.clear()
+        return b""
+
+    meeting.lead(2, before=die_before(Work))
+    meeting.follow(1, 2, work=work)
+    assert "process 0 (host 0, pid 70) has left this save; nothing was saved" in message(meeting.run()[1])
+    assert meeting.who("withdraw") == [1]
+
+
+# ---------------------------------------------------------------------------------------------------- somebody failed
+
+
+def test_an_error_of_another_is_raised_by_all_as_what_it_is() -> None:
+    meeting = Meeting()
+    meeting.lead(3)
+    meeting.follow(1, 3)
+    meeting.follow(2, 3, work=no_space)
+    errors = meeting.run()
+    assert str(errors[2]) == "could not write 'data': no space left; free some space"
+    for this in (0, 1):
+        error = errors[this]
+        assert type(error) is StoreFailed
+        assert error.errno == errno.ENOSPC
+        assert error.message == (
+            "could not save 'ckpt': process 2 (host 2, pid 72): could not write 'data': no space left"
+        )
+        assert error.hint == "free some space"
+    assert meeting.who("commit") == []
+    # All have left: process 0 too may remove everything, its proof last.
+    assert sorted(meeting.who("withdraw")[:-1]) == [1, 2]
+    assert meeting.who("withdraw")[-1] == 0
+    assert meeting.notes == {}
+    assert meeting.now < 1
+
+
+def test_the_others_are_told_before_anything_is_removed() -> None:
+    meeting = Meeting()
+    meeting.lead(2)
+    meeting.follow(1, 2, work=no_space)
+    meeting.run()
+    mine = [did for this, did in meeting.done if this == 1]
+    assert mine == [part_note(ATTEMPT, 1), "work", part_note(ATTEMPT, 1), "withdraw", part_note(ATTEMPT, 1)]
+
+
+def test_an_error_that_is_none_of_ours() -> None:
+    def work() -> bytes:
+        raise ZeroDivisionError("oh")
+
+    meeting = Meeting()
+    meeting.lead(3)
+    meeting.follow(1, 3, work=work)
+    meeting.follow(2, 3)
+    errors = meeting.run()
+    assert type(errors[1]) is ZeroDivisionError
+    for this in (0, 2):
+        error = errors[this]
+        assert type(error) is ProcessFailed
+        assert error.processes == (1,)
+        assert str(error) == "could not save 'ckpt': process 1 (host 1, pid 71): ZeroDivisionError: oh"
+
+
+def test_several_that_failed_are_counted() -> None:
+    meeting = Meeting()
+    meeting.lead(4)
+    for this in (1, 2, 3):
+        meeting.follow(this, 4, work=no_space)
+    assert "process 1 (host 1, pid 71): could not write 'data': no space left (processes 2 and 3 failed as well)" in (
+        message(meeting.run()[0])
+    )
+
+
+def test_an_error_of_process_0() -> None:
+    meeting = Meeting()
+    meeting.lead(3, work=no_space)
+    meeting.follow(1, 3)
+    meeting.follow(2, 3)
+    errors = meeting.run()
+    assert str(errors[0]) == "could not write 'data': no space left; free some space"
+    for this in (1, 2):
+        assert type(errors[this]) is StoreFailed
+        assert "process 0 (host 0, pid 70): could not write" in message(errors[this])
+    assert meeting.who("work") == meeting.who("withdraw") == [0]
+    assert meeting.notes == {}
+
+
+def test_trees_that_differ() -> None:
+    def check(signature: bytes) -> None:
+        raise Mismatch(f"leaf 'a' differs ({signature.decode()})")
+
+    meeting = Meeting()
+    meeting.lead(2)
+    meeting.follow(1, 2, check=check)
+    errors = meeting.run()
+    assert [type(error) for error in errors.values()] == [Mismatch, Mismatch]
+    assert "process 1 (host 1, pid 71): leaf 'a' differs (signature)" in message(errors[0])
+    assert meeting.who("work") == [0]
+
+
+@pytest.mark.parametrize("error", [Exists("it is there"), Busy("another job"), Unsupported("no")])
+def test_process_0_could_not_enter(error: TreeringError) -> None:
+    meeting = Meeting()
+    meeting.add(0, refused(call_of(0, 3), error))
+    meeting.follow(1, 3)
+    meeting.follow(2, 3, at=3.0)
+    errors = meeting.run()
+    assert errors[0] is None
+    for this in (1, 2):
+        assert type(errors[this]) is type(error)
+        assert str(errors[this]) == f"could not save 'ckpt': process 0 (host 0, pid 70): {error.message}"
+    assert meeting.who("work") == []
+    assert meeting.notes == {}
+
+
+def test_who_comes_much_later_is_told_as_well() -> None:
+    meeting = Meeting()
+    meeting.add(0, refused(call_of(0, 2), Exists("it is there")))
+    meeting.follow(1, 2, at=500.0)
+    assert type(meeting.run()[1]) is Exists
+
+
+def test_the_commit_failed_and_may_have_happened() -> None:
+    def before(step: Operation) -> None:
+        if isinstance(step, Commit):
+            no_space()
+
+    meeting = Meeting()
+    meeting.lead(3, before=before)
+    meeting.follow(1, 3)
+    meeting.follow(2, 3)
+    errors = meeting.run()
+    assert {type(error) for error in errors.values()} == {StoreFailed}
+    # Only process 0 can look whether it happened.
+    assert meeting.who("withdraw") == [0]
+
+
+# ------------------------------------------------------------------------------------------------- interrupts, kills
+
+
+@pytest.mark.parametrize("kind", [Put, Work, Sleep])
+def test_an_interrupt_in_a_process_is_told_to_the_others(kind: type) -> None:
+    meeting = Meeting()
+    meeting.lead(3)
+    meeting.follow(1, 3, before=interrupt_before(kind))
+    meeting.follow(2, 3)
+    errors = meeting.run()
+    assert type(errors[1]) is KeyboardInterrupt
+    for this in (0, 2):
+        assert type(errors[this]) is ProcessFailed
+        assert "process 1 (host 1, pid 71): KeyboardInterrupt" in message(errors[this])
+    assert meeting.who("commit") == []
+
+
+@pytest.mark.parametrize("kind", [Put, Work, Sleep])
+def test_an_interrupt_in_process_0_is_told_to_the_others(kind: type) -> None:
+    meeting = Meeting()
+    meeting.lead(2, before=interrupt_before(kind))
+    meeting.follow(1, 2, at=0.5)
+    errors = meeting.run()
+    assert type(errors[0]) is KeyboardInterrupt
+    assert "process 0 (host 0, pid 70): KeyboardInterrupt" in message(errors[1])
+    assert meeting.who("commit") == []
+
+
+def test_an_interrupt_after_the_part_was_handed_in_removes_nothing() -> None:
+    def before(step: Operation) -> None:
+        if isinstance(step, Sleep) and (1, "work") in meeting.done:
+            raise KeyboardInterrupt
+
+    meeting = Meeting()
+    meeting.follow(1, 3, before=before)
+    meeting.lead(3)
+    meeting.follow(2, 3, at=1.0)
+    errors = meeting.run()
+    assert type(errors[1]) is KeyboardInterrupt
+    assert meeting.who("withdraw")[0] != 1
+
+
+def test_an_interrupt_after_the_commit_undoes_nothing() -> None:
+    def before(step: Operation) -> None:
+        if isinstance(step, Sleep) and (0, "commit") in meeting.done:
+            raise KeyboardInterrupt
+
+    meeting = Meeting()
+    meeting.follow(1, 2)
+    meeting.lead(2, before=before)
+    errors = meeting.run()
+    assert type(errors[0]) is KeyboardInterrupt
+    assert errors[1] is None
+    assert meeting.who("withdraw") == []
+
+
+def test_a_part_that_could_not_be_put_is_not_withdrawn() -> None:
+    def before(step: Operation) -> None:
+        if isinstance(step, Put) and b'"written"' in step.data:
+            meeting.notes[step.name] = step.data  # done, and the answer is lost
+            raise OSError(errno.EIO, "lost")
+
+    meeting = Meeting()
+    meeting.follow(1, 2, before=before)
+    meeting.lead(2, at=1e-4)
+    errors = meeting.run()
+    error = errors[1]
+    assert type(error) is StoreFailed
+    assert (error.errno, str(error)) == (errno.EIO, "could not save 'ckpt': lost")
+    assert meeting.who("withdraw") in ([], [0])
+
+
+def test_steps_that_nobody_carries_on_do_nothing() -> None:
+    steps = leading(call_of(0, 2), b"")
+    assert isinstance(next(steps), Put)
+    steps.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- out of step
+
+
+def test_process_0_has_gone_on() -> None:
+    meeting = Meeting()
+    meeting.lead(2, number=7, before=die_before(Work))
+    meeting.follow(1, 2, number=5)
+    error = meeting.run()[1]
+    assert isinstance(error, OutOfStep)
+    assert error.number == 7
+    assert "process 0 (host 0, pid 70) is at its joint save number 7, this process at number 5" in str(error)
+    assert meeting.now == 0
+    assert meeting.who("work") == []
+
+
+def test_process_0_goes_on_while_another_works() -> None:
+    meeting = Meeting()
+
+    def work() -> bytes:
+        begin = Begin.read(meeting.notes[begin_note(JOB)])
+        meeting.notes[begin_note(JOB)] = dataclasses.replace(begin, number=2).text()
+        return b""
+
+    meeting.lead(2, before=die_before(Work))
+    meeting.follow(1, 2, work=work)
+    error = meeting.run()[1]
+    assert isinstance(error, OutOfStep)
+    assert "nothing was saved" in str(error)
+    assert meeting.who("withdraw") == [1]
+
+
+def test_process_0_goes_on_while_another_waits() -> None:
+    meeting = Meeting()
+    meeting.follow(1, 2)
+    meeting.lead(2, before=die_before(Commit))
+    meeting.add(5, leading(call_of(0, 2, number=2), b""), at=10.0, before=die_before(Work))
+    error = meeting.run()[1]
+    assert isinstance(error, OutOfStep)
+    assert "not known" in str(error)
+    assert meeting.who("withdraw") == []
+    assert meeting.now < 11
+
+
+def test_a_note_of_an_earlier_call_is_not_taken_for_this_one() -> None:
+    meeting = Meeting()
+    meeting.lead(2, number=1, before=die_before(Work))
+    meeting.follow(1, 2, number=2, timeout=20.0)
+    error = meeting.run()[1]
+    assert isinstance(error, Timeout)
+    assert not isinstance(error, OutOfStep)
+
+
+# --------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_a_damaged_note_is_waited_out_and_then_named() -> None:
+    meeting = Meeting()
+    meeting.notes[part_note(ATTEMPT, 1)] = b'{"stage":"written"'
+    meeting.lead(2, timeout=20.0)
+    error = meeting.run()[0]
+    assert isinstance(error, Timeout)
+    assert "what process 1 says cannot be read (the note of a process is no JSON" in str(error)
+    meeting = Meeting()
+    meeting.notes[begin_note(JOB)] = b"\xff"
+    meeting.follow(1, 2, timeout=20.0)
+    assert "what it says cannot be read (the note of process 0 is no JSON in ASCII" in message(meeting.run()[1])
+
+
+def test_a_damaged_note_that_is_written_anew() -> None:
+    meeting = Meeting()
+    for name in (begin_note(JOB), part_note(ATTEMPT, 1), part_note(ATTEMPT, 0), verdict_note(ATTEMPT)):
+        meeting.notes[name] = b"{}"
+    meeting.follow(1, 2)
+    meeting.lead(2, at=2.0)
+    assert meeting.run() == {0: None, 1: None}
+
+
+def test_looking_gets_rarer() -> None:
+    looks: list[float] = []
+
+    def before(step: Operation) -> None:
+        if isinstance(step, Get) and step.name == begin_note(JOB):
+            looks.append(meeting.now)
+
+    meeting = Meeting()
+    meeting.follow(1, 2, timeout=5.0, before=before)
+    meeting.run()
+    pauses = [later - sooner for sooner, later in itertools.pairwise(looks)]
+    assert pauses[0] == pytest.approx(0.001)
+    assert max(pauses) == pytest.approx(0.05)
+    assert pauses[:9] == sorted(pauses[:9])
+    assert len(looks) < 130
