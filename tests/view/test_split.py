@@ -6,8 +6,10 @@ import dataclasses
 import json
 
 from tests.format.indexes import index_of
+from tests.format.leaves_records import F32, flat
 from treering._format.index import Index, LeafType
 from treering._format.index_listing import list_index
+from treering._format.leaves_listing import opened_index
 from treering._format.records import FileRecord, LeafRecord, Listing
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
@@ -121,3 +123,13 @@ def test_a_process_without_a_file_is_told() -> None:
     files = (FileRecord(name="data", nbytes=1000, process=1),)
     found = Listing(form="checkpoint", file_bytes=1, root={}, files=files, processes=2)
     assert dict(notes_of(found))["split"] == "process 0: no file; process 1: 1000 B in 1 file"
+
+
+def test_a_leaves_directory_says_how_many_processes_saved_it() -> None:
+    record = flat({"w": (F32, None)})
+    for said, processes in ((None, 1), (3, 3), (True, 1), ("3", 1), (-2, 1), (0, 1)):
+        written = {"by": "tests"} if said is None else {"by": "tests", "processes": said}
+        index = opened_index([dataclasses.replace(record, written=written)], verified=True)
+        found = list_index(index, form="leaves", files=(), file_bytes=1)
+        assert (found.processes, found.shares, found.root["w"].grid) == (processes, (), None)
+        assert dict(notes_of(found))["written"] == ("by tests, 3 processes" if processes == 3 else "by tests")

@@ -108,7 +108,8 @@ def _leaves(index: Index) -> Iterator[Any]:
     kinds = [_kind(kind, index) for kind in index.types]
     at, count = 0, len(chunks)
     owner = chunks.leaf
-    several = index.processes > 1
+    # In a leaves directory nobody notes who wrote which chunk.
+    several = index.processes > 1 and len(index.files) > 0 and index.files[0].process is not None
     known: dict[tuple[int, ...], tuple[int, ...]] = {}
     for leaf, number in enumerate(index.leaf_types):
         kind = index.types[number]

@@ -94,10 +94,12 @@ def opened_index(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         numbers = [types.setdefault(kind, len(types)) for kind in record.types]
         leaf_types.extend(map(numbers.__getitem__, record.leaf_types))
         values.update({first + leaf: value for leaf, value in record.values.items()})
+    written = _written(records)
+    several = written.get("processes")
     return Index(
         attempt=records[0].attempt if records else UNMARKED,
-        written=_written(records),
-        processes=1,
+        written=written,
+        processes=several if type(several) is int and several > 1 else 1,
         meshes=list(dict.fromkeys(itertools.chain.from_iterable(record.meshes for record in records))),
         structure=structure,
         keys=keys,

@@ -42,6 +42,8 @@ class PlannedLeaves:
     """The different layouts."""
     leaf_layouts: Sequence[int]
     """Number of the layout of each stored leaf."""
+    processes: int = 1
+    """How many processes save it together."""
 
     @property
     def nbytes(self) -> int:
@@ -64,10 +66,11 @@ class PlannedLeaves:
         """Return the record of this save; sizes and checksums come when the leaves are written."""
         # Saves are put in the order of their times, so seconds would be too coarse.
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+        together = {"processes": self.processes} if self.processes > 1 else {}
         return LeavesRecord(
             prefix=self.prefix,
             attempt=attempt,
-            written=versions() | {"at": now},
+            written=versions() | {"at": now} | together,
             meshes=self.leaves.meshes,
             structure=self.flat.tokens,
             keys=self.flat.keys,
@@ -117,6 +120,7 @@ def planned_leaves(
         folders=[folder_of(prefix, flat.keys[number]) for number in leaves.sources],
         layouts=tuple(numbers),
         leaf_layouts=leaf_layouts,
+        processes=processes,
     )
 
 

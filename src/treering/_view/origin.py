@@ -69,7 +69,9 @@ def _is_mixed(listing: Listing) -> bool:
 
 
 def _written(listing: Listing) -> str:
-    shown = [f"{name} {value}" for name, value in listing.written.items() if isinstance(value, str | int | float)]
+    # The number of processes has words of its own.
+    said = ((name, value) for name, value in listing.written.items() if name != "processes")
+    shown = [f"{name} {value}" for name, value in said if isinstance(value, str | int | float)]
     if listing.processes > 1:
         shown.append(f"{listing.processes} processes")
     return ", ".join(shown)
