@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def with_managers(folder: str) -> dict[str, Any]:
     for prefix in (None, None, "model"):
         tree_serialize_leaves(
             base / "ckpt", _placed(), manager, prefix=prefix, timeout=_GENEROUS,
-            commit_callback=lambda prefix=prefix: called.append(str(prefix)),
+            commit_callback=functools.partial(called.append, str(prefix)),
         )  # fmt: skip
     manager.wait_until_finished()
     tree_serialize_leaves(base / "later", _placed(), manager, write_index=False, timeout=_GENEROUS)

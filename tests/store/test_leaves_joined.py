@@ -13,7 +13,8 @@ from treering._store import descriptors, leaves_joined
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_joined import JoinedLeaves
 from treering._store.notes import FolderNotes
-from treering.errors import Exists, StoreFailed
+from treering._store.open_leaves_folder import OpenLeaves
+from treering.errors import Exists, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"
 OLD = {"layer/w": b"0123456789", "b": b"abcd"}
@@ -176,6 +177,15 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
             assert isinstance(notes, FolderNotes)
             assert notes.get(kept[1]) == b"{}"
     assert {entry.name for entry in tmp_path.iterdir()} == {*kept, *mine}
+
+
+def test_notes_are_not_what_a_folder_holds(tmp_path: Path) -> None:
+    (tmp_path / ".treering-waiting-00001").write_bytes(b"{}")
+    with OpenLeaves(tmp_path) as directory, pytest.raises(NotFound, match="it is empty"):
+        directory.read_index()
+    (tmp_path / "data").write_bytes(b"")
+    with OpenLeaves(tmp_path) as directory, pytest.raises(NotFound, match="it holds 'data'"):
+        directory.read_index()
 
 
 def test_a_note_that_is_a_folder_or_a_link_is_not_ours(tmp_path: Path) -> None:

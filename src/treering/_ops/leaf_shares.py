@@ -41,6 +41,7 @@ class LeafShares:
     def __init__(self, plan: PlannedLeaves, arrays: Sequence[ZarrArray], processes: int) -> None:
         leaves = plan.leaves
         self._arrays = dict(zip(leaves.sources, arrays, strict=True))
+        self._numbers = list(self._arrays)
         self._folders = dict(zip(leaves.sources, plan.folders, strict=True))
         self._together = {number: held for number in leaves.sources if (held := held_together(leaves, number))}
         layouts, chunks = [], []
@@ -58,14 +59,15 @@ class LeafShares:
 
     def of(self, process: int) -> Share:
         """Return what one process writes."""
-        found = self._writers.chunks_of(process)
-        chunks: dict[int, Sequence[int]] = {}
-        for place, (number, zarr) in enumerate(self._arrays.items()):
-            if number in self._together:
-                if place in found:
-                    chunks[number] = found[place]
-            elif not process:
-                chunks[number] = range(chunk_count(zarr))
+        planned = self._writers.chunks_of(process)
+        chunks: dict[int, Sequence[int]] = {self._numbers[place]: found for place, found in planned.items()}
+        if not process:
+            whole_leaves = {
+                number: range(chunk_count(zarr))
+                for number, zarr in self._arrays.items()
+                if number not in self._together
+            }
+            chunks = dict(sorted({**chunks, **whole_leaves}.items()))
         return Share(chunks=chunks, headed=not process)
 
     def nbytes(self, share: Share) -> int:

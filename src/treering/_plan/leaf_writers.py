@@ -243,28 +243,37 @@ def _deal(
     """
     without = [loads[owner] - amount for owner, amount in zip(owners, wished, strict=True)]
     # How far each is from what it should have: the one that is farthest gets the next file.
-    levels = [-amount for amount in poured(length, without)]
+    queue = [(-amount, place) for place, amount in enumerate(poured(length, without))]
+    heapq.heapify(queue)
     for group in groups:
         start = 0
-        for place, count in enumerate(_counts(levels, group.ends[-1], group.nbytes)):
-            if count:
-                levels[place] += count * group.nbytes
-                without[place] += count * group.nbytes
-                yield owners[place], group, start, start + count
-                start += count
+        for place, count in sorted(_counts(queue, group.ends[-1], group.nbytes).items()):
+            without[place] += count * group.nbytes
+            yield owners[place], group, start, start + count
+            start += count
     for place, owner in enumerate(owners):
         loads[owner] = without[place]
 
 
-def _counts(levels: Sequence[int], count: int, nbytes: int) -> list[int]:
-    """Return how many of ``count`` files each gets if every file goes to the one with the lowest level then."""
-    counts = [0] * len(levels)
-    if count > len(levels):
-        counts = [amount // nbytes for amount in poured(count * nbytes, levels)]
-    queue = [(level + counts[place] * nbytes, place) for place, level in enumerate(levels)]
-    heapq.heapify(queue)
-    for _ in range(count - sum(counts)):
+def _counts(queue: list[tuple[int, int]], count: int, nbytes: int) -> dict[int, int]:
+    """Return how many of ``count`` files each gets if every file goes to the one with the lowest level then.
+
+    Args:
+        queue: a heap of levels and places; the levels rise.
+        count: how many files.
+        nbytes: bytes of each.
+    """
+    counts: dict[int, int] = {}
+    if count > len(queue):  # most of them at once
+        for at, amount in enumerate(poured(count * nbytes, [level for level, _ in queue])):
+            level, place = queue[at]
+            whole = amount // nbytes
+            if whole:
+                counts[place] = whole
+                queue[at] = (level + whole * nbytes, place)
+        heapq.heapify(queue)
+    for _ in range(count - sum(counts.values())):
         level, place = queue[0]
-        counts[place] += 1
+        counts[place] = counts.get(place, 0) + 1
         heapq.heapreplace(queue, (level + nbytes, place))
     return counts

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from treering._store.checkpoint_names import INDEX as CHECKPOINT
+from treering._store.checkpoint_names import is_note
 from treering._store.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._store.leaves_names import ARRAY, ATTEMPTS, INDEX
 from treering._store.open_folder import shown_names
@@ -63,4 +64,5 @@ def what_is_there(tree: FolderTree) -> str:
         return f"what is there cannot be read: {error}"
     if others:
         return f"there are leaves directories in it: {shown_names(others)}"
-    return f"it holds {shown_names(sorted(found))}" if found else "it is empty"
+    names = sorted(name for name in found if not is_note(name))
+    return f"it holds {shown_names(names)}" if names else "it is empty"
