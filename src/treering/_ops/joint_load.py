@@ -156,7 +156,7 @@ class Company:
         return self.joined
 
     def _join_all(self) -> None:
-        self._processes = Processes(this=jax.process_index(), count=jax.process_count())
+        self._processes = _job()
         self.joined = True
 
     @property
@@ -222,6 +222,11 @@ class Company:
 
     def _run(self, work: Callable[[], T], /) -> T:
         return in_step(work, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
+
+
+def _job() -> Processes:
+    """Return the processes of the job; asked where jax is sure to run."""
+    return Processes(this=jax.process_index(), count=jax.process_count())
 
 
 def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:
