@@ -27,7 +27,9 @@ from treering._store.attempts import looked_at
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering._store.checkpoint_names import begin_note, journal_of, part_note, verdict_note, waiting_note
 from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
+from treering._store.rendezvous import Call, Get, Now, Put, Sleep, leading
 from treering._store.seen_locks import SeenLocks, seen_locks
+from treering._values.processes import Processes
 
 A, B, JOB = "0123456789abcdef", "fedcba9876543210", "00000000000000aa"
 HERE = platform.node()
@@ -304,6 +306,32 @@ def test_a_lock_file_is_a_problem_unless_somebody_saves(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- joint saves
+
+
+@posix
+@sees_locks
+def test_a_joint_save_that_is_on(tmp_path: Path) -> None:
+    """The very notes that process 0 puts, while it waits for the others."""
+    call = Call(job=JOB, number=3, processes=Processes(this=0, count=3), timeout=60, doing="save 'x'")
+    with CheckpointFolder(tmp_path / "x", overwrite=False, names_in=lambda _: [], attempt=call.attempt) as folder:
+        steps = leading(call, b"signature")
+        answer: Any = None
+        while not isinstance(step := steps.send(answer), Sleep):
+            answer = None
+            if isinstance(step, Put):
+                folder.notes.put(step.name, step.data)
+            elif isinstance(step, Get):
+                answer = folder.notes.get(step.name)
+            elif isinstance(step, Now):
+                answer = 0.0
+            else:
+                answer = b"checksums"
+        (attempt,) = doctor(tmp_path / "x", 0)["attempts"]
+        steps.close()
+    assert (attempt["attempt"], attempt["life"], attempt["number"]) == (call.attempt, "in flight", 3)
+    assert attempt["who"] == f"{HERE}, pid {os.getpid()}"
+    assert [each["stage"] for each in attempt["processes"]] == ["written", "missing", "missing"]
+    assert attempt["advice"].endswith("waited for: processes 1 and 2")
 
 
 @pytest.mark.usefixtures("on_nfs")
