@@ -57,7 +57,7 @@ def all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no container hid anything: what holds no lock is dead."""
 
     def seen(folder: int | None) -> SeenLocks:
-        return SeenLocks("ext4", complete=True, holders=seen_locks(folder).holders)
+        return SeenLocks(None, seen_locks(folder).holders)
 
     monkeypatch.setattr("treering._store.attempts.seen_locks", seen)
 
@@ -65,7 +65,7 @@ def all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system of many machines."""
-    nothing = SeenLocks("nfs4", complete=False, holders={})
+    nothing = SeenLocks("on nfs4 locks of other machines are not shown here", {})
     monkeypatch.setattr("treering._store.attempts.seen_locks", lambda _: nothing)
 
 
@@ -243,7 +243,7 @@ def test_a_dead_save_holds_bytes_until_the_next_one(tmp_path: Path) -> None:
 def test_where_locks_of_others_are_hidden_nothing_is_called_dead(tmp_path: Path) -> None:
     (attempt,) = doctor(dead(tmp_path / "ckpt"), 1)["attempts"]
     assert attempt["life"] == "unknown"
-    assert "on nfs4 not all locks can be seen" in attempt["reason"]
+    assert "on nfs4 locks of other machines" in attempt["reason"]
 
 
 @posix
@@ -380,7 +380,7 @@ def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
 def test_a_process_that_started_later_is_another_one() -> None:
-    locks = SeenLocks("nfs4", complete=False, holders={})
+    locks = SeenLocks("on nfs4 locks of other machines are not shown here", {})
     life, reason = life_of(None, locks, f"{HERE}, pid {os.getpid()}", time.time() - 1e6)
     assert (life.value, "another one has its number" in reason) == ("dead", True)
 
@@ -536,13 +536,32 @@ def test_a_lock_is_seen_and_its_end_too(locked: Path) -> None:
         os.close(folder)
 
 
+class _Every:
+    def __contains__(self, file_system: str) -> bool:
+        return True
+
+
+@sees_locks
+def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        monkeypatch.setattr("treering._store.seen_locks._OF_THIS_MACHINE", _Every())  # tests may run on any
+        monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026532000]")
+        assert seen_locks(folder).gap == "locks of other containers are not shown here"
+        monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026531836]")
+        assert seen_locks(folder).gap is None
+        monkeypatch.setattr("treering._store.seen_locks._OF_THIS_MACHINE", ())
+        assert "locks of other machines" in (seen_locks(folder).gap or "")
+    finally:
+        os.close(folder)
+
+
 def test_folders_are_looked_at_without_a_system_that_shows_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("treering._store.attempts.seen_locks", lambda _: seen_locks(None))
-    found = looked_at(str(dead(tmp_path / "ckpt")))
-    assert (found.locks.file_system, found.locks.complete) == (None, False)
-    assert "on this system not all locks can be seen" in text(tmp_path / "ckpt", 1)
+    assert looked_at(str(dead(tmp_path / "ckpt"))).locks.holders == {}
+    assert "this system does not show its locks" in text(tmp_path / "ckpt", 1)
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ _SWEPT: Final = "the next save removes it: nothing to do"
 _NOTES_GO: Final = "its notes go when all its processes know, or with the next save: nothing to do"
 _WAIT: Final = "wait: it ends by itself"
 _TAKEN_UP: Final = "treering.leaves.index_leaves takes it up"
+_NO_LOCK: Final = "nothing but notes is there, which have none"
 _LOOK: Final = "look there whether it still runs; if not, the next save removes it"
 _MISSING: Final = "missing"
 _MOST_PROCESSES: Final = 100_000
@@ -188,7 +189,7 @@ def _of_notes(attempt: str, said: _Notes, looked: Looked, known: Known) -> _Judg
         return _Judgement(Life.OVER, "process 0 has ended it", _NOTES_GO)
     if looked.saver is not None:
         return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
-    life, reason = life_of(None, dataclasses.replace(looked.locks, complete=False), said.leader, said.changed)
+    life, reason = life_of(None, dataclasses.replace(looked.locks, gap=_NO_LOCK), said.leader, said.changed)
     return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _NOTES_GO}.get(life, _LOOK))
 
 

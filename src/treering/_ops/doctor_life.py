@@ -26,21 +26,20 @@ def life_of(holder: int | None, locks: SeenLocks, who: str | None, since: float)
         since: when that note, or the newest file, was written.
 
     Example:
-        >>> life_of(4711, SeenLocks("ext4", complete=True, holders={}), None, 0.0)
+        >>> life_of(4711, SeenLocks(None, {}), None, 0.0)
         (<Life.IN_FLIGHT: 'in flight'>, 'process 4711 of this machine holds its lock')
-        >>> life_of(None, SeenLocks("nfs4", complete=False, holders={}), "node7, pid 4711", 0.0)[0]
+        >>> life_of(None, SeenLocks("on nfs4 some are not shown", {}), "node7, pid 4711", 0.0)[0]
         <Life.UNKNOWN: 'unknown'>
     """
     if holder is not None:
         # Linux gives no number for a process in another container.
         which = f"process {holder}" if holder > 0 else "a process"
         return Life.IN_FLIGHT, f"{which} of this machine holds its lock"
-    if locks.complete:
+    if locks.gap is None:
         return Life.DEAD, "no process holds its lock"
     named = _WHO.fullmatch(who or "")
     if named is None:
-        where = f"on {locks.file_system}" if locks.file_system else "on this system"
-        return Life.UNKNOWN, f"nobody is seen to hold its lock, but {where} not all locks can be seen"
+        return Life.UNKNOWN, f"nobody is seen to hold its lock, but {locks.gap}"
     if named[1] != platform.node():
         return Life.UNKNOWN, f"it was begun on another machine, {named[1]}, by process {named[2]} there"
     return _on_this_machine(int(named[2]), since)

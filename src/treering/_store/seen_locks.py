@@ -29,6 +29,8 @@ _MOUNT_OF: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 _ALL_PROCESSES: Final = "pid:[4026531836]"
 _STARTED: Final = 19  # the 22nd field of /proc/PID/stat, counted behind the name and the one before it
 
+_UNSHOWN: Final = "this system does not show its locks"
+
 Process = int
 """Number of a process."""
 
@@ -37,11 +39,8 @@ Process = int
 class SeenLocks:
     """The locks on the file system of one folder, as they were at one moment."""
 
-    file_system: str | None
-    """Its type, such as "ext4"; None where that is not known."""
-    complete: bool
-    """Whether a file that is not among them is locked by nobody: the file system is of this machine alone, and no
-    container hides processes from this one."""
+    gap: str | None
+    """Which locks are not shown, as a sentence; None where all are, so that a file that is not among them is free."""
     holders: Mapping[int, Process]
     """Inode -> who locked it."""
 
@@ -49,7 +48,7 @@ class SeenLocks:
         """Return the process that holds the lock of a file or folder there; None where none is seen.
 
         Example:
-            >>> SeenLocks(None, False, {}).holder(os.stat(".")) is None
+            >>> SeenLocks(None, {}).holder(os.stat(".")) is None
             True
         """
         return self.holders.get(found.st_ino)
@@ -63,7 +62,7 @@ def seen_locks(folder: int | None) -> SeenLocks:
 
     Example:
         >>> seen_locks(None)
-        SeenLocks(file_system=None, complete=False, holders={})
+        SeenLocks(gap='this system does not show its locks', holders={})
     """
     proc = Path("/proc")
     try:
@@ -72,17 +71,20 @@ def seen_locks(folder: int | None) -> SeenLocks:
         locks = _LOCK.findall((proc / "locks").read_text())
         all_seen = os.readlink(proc / "self" / "ns" / "pid") == _ALL_PROCESSES
     except OSError:
-        return SeenLocks(None, complete=False, holders={})
+        return SeenLocks(_UNSHOWN, {})
     here = next((found for found in mounts if mount is not None and found[0] == mount[1]), None)
     if here is None:
-        return SeenLocks(None, complete=False, holders={})
+        return SeenLocks(_UNSHOWN, {})
     _, major, minor, kind = here
     device = int(major), int(minor)
     # The device of the mount, not the one of ``stat``: btrfs shows another one there.
     holders = {
         int(inode): int(pid) for pid, first, second, inode in locks if (int(first, 16), int(second, 16)) == device
     }
-    return SeenLocks(kind, complete=all_seen and kind in _OF_THIS_MACHINE, holders=holders)
+    gap = None if all_seen else "locks of other containers are not shown here"
+    if kind not in _OF_THIS_MACHINE:
+        gap = f"on {kind} locks of other machines are not shown here"
+    return SeenLocks(gap, holders)
 
 
 def started(process: Process) -> float | None:
