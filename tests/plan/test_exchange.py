@@ -103,6 +103,14 @@ def test_rows_of_whole_blocks_are_read_once() -> None:
         assert sum(read) == 8192 * 8192 * 4
 
 
+@pytest.mark.parametrize("processes", [12, 97, 1024])
+def test_rows_of_no_whole_blocks_are_read_by_as_many_as_five_percent_allow(processes: int) -> None:
+    """512 blocks: 25 of them may be read twice, so there are 26 readers at most."""
+    shape = (4099, 4093)
+    _, read = check(shape, 4, stored(shape, 4, (1, 1)), grid_over((processes,), ((), (0,))))
+    assert min(processes, 24) <= sum(map(bool, read)) <= 26
+
+
 def test_chunks_that_are_undone_whole_are_never_read_twice_for_nothing() -> None:
     shape = (4096, 1024)
     chunks = stored(shape, 4, (16, 1), whole_chunks=True)

@@ -175,16 +175,21 @@ class _Cutting:
     def parts(self) -> Parts:
         """Return the shortest parts that are cheap enough; one that is all is, always."""
         count = min(len(self._owners), self._length)
+        blocks = self._aligned(-(-self._length // count))
+        if self._cost(blocks) > self._worth:
+            blocks = self._length
         while True:
-            shortest = -(-self._length // count)
-            aligned = -(-shortest // self._step) * self._step
-            near = [aligned] if 100 * aligned <= _ALIGNED_PERCENT * shortest else []
-            costs = []
-            for rows in (*near, shortest, aligned):
-                costs.append(self._cost(rows))
-                if costs[-1] <= self._worth:
-                    return Parts(axis=self._axis, length=self._length, rows=rows, owners=self._owners)
-            count = max(1, min(count - 1, count * self._worth // min(costs)))
+            rows = -(-self._length // count)
+            if 100 * self._aligned(rows) <= _ALIGNED_PERCENT * rows:
+                rows = self._aligned(rows)
+            cost = self._cost(rows)
+            if cost <= self._worth or rows >= blocks:
+                return Parts(axis=self._axis, length=self._length, rows=min(rows, blocks), owners=self._owners)
+            count = max(1, min(count - 1, count * self._worth // cost))
+
+    def _aligned(self, rows: int) -> int:
+        """Return the next number of rows that are whole blocks."""
+        return -(-rows // self._step) * self._step
 
     def _cost(self, rows: int) -> int:
         """Return how many bytes are read more than once, at most: blocks in which the parts of two processes meet."""
