@@ -17,13 +17,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
-from tests.checkpoint.together import Together, together
+from tests.checkpoint.together import Together, together, two
 from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import bits
 from treering._store.checkpoint_names import attempt_of_journal, data_of, is_note
+from treering._store.folder import Folder
+from treering._store.note_text import Part, Stage
+from treering._store.notes import FolderNotes
+from treering._store.rendezvous import Pace
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
-__all__ = ["together"]
+__all__ = ["together", "two"]
 
 F4 = np.float32
 
@@ -165,6 +169,39 @@ def test_progress_counts_the_own_bytes(together: Together, tmp_path: Path) -> No
     )
     assert {process: calls[-1][0] for process, calls in told.items()} == written_by(tmp_path / "ckpt")
     assert all(calls[-1][0] == calls[-1][1] for calls in told.values())
+
+
+def test_nobody_says_that_it_has_written_before_its_names_are_durable(
+    together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, str]] = []
+    sync, create, put = Folder.sync, Folder.create, FolderNotes.put
+
+    def note(what: str) -> None:
+        told.append((threading.get_ident(), what))
+
+    def seen_sync(folder: Folder) -> None:
+        sync(folder)
+        note("sync")
+
+    def seen_create(folder: Folder, name: str, *more: Any) -> int:
+        note("create" if name.startswith("data-") else "other")
+        return create(folder, name, *more)
+
+    def seen_put(notes: FolderNotes, name: str, data: bytes) -> None:
+        if "-part-" in name:
+            note(str(Part.read(data).stage))
+        put(notes, name, data)
+
+    monkeypatch.setattr(Folder, "sync", seen_sync)
+    monkeypatch.setattr(Folder, "create", seen_create)
+    monkeypatch.setattr(FolderNotes, "put", seen_put)
+    tree = mixed()
+    together.save(tmp_path / "ckpt", lambda process: tree)
+    for thread in {thread for thread, _ in told}:
+        mine = [what for found, what in told if found == thread]
+        assert "sync" in mine[mine.index("create") : mine.index(str(Stage.WRITTEN))]
+        assert "create" not in mine[mine.index(str(Stage.WRITTEN)) :]
 
 
 # ------------------------------------------------------------------------------------------------ what was there before
@@ -360,19 +397,19 @@ def test_who_does_not_come_is_named_and_swept_by_the_next_save(
     check_left_and_swept(together, path, before, overwrite=overwrite)
 
 
-def test_one_process_alone_sweeps_as_well(together: Together, tmp_path: Path) -> None:
+def test_one_process_alone_sweeps_as_well(two: Together, tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    together.timeout = 1.0
-    together.save(path, lambda process: {"w": numbers(4)}, who=range(together.count - 1))
+    two.timeout = 1.0
+    two.save(path, lambda process: {"w": numbers(4)}, who=range(two.count - 1))
     assert names(path)
     treering.save(path, {"a": 1})
     assert treering.load(path) == {"a": 1}
     assert names(path) == ["treering.json"]
 
 
-def test_process_0_missing_is_named(together: Together, tmp_path: Path) -> None:
-    together.timeout = 1.0
-    outcomes = together.save(tmp_path / "ckpt", lambda process: {"w": 1}, who=range(1, together.count))
+def test_process_0_missing_is_named(two: Together, tmp_path: Path) -> None:
+    two.timeout = 1.0
+    outcomes = two.save(tmp_path / "ckpt", lambda process: {"w": 1}, who=range(1, two.count))
     for outcome in outcomes[1:]:
         assert isinstance(outcome, Timeout)
         assert outcome.missing == (0,)
@@ -381,7 +418,8 @@ def test_process_0_missing_is_named(together: Together, tmp_path: Path) -> None:
 
 def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    jobs = [together, Together(together.count, job="fedcba9876543210")]
+    # The winner may sweep what the loser says to its own; it says it again after a second.
+    jobs = [Together(together.count, job=16 * name, pace=Pace()) for name in "ab"]
     found: list[list[Exception | None]] = [[], []]
 
     def run(number: int) -> None:

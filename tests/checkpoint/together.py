@@ -19,7 +19,8 @@ from treering._ops import joint_save, save_any
 from treering._store.rendezvous import Call, Pace
 from treering._values.processes import Processes
 
-__all__ = ["Together", "together"]
+__all__ = ["Together", "job_of", "together", "two"]
+
 
 SOON = Pace(linger=0.3)
 
@@ -36,6 +37,8 @@ class Together:
     """Of its saves."""
     timeout: float = 60.0
     """Seconds that they wait for each other."""
+    pace: Pace = SOON
+    """How often they look, and how long process 0 stays for those who are late."""
 
     def devices_of(self, process: int) -> list[Any]:
         """The devices of one process."""
@@ -70,7 +73,7 @@ class Together:
                 processes=processes,
                 timeout=self.timeout,
                 doing=f"save '{path}'",
-                pace=SOON,
+                pace=self.pace,
             )
             calls.call = call
             try:
@@ -97,7 +100,17 @@ calls = _Calls()
 @pytest.fixture(params=[2, 4])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Together:
     """A job of two processes with four devices each, or of four with two each."""
-    count = request.param
+    return job_of(request.param, monkeypatch)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Together:
+    """A job of two processes with four devices each."""
+    return job_of(2, monkeypatch)
+
+
+def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
+    """Return a job of so many processes, as long as the patches last."""
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
     monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
     monkeypatch.setattr(save_any, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
