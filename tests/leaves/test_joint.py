@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.leaves.jobs_of_threads import Job, wishes
 from tests.leaves.saved import index_at, listing, put, stored, visible
+from treering._arrays import outgoing
 from treering._store.checkpoint_names import is_note
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_joined import JoinedLeaves
@@ -222,6 +223,16 @@ def test_what_one_process_cannot_save_all_are_told(job: Job, tmp_path: Path) -> 
         assert all(f"process {this}" in text for text in others)
     assert not (tmp_path / "new").exists()
     all_well(job.save(tmp_path / "new", tree))
+
+
+def test_parts_that_are_no_grid(pair: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process holds a whole chunk: that is refused, with the name of the leaf, by all."""
+    owners = ((0,), (1,))
+    uneven = (((0, 2),), ((2, 8),))
+    monkeypatch.setattr(outgoing, "held_boxes", lambda *_: tuple(zip(uneven, owners, strict=True)))
+    errors = pair.save(tmp_path / "ckpt", {"w": put(jnp.arange(8), P("x"))})
+    all_failed(errors, Unsupported, r"no grid.*leaf 'w'.*treering\.save")
+    assert not (tmp_path / "ckpt").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ what goes wrong

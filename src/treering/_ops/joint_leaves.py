@@ -101,6 +101,7 @@ def serialize_together(
 def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWishes) -> None:
     try:
         joint = _joint_of(call, flat, wishes)
+        signature = joint.signature()
         staged = StagedLeaves(path, LEAVES_RULES, call.attempt)
     except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
         with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
@@ -108,7 +109,7 @@ def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWis
         raise
     leader = _Leader(path, joint, staged)
     try:
-        driven(leading(call, joint.signature()), staged.notes, leader)
+        driven(leading(call, signature), staged.notes, leader)
         leader.hand_over()
     finally:
         leader.close()
