@@ -63,6 +63,7 @@ def schedules(count: int, seed: int, first: int, processes: int | None, jobs: in
         for number, text in found.violations[: max(0, _SHOWN - len(broken))]:
             print(f"schedule {number}: {text}", flush=True)
             again = f"--seed {seed} --first {number} --schedules 1"
+            again += f" --processes {processes}" if processes else ""
             print(f"  again: python -m torture schedules {again}", flush=True)
         broken += found.violations
         if time.monotonic() - shown > 60:

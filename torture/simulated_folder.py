@@ -3,6 +3,8 @@
 What the real one does with system calls (`treering._store.checkpoint_folder`) is one step each here: lock, look, sweep,
 journal, exclusive first commit, overwrite, removal of what was superseded. Holders of locks are numbers; a killed one
 holds nothing any more.
+
+A leaves directory differs in one thing: many may write into it at once, and each commit replaces the one before.
 """
 
 from __future__ import annotations
@@ -18,9 +20,14 @@ class Violation(Exception):
 
 
 class SimulatedFolder:
-    """One folder that several jobs may save into."""
+    """One folder that several jobs may save into.
 
-    def __init__(self, *, locks_are_seen: bool) -> None:
+    Args:
+        locks_are_seen: whether the lock of the folder holds for all machines; those of journals always do.
+        for_leaves: whether it is a leaves directory.
+    """
+
+    def __init__(self, *, locks_are_seen: bool, for_leaves: bool) -> None:
         self.notes: dict[str, bytes] = {}
         """The notes there are."""
         self.older: dict[str, bytes | None] = {}
@@ -36,6 +43,7 @@ class SimulatedFolder:
         self.swept: set[str] = set()
         """Attempts that another saver has swept, as their process 0 was dead."""
         self._locks_are_seen = locks_are_seen
+        self._for_leaves = for_leaves
         self._lock: int | None = None
         self._replaces: set[str] = set()
         self._entered_over: dict[str, str | None] = {}
@@ -62,22 +70,26 @@ class SimulatedFolder:
             Busy: another saver is at work.
             Exists: something is committed, and may not be replaced.
         """
+        if not self._for_leaves:
+            self._require_alone(holder, overwrite=overwrite)
+            self._lock = holder
+        for dead in [dead for dead, owner in self.journals.items() if owner is None]:
+            for file in [file for file in self.data if file[0] == dead]:
+                self.remove_data(*file)
+            del self.journals[dead]
+            self.swept.add(dead)
+        self.journals[attempt] = holder
+        for name in dead_notes(list(self.notes), self.journals.__contains__, self.notes.get):
+            self.remove(name)
+        self._entered_over[attempt] = self.index
+
+    def _require_alone(self, holder: int, *, overwrite: bool) -> None:
         if self._lock is not None and (self._locks_are_seen or self._lock == holder):
             raise Busy("another process is saving to this checkpoint")
         if self.index is not None and not overwrite:
             raise Exists("a checkpoint is there already")
         if any(owner is not None for owner in self.journals.values()):
             raise Busy("another process is saving to this checkpoint")
-        self._lock = holder
-        for dead in list(self.journals):
-            for file in [file for file in self.data if file[0] == dead]:
-                self.remove_data(*file)
-            del self.journals[dead]
-            self.swept.add(dead)
-        self.journals[attempt] = holder
-        for name in dead_notes(list(self.notes), attempt.__eq__, self.notes.get):
-            self.remove(name)
-        self._entered_over[attempt] = self.index
 
     def commit(self, attempt: str, parts: tuple[bytes, ...], wanted: tuple[bytes, ...], *, tidy: bool = True) -> None:
         """Make an attempt the index, and remove what it supersedes, unless that fails or a kill comes between.
@@ -94,7 +106,7 @@ class SimulatedFolder:
         missing = [process for process in range(len(wanted)) if (attempt, process) not in self.data]
         if missing:
             raise Violation(f"attempt {attempt} is committed without the data of processes {missing}")
-        if self._entered_over[attempt] is None and self.index is not None:
+        if self._entered_over[attempt] is None and self.index is not None and not self._for_leaves:
             raise Exists("a checkpoint is there already")
         if attempt not in self.journals:
             raise Busy("another process removed the new files")

@@ -122,13 +122,14 @@ class Simulation:
 
     def _draw(self, processes: int | None) -> None:
         chance = self._random.random
-        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8)
+        for_leaves = chance() < 0.25
+        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8, for_leaves=for_leaves)
         self._swift = 1.0 - 0.5 * chance()  # the share of operations that take no time
         self._slow = 0.1 if chance() < 0.3 else 0.0
         self._stale = 0.3 * chance() if chance() < 0.25 else 0.0
         self._failing = 0.1 * chance() if chance() < 0.25 else 0.0
         self._breaking = 0.3 * chance() if chance() < 0.3 else 0.0  # of work and commit
-        self._overwrite = chance() < 0.75
+        self._overwrite = for_leaves or chance() < 0.75
         jobs = 2 if chance() < 0.3 else 1
         for _ in range(jobs):
             count = processes or (self._random.randrange(9, 33) if chance() < 0.01 else self._random.choice(_COUNTS))
@@ -317,11 +318,12 @@ class Simulation:
     # ----------------------------------------------------------------------------------------------- what operations do
 
     def _perform(self, process: _Process, operation: Operation) -> None:
+        if type(operation) is Get:  # most of them
+            process.answer = self._read(operation.name)
+            return
         folder, chance = self.folder, self._random.random
         process.answer = None
         match operation:
-            case Get(name):
-                process.answer = self._read(name)
             case Put(name, data):
                 if self._failing and chance() < self._failing:
                     if chance() < 0.5:
