@@ -23,7 +23,7 @@ PROGRAM = next(text for kind, text in FENCES if kind == "python" and "jax.distri
 LAUNCH = next(text for kind, text in FENCES if kind == "text" and text.startswith("for number in 0 1"))
 
 
-def launched(command: str, folder: Path, timeout: float = 60) -> list[str]:
+def launched(command: str, folder: Path, timeout: float = 120) -> list[str]:
     """Run lines of a shell as on the page, with a free port; return what the processes said."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
