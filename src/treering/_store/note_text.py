@@ -56,7 +56,7 @@ class Failure:
     """Why a process, or an attempt, failed."""
 
     name: str
-    """Name of the error's class in `treering.errors`; of another class its own."""
+    """Name of the error's class in `treering.errors`; ``ProcessFailed`` for a class that is none of ours."""
     message: str
     """What it says."""
     hint: str | None = None
@@ -71,8 +71,8 @@ class Failure:
         """Describe an error.
 
         Example:
-            >>> Failure.of(ValueError("no"))
-            Failure(name='ValueError', message='no', hint=None, errno=None, missing=())
+            >>> Failure.of(KeyError("a"))
+            Failure(name='ProcessFailed', message="KeyError: 'a'", hint=None, errno=None, missing=())
         """
         for known in type(error).__mro__:
             if isinstance(error, TreeringError) and _CLASSES.get(known.__name__) is known:
@@ -84,7 +84,8 @@ class Failure:
                     errno=number if type(number) is int else None,
                     missing=error.missing if isinstance(error, Timeout) else (),
                 )
-        return cls(name=type(error).__name__, message=str(error)[:_LONGEST_TEXT])
+        message = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST_TEXT])))
+        return cls(name=ProcessFailed.__name__, message=message)
 
     def blamed_on(self, who: str) -> Failure:
         """Return the same as others are told it: with the process that it happened to.
@@ -93,10 +94,7 @@ class Failure:
             >>> Failure.of(KeyError("a")).blamed_on("process 3 (host, pid 7)").message
             "process 3 (host, pid 7): KeyError: 'a'"
         """
-        known = self.name in _CLASSES
-        reason = self.message if known else ": ".join(filter(None, (self.name, self.message)))
-        name = self.name if known else ProcessFailed.__name__
-        return dataclasses.replace(self, name=name, message=f"{who}: {reason}")
+        return dataclasses.replace(self, message=f"{who}: {self.message}")
 
     def error(self, undone: str, processes: tuple[int, ...]) -> TreeringError:
         """Return the error to raise where it did not happen.

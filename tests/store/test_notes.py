@@ -1,0 +1,370 @@
+"""Notes on a real file system: replaced at once, read with suspicion, swept when nobody needs them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treering._store import checkpoint_names, descriptors, folder, notes
+from treering._store.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
+from treering._store.folder import Folder
+from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
+from treering._store.notes import FolderNotes, PathNotes, dead_notes
+from treering.errors import (
+    Corrupt,
+    Exists,
+    IsDirectory,
+    Mismatch,
+    NotShared,
+    PermissionDenied,
+    ProcessFailed,
+    StoreFailed,
+    Timeout,
+    TreeringError,
+)
+
+JOB, ATTEMPT, OTHER = "0123456789abcdef", "fedcba9876543210", "00000000000000ff"
+NAME = waiting_note(1)
+
+
+@pytest.fixture(params=[True, False], ids=["from descriptors", "by paths"])
+def opened(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    if not request.param:
+        monkeypatch.setattr(folder, "FROM_DESCRIPTOR", False)
+    with Folder(str(tmp_path)) as opened:
+        yield opened
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def test_names_of_notes_are_known_and_no_others() -> None:
+    ours = [begin_note(JOB), part_note(ATTEMPT, 3), part_note(ATTEMPT, 123456), verdict_note(ATTEMPT), waiting_note(7)]
+    ours += [checkpoint_names.aside_of_note(name, JOB) for name in ours]
+    assert all(map(checkpoint_names.is_note, ours))
+    others = ["treering.json", f".treering.json.{ATTEMPT}.treering-tmp", ".treering.lock", ".treering", "config.json"]
+    others += [
+        f".treering-{ATTEMPT}-part-3",
+        f".treering-{ATTEMPT.upper()}-verdict",
+        f"{NAME}.new",
+        f"{NAME}\n",
+        f"a{NAME}",
+    ]
+    assert not any(map(checkpoint_names.is_note, others))
+
+
+def test_the_attempt_of_a_name() -> None:
+    names = [part_note(ATTEMPT, 3), verdict_note(ATTEMPT), begin_note(JOB), waiting_note(3), "config.json"]
+    assert list(map(checkpoint_names.attempt_of_note, names)) == [ATTEMPT, ATTEMPT, None, None, None]
+    aside = checkpoint_names.aside_of_note(verdict_note(ATTEMPT), OTHER)
+    assert checkpoint_names.attempt_of_note(aside) == ATTEMPT
+    assert [checkpoint_names.is_begin_note(name) for name in names] == [False, False, True, False, False]
+
+
+# ------------------------------------------------------------------------------------------------------------ the files
+
+
+def test_a_note_is_a_file_and_nothing_else_is_left(opened: Folder, tmp_path: Path) -> None:
+    store = FolderNotes(opened)
+    store.put(NAME, b"one")
+    store.put(NAME, b"two")
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert (tmp_path / NAME).read_bytes() == b"two"
+
+
+def test_only_names_of_notes_are_written_and_removed(opened: Folder, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    store = FolderNotes(opened)
+    for name in ("config.json", "../x", "treering.json"):
+        with pytest.raises(ValueError, match="no name of a note"):
+            store.put(name, b"")
+        with pytest.raises(ValueError, match="no name of a note"):
+            store.remove(name)
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_links_pipes_and_folders_are_refused(opened: Folder, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / waiting_note(1)).symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / waiting_note(2))
+    (tmp_path / waiting_note(3)).mkdir()
+    store = FolderNotes(opened)
+    for number in (1, 2, 3):
+        with pytest.raises(OSError, match=r"."):
+            store.get(waiting_note(number))
+
+
+def test_a_link_in_the_way_of_a_note_is_replaced_not_followed(opened: Folder, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / NAME).symlink_to(tmp_path / "secret")
+    FolderNotes(opened).put(NAME, b"new")
+    assert (tmp_path / "secret").read_bytes() == b"secret"
+    assert FolderNotes(opened).get(NAME) == b"new"
+
+
+def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "LARGEST_NOTE", 100)
+    store = FolderNotes(opened)
+    store.put(NAME, bytes(100))
+    assert store.get(NAME) == bytes(100)
+    with pytest.raises(OSError, match="101 bytes") as caught:
+        store.put(NAME, bytes(101))
+    assert caught.value.errno == errno.EFBIG
+    assert store.get(NAME) == bytes(100)
+    (tmp_path / NAME).write_bytes(bytes(101))
+    with pytest.raises(OSError, match="larger than any note"):
+        store.get(NAME)
+
+
+@pytest.mark.parametrize("call", ["replace", "open"])
+def test_a_refusal_leaves_what_was_there(
+    opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = FolderNotes(opened)
+    store.put(NAME, b"old")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(OSError, match="no room"):
+            store.put(NAME, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert store.get(NAME) == b"old"
+
+
+@pytest.mark.parametrize("reason", [errno.ENOENT, errno.ESTALE])
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
+    opened: Folder, monkeypatch: pytest.MonkeyPatch, reason: int, call: str
+) -> None:
+    store = FolderNotes(opened)
+    store.put(NAME, b"old")
+
+    def gone(*_: object, **__: object) -> None:
+        raise OSError(reason, "gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, gone)
+        assert store.get(NAME) is None
+    assert store.get(NAME) == b"old"
+
+
+def test_other_refusals_of_a_read_are_errors(opened: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderNotes(opened)
+    store.put(NAME, b"old")
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", broken)
+        with pytest.raises(OSError, match="broken"):
+            store.get(NAME)
+
+
+def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    opened: list[float] = []
+    real = descriptors.open_folder
+    with Folder(str(tmp_path)) as folder:
+        store = FolderNotes(folder, clock=lambda: now[0])
+
+        def open_folder(path: str) -> int | None:
+            opened.append(now[0])
+            return real(path)
+
+        monkeypatch.setattr(descriptors, "open_folder", open_folder)
+        for tenth in range(35):
+            now[0] = tenth / 10
+            assert store.get(NAME) is None
+        assert opened == [1.0, 2.0, 3.0]
+        store.put(NAME, b"x")
+        now[0] = 10.0
+        assert store.get(NAME) == b"x"
+        assert len(opened) == 3
+
+
+def test_nothing_stays_open(opened: Folder) -> None:
+    store = FolderNotes(opened)
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(3):
+        store.put(NAME, b"x")
+        store.get(NAME)
+        store.get(waiting_note(2))
+        store.remove(NAME)
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
+# ----------------------------------------------------------------------------------------------------- notes at a path
+
+
+def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    store = PathNotes(str(path))
+    assert store.get(NAME) is None
+    store.remove(NAME)
+    with pytest.raises(FileNotFoundError):
+        store.put(NAME, b"x")
+    path.mkdir()
+    store.put(NAME, b"x")
+    assert store.get(NAME) == b"x"
+    (path / NAME).unlink()
+    path.rmdir()
+    assert store.get(NAME) is None
+    path.mkdir()
+    assert store.get(NAME) is None
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").write_bytes(b"")
+    store = PathNotes(str(tmp_path / "ckpt"))
+    with pytest.raises(NotADirectoryError):
+        store.get(NAME)
+
+
+# ------------------------------------------------------------------------------------------------------------- sweeping
+
+
+def begin(attempt: str) -> bytes:
+    return Begin(number=1, attempt=attempt, signature=b"", who="host, pid 7", processes=2).text()
+
+
+def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
+    names = [
+        "treering.json",
+        "config.json",
+        f"data-{OTHER}-00000-of-00001.safetensors",
+        part_note(ATTEMPT, 0),
+        verdict_note(ATTEMPT),
+        part_note(OTHER, 1),
+        verdict_note(OTHER),
+        checkpoint_names.aside_of_note(verdict_note(OTHER), JOB),
+        waiting_note(4),
+    ]
+    assert dead_notes(names, ATTEMPT.__eq__, lambda name: None) == tuple(names[5:])
+
+
+@pytest.mark.parametrize(
+    ("content", "goes"),
+    [(begin(ATTEMPT), False), (begin(OTHER), True), (b"damaged", True), (None, True)],
+)
+def test_the_note_of_a_job_goes_with_its_attempt(content: bytes | None, goes: bool) -> None:
+    dead = dead_notes([begin_note(JOB)], ATTEMPT.__eq__, lambda name: content)
+    assert dead == ((begin_note(JOB),) if goes else ())
+
+
+def test_a_note_of_a_job_that_cannot_be_read() -> None:
+    def refuse(name: str) -> bytes:
+        raise OSError(errno.EIO, "broken")
+
+    assert dead_notes([begin_note(JOB)], ATTEMPT.__eq__, refuse) == (begin_note(JOB),)
+
+
+# ------------------------------------------------------------------------------------------------------- what they say
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exists("it is there", hint="pass overwrite=True"),
+        Mismatch("leaf differs", path=("a", "b")),
+        StoreFailed.of(OSError(errno.ENOSPC, "No space"), "x", "write"),
+        StoreFailed.of(OSError(errno.EACCES, "No"), "x", "write"),
+        StoreFailed.of(OSError(errno.EISDIR, "No"), "x", "write"),
+        NotShared("elsewhere"),
+        Corrupt("damaged", offset=7),
+    ],
+)
+def test_an_error_travels(error: TreeringError) -> None:
+    part = Part(stage=Stage.FAILED, who="host, pid 7", failure=Failure.of(error))
+    read = Part.read(part.text())
+    assert read == part
+    assert read.failure is not None
+    again = read.failure.error("could not save 'x'", (3,))
+    assert type(again) is type(error)
+    assert str(again) == f"could not save 'x': {error}"
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+
+
+def test_those_that_are_missing_travel() -> None:
+    error = Timeout("waited")
+    error.missing = (2, 5)
+    again = Failure.of(error).error("no", (0,))
+    assert isinstance(again, Timeout)
+    assert again.missing == (2, 5)
+
+
+def test_classes_of_others_become_what_a_caller_can_catch() -> None:
+    class Special(Exists, KeyError):
+        pass
+
+    assert Failure.of(Special("x")).name == "Exists"
+    assert Failure.of(PermissionDenied("x")).name == "PermissionDenied"
+    assert Failure.of(IsDirectory("x")).name == "IsDirectory"
+    failed = Failure.of(MemoryError()).blamed_on("process 3").error("no", (3,))
+    assert type(failed) is ProcessFailed
+    assert (str(failed), failed.processes) == ("no: process 3: MemoryError", (3,))
+
+    namesake = type("Exists", (Exception,), {})
+    assert str(Failure.of(namesake("x")).error("no", (3,))) == "no: Exists: x"
+    assert type(Failure.of(namesake("x")).error("no", (3,))) is ProcessFailed
+
+
+def test_an_endless_message_is_cut() -> None:
+    assert (
+        len(Part(stage=Stage.FAILED, who="h", failure=Failure.of(Corrupt("x" * 10**6, hint="y" * 10**6))).text())
+        < 10**4
+    )
+
+
+GOOD_PART = Part(stage=Stage.WRITTEN, who="host, pid 7", payload=b"abc").text()
+GOOD_VERDICT = Verdict(who="host", failure=Failure.of(Exists("x")), processes=(1,)).text()
+GOOD_BEGIN = begin(ATTEMPT)
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "old", "new"),
+    [
+        (Part.read, GOOD_PART, b'"written"', b'"failed"'),
+        (Part.read, GOOD_PART, b'"written"', b'"writing"'),
+        (Part.read, GOOD_PART, b'"written"', b"1"),
+        (Part.read, GOOD_PART, b'"YWJj"', b'"YWJ"'),
+        (Part.read, GOOD_PART, b'"YWJj"', b'"YW Jj"'),
+        (Part.read, GOOD_PART, b'"left":false', b'"left":0'),
+        (Part.read, GOOD_PART, b'"left"', b'"who"'),
+        (Part.read, GOOD_PART, b"host", b"h\xc3\xb6st"),
+        (Part.read, GOOD_PART, b"}", b'"failure":{}}'),
+        (Verdict.read, GOOD_VERDICT, b'"committed":false', b'"committed":true'),
+        (Verdict.read, GOOD_VERDICT, b'"committed":false', b'"committed":null'),
+        (Verdict.read, GOOD_VERDICT, b"[1]", b"[-1]"),
+        (Verdict.read, GOOD_VERDICT, b"[1]", b"[true]"),
+        (Verdict.read, GOOD_VERDICT, b'"kept":false', b'"kept":"no"'),
+        (Verdict.read, GOOD_VERDICT, b'"hint":null', b'"hint":3'),
+        (Verdict.read, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
+        (Begin.read, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
+        (Begin.read, GOOD_BEGIN, b'"signature"', b'"signatur"'),
+        (Begin.read, b"[]", b"", b""),
+        (Verdict.read, b"", b"", b""),
+    ],
+)
+def test_a_damaged_note_is_never_believed(read: type, good: bytes, old: bytes, new: bytes) -> None:
+    damaged = good.replace(old, new) if old else good
+    if damaged == good and old:
+        pytest.fail("nothing was damaged")
+    with pytest.raises(Corrupt):
+        read(damaged)
+
+
+def test_every_shortened_note_is_damaged() -> None:
+    for read, good in ((Part.read, GOOD_PART), (Verdict.read, GOOD_VERDICT), (Begin.read, GOOD_BEGIN)):
+        for length in range(len(good)):
+            with pytest.raises(Corrupt):
+                read(good[:length])
