@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
@@ -37,6 +37,11 @@ def mesh(*shape: int, backwards: bool = False) -> Mesh:
     return Mesh((devices[::-1] if backwards else devices).reshape(shape), tuple("xyz"[: len(shape)]))
 
 
+def explicit() -> Mesh:
+    devices = np.array(jax.devices())
+    return Mesh(devices.reshape(2, 4).T, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
+
+
 def put(array: Any, *spec: Any, on: Mesh | None = None) -> jax.Array:
     return jax.device_put(array, NamedSharding(on or mesh(4, 2), P(*spec)))
 
@@ -52,6 +57,7 @@ def mixed() -> dict[str, Any]:
         "columns": put(numbers(16, 24) + 1, None, "y"),
         "both": put(numbers(8, 8) + 2, "y", "x"),
         "backwards": put(numbers(64, 3), "x", on=mesh(8, backwards=True)),
+        "explicit": put(numbers(16, 6), "x", on=explicit()),
         "everywhere": put(numbers(1000, 37)),
         "also": put(numbers(1500) + 3),
         "scalar": put(F4(7)),

@@ -71,8 +71,10 @@ def test_who_withdraws_removes_only_its_own(tmp_path: Path) -> None:
 
 def test_no_file_is_written_twice(tmp_path: Path) -> None:
     (tmp_path / SECOND).write_bytes(b"of somebody")
-    with JoinedFolder(tmp_path, ATTEMPT) as joined, pytest.raises(StoreFailed):
-        joined.write_file(SECOND, [b"ring"], 4)
+    with JoinedFolder(tmp_path, ATTEMPT) as joined:
+        with pytest.raises(StoreFailed):
+            joined.write_file(SECOND, [b"ring"], 4)
+        joined.withdraw()
     assert (tmp_path / SECOND).read_bytes() == b"of somebody"
 
 

@@ -82,7 +82,11 @@ class JoinedFolder:
         with naming(self._shown, "write"):
             folder = self._opened()
             self._written.append(name)
-            write_new_file(folder, name, buffers, size, self._old)
+            try:
+                write_new_file(folder, name, buffers, size, self._old)
+            except FileExistsError:
+                self._written.remove(name)  # somebody else's
+                raise
 
     def make_durable(self) -> None:
         """Make the names of the written files durable; their content is.
