@@ -324,9 +324,9 @@ def _matrix_groups(shape: Shape, itemsize: int) -> Iterator[Group]:
 
 
 def _scene(name: str, leaves: LeafKind, factor: float, folder: Path) -> Scene:
-    del leaves, folder  # plans have neither
+    del leaves, factor, folder  # plans have none of them, and those of a smaller tree say nothing
     if name == "plans of A":
-        work = workloads.outline("A", factor)
+        work = workloads.outline("A")
         arrays = [array for _, array in workloads.flat(work.tree)]
         return _Plans(f"{work.title}, planned", work.nbytes, lambda: _transformer_groups(arrays))
     if name == "plans of many":

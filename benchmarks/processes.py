@@ -75,7 +75,13 @@ _GOALS = (
         if shape.timed
     ),
     *(
-        Goal(row=8, workload="A", group=title(form, shape.what, count), kind="count", bound=shape.bound)
+        Goal(
+            row=8 if shape.verb == "save" else 4,
+            workload="A",
+            group=title(form, shape.what, count),
+            kind="count",
+            bound=shape.bound,
+        )
         for form in FORMS
         for shape in SHAPES
         for count in COUNTS
