@@ -134,7 +134,7 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     others.doing = never
     refusal(tmp_path, LEADER)
     name = others.brought[0]
-    assert (tmp_path / waiting_note(0)).read_bytes() == b"given up " + name
+    assert (tmp_path / waiting_note(0)).read_bytes() == b"call 1 is given up " + name
     calls._jobs.latest = None
     others.doing = lambda: None
     others.rows = [[name, None, b""]]
@@ -144,6 +144,9 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     # It does not meet the others for the second time: they are not there.
     assert len(others.brought) == 2
     assert assembly._line.given_up == 1
+    # That word is not meant for its next call, to which process 0 may be on its way.
+    others.rows = [[b"", None, b"unseen"]]
+    assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotShared)
 
 
 def test_a_folder_that_another_saver_removes_is_made_again(

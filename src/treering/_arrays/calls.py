@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import secrets
 import threading
 import time
@@ -44,7 +45,7 @@ _REFRESHED_AFTER: Final = 1.0
 _TRIES: Final = 5
 
 _UNSEEN: Final = b"unseen"
-_GIVEN_UP: Final = b"given up "
+_GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
 
 
 class _Job:
@@ -114,7 +115,7 @@ def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -
         job.number += 1
         number = job.number
     if job.name is None or not job.shared:
-        with _Meeting(job, path, timeout, doing) as meeting:
+        with _Meeting(job, number, path, timeout, doing) as meeting:
             meeting.agree()
             if not job.shared:
                 meeting.compare()
@@ -143,8 +144,9 @@ def _this_job(processes: Processes) -> _Job:
 class _Meeting:
     """The first call of a job: on its name, and on the folder."""
 
-    def __init__(self, job: _Job, path: Path, timeout: float, doing: str) -> None:
+    def __init__(self, job: _Job, number: int, path: Path, timeout: float, doing: str) -> None:
         self._job = job
+        self._number = number
         self._path = path
         self._shown = os.fspath(path)
         self._timeout = timeout
@@ -175,7 +177,7 @@ class _Meeting:
         if isinstance(error, Timeout | KeyboardInterrupt):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             with contextlib.suppress(OSError):
-                self._notes.put(name, _GIVEN_UP)
+                self._notes.put(name, b"call %d is given up " % self._number)
             return
         with contextlib.suppress(OSError):
             self._notes.remove(name)
@@ -260,10 +262,12 @@ class _Meeting:
             with contextlib.suppress(OSError):  # not to be read is not to be seen
                 found = self._notes.get(waiting_note(0))
             if found is not None and mark in found:
-                if _GIVEN_UP not in found:
+                given_up = _GIVEN_UP.match(found)
+                if given_up is None:
                     return True
-                give_up()
-                raise Timeout(f"could not {self._doing}: process 0 had given up before this process came")
+                if int(given_up[1]) >= self._number:  # else it is of an earlier call, and process 0 is on its way
+                    give_up()
+                    raise Timeout(f"could not {self._doing}: process 0 had given up before this process came")
             now = time.monotonic()
             if now >= deadline:
                 return False
