@@ -287,7 +287,9 @@ def _moved(array: jax.Array, form: _Form) -> jax.Array:
     halfway = form.wanted(gathered=False)
     if parts.first or 100 * parts.padded > _LONG_PERCENT * parts.length:
         mesh = halfway.mesh
-        count = math.prod(mesh.shape[name] for name in halfway.spec[axis] or ())
+        names = halfway.spec[axis] or ()
+        # jax gives back a tuple of one name as the name itself.
+        count = math.prod(mesh.shape[name] for name in ((names,) if isinstance(names, str) else names))
         even = -(-parts.length // count) * count
         start = parts.first * parts.rows
         array = jax.lax.slice_in_dim(array, start, min(start + even, parts.padded), axis=axis)
