@@ -30,6 +30,7 @@ from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
 from treering._store.rendezvous import Call, Get, Now, Put, Sleep, leading
 from treering._store.seen_locks import SeenLocks, seen_locks
 from treering._values.processes import Processes
+from treering.errors import StoreFailed
 
 A, B, JOB = "0123456789abcdef", "fedcba9876543210", "00000000000000aa"
 HERE = platform.node()
@@ -343,24 +344,28 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
             0: Part(stage=Stage.WRITTEN, who="node0, pid 10"),
             1: Part(stage=Stage.AT_WORK, who="node1, pid 11"),
             2: Part(stage=Stage.FAILED, who="node2, pid 12", failure=Failure.of(OSError("no space left"))),
+            3: Part(stage=Stage.FAILED, who="node3, pid 13", failure=Failure.of(StoreFailed("no space left"))),
         },
+        count=5,
     )
     (attempt,) = doctor(path, 1)["attempts"]
     assert (attempt["number"], attempt["who"], attempt["life"]) == (7, "node0, pid 10", "unknown")
     assert "another machine, node0, by process 10" in attempt["reason"]
-    assert "processes 1 and 3 did not hand in a part" in attempt["advice"]
+    assert "processes 1 and 4 did not hand in a part" in attempt["advice"]
     states = [(each["process"], each["stage"], each["who"]) for each in attempt["processes"]]
     assert states == [
         (0, "written", "node0, pid 10"),
         (1, "at work", "node1, pid 11"),
         (2, "failed", "node2, pid 12"),
-        (3, "missing", None),
+        (3, "failed", "node3, pid 13"),
+        (4, "missing", None),
     ]
     assert attempt["processes"][2]["problem"] == "OSError: no space left"
+    assert attempt["processes"][3]["problem"] == "StoreFailed: no space left"
     said = text(path, 1)
     assert f"attempt {A}: unknown, save 7 of its job" in said
     assert "  process 2: failed   node2, pid 12" in said
-    assert "  process 3: missing\n" in said
+    assert "  process 4: missing\n" in said
 
 
 @pytest.mark.usefixtures("on_nfs")
@@ -393,7 +398,7 @@ def test_notes_alone_need_nothing(tmp_path: Path) -> None:
     own = json.loads((tmp_path / "treering.json").read_bytes())["attempt"]
     (tmp_path / verdict_note(own)).write_bytes(Verdict(who="node0, pid 10").text())
     attempts = {each["attempt"]: each for each in doctor(tmp_path, 0)["attempts"]}
-    assert (attempts[A]["life"], attempts[A]["outcome"]) == ("over", "failed because of process 3: no")
+    assert (attempts[A]["life"], attempts[A]["outcome"]) == ("over", "failed because of process 3: ValueError: no")
     assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
 
 

@@ -11,8 +11,9 @@ from treering._ops.doctor_life import life_of
 from treering._store.attempts import Looked, NoteFile, Remains
 from treering._store.leaves_names import INDEX as LEAVES_INDEX
 from treering._store.leaves_names import PENDING, RECORD
-from treering._store.note_text import Begin, Part, Stage, Verdict
+from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
 from treering._values.processes import named
+from treering.errors import ProcessFailed
 
 __all__ = ["Known", "judged_attempts"]
 
@@ -242,5 +243,10 @@ def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
             stage=part.stage.value if part else "unreadable",
             who=part.who if part else None,
             age=max(now - note.changed, 0.0),
-            problem=f"{part.failure.name}: {part.failure.message}" if part and part.failure else None,
+            problem=_problem(part.failure) if part and part.failure else None,
         )
+
+
+def _problem(failure: Failure) -> str:
+    # Of an error that is none of treering's the message names the class.
+    return failure.message if failure.name == ProcessFailed.__name__ else f"{failure.name}: {failure.message}"
