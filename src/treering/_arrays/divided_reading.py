@@ -76,7 +76,7 @@ def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterato
         yield some
 
 
-def plan_digest(batches: Iterable[Sequence[Delivery]], processes: int) -> str:
+def plan_digest(batches: Iterable[Sequence[Delivery]]) -> str:
     """Return a digest of what all processes have to want alike: leaves that lie over several, and how."""
     lines = []
     for number, batch in enumerate(batches):
@@ -84,7 +84,7 @@ def plan_digest(batches: Iterable[Sequence[Delivery]], processes: int) -> str:
             if not spans(delivery.sharding):
                 continue
             dtype = delivery.fit.dtype or delivery.dtype
-            wanted = _wanted_digest(_wanted(delivery.sharding, delivery.shape, processes))
+            wanted = _sharding_digest(delivery.sharding, delivery.shape)
             cut = delivery.parts and (delivery.parts.axis, delivery.parts.rows, delivery.parts.first)
             lines.append(f"{number} {delivery.key} {delivery.fit.kind} {dtype} {delivery.shape} {wanted} {cut}")
     return digest(["\n".join(lines).encode("utf-8", "surrogatepass")])
@@ -132,5 +132,7 @@ def _largest(wanted: Wanted) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _wanted_digest(wanted: Wanted) -> str:
-    return digest([repr(wanted).encode()])
+def _sharding_digest(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
+    """Return a digest of which device has which box; in which order, too: programs are compiled for that."""
+    places = sharding.devices_indices_map(shape).items()
+    return digest([repr([(device.id, box_of_slices(index or (), shape)) for device, index in places]).encode()])

@@ -110,7 +110,7 @@ class Company:
         if not self.joined and not self._join(delivery.sharding for delivery in deliveries):
             return
         divide(source, deliveries, self._processes.count)
-        said = self._met(state=state_digest(source), plan=plan_digest(batches, self._processes.count))
+        said = self._met(state=state_digest(source), plan=plan_digest(batches))
         others = _differing(said, "state")
         if others:
             error = NotShared(
