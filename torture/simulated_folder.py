@@ -9,6 +9,7 @@ A leaves directory differs in one thing: many may write into it at once, and eac
 
 from __future__ import annotations
 
+from treering._store.checkpoint_names import attempt_of_note, verdict_note
 from treering._store.notes import dead_notes
 from treering.errors import Busy, Exists
 
@@ -42,11 +43,14 @@ class SimulatedFolder:
         """The data files, by attempt and process."""
         self.swept: set[str] = set()
         """Attempts that another saver has swept, as their process 0 was dead."""
+        self.unsaid: set[str] = set()
+        """Attempts whose verdict another saver has swept, as their process 0 had not entered, or had left."""
         self._locks_are_seen = locks_are_seen
         self._for_leaves = for_leaves
         self._lock: int | None = None
         self._replaces: set[str] = set()
         self._entered_over: dict[str, str | None] = {}
+        self._entered: dict[str, int] = {}
 
     # ---------------------------------------------------------------------------------------------------- notes
 
@@ -79,8 +83,12 @@ class SimulatedFolder:
             del self.journals[dead]
             self.swept.add(dead)
         self.journals[attempt] = holder
-        for name in dead_notes(list(self.notes), self.journals.__contains__, self.notes.get):
+        self._entered[attempt] = holder
+        # In a leaves directory the folder of an attempt, with its lock, stays until process 0 has left.
+        for name in dead_notes(list(self.notes), self._entered.__contains__, self.notes.get):
             self.remove(name)
+            if (of := attempt_of_note(name)) is not None and name == verdict_note(of):
+                self.unsaid.add(of)
         self._entered_over[attempt] = self.index
 
     def _require_alone(self, holder: int, *, overwrite: bool) -> None:
@@ -135,6 +143,7 @@ class SimulatedFolder:
 
     def release(self, holder: int) -> None:
         """Give back whatever a process holds, as its end does."""
+        self._entered = {attempt: owner for attempt, owner in self._entered.items() if owner != holder}
         if self._lock == holder:
             self._lock = None
         for attempt, owner in self.journals.items():

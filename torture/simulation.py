@@ -27,6 +27,7 @@ from treering._store.rendezvous import (
     Steps,
     Withdraw,
     Work,
+    attempt_of,
 )
 from treering._values.processes import Processes
 from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
@@ -37,7 +38,7 @@ __all__ = ["REAL", "Protocol", "Simulation", "run_schedule"]
 note_text._read_part = functools.lru_cache(maxsize=256)(note_text._read_part)
 note_text._read_verdict = functools.lru_cache(maxsize=256)(note_text._read_verdict)
 
-_PACE = Pace(first=0.02, most=0.6, growth=3.0, linger=3.0)
+_PACE = Pace(first=0.02, most=0.5, growth=3.0, linger=3.0)
 _MOST_STEPS = 45
 
 
@@ -49,6 +50,8 @@ class Protocol(NamedTuple):
     following: Callable[[Call, Callable[[bytes], None]], Steps] = rendezvous.following
     job_name: Callable[[int], str] = lambda number: f"{number:016x}"
     """A name for the job that was started as so many-th."""
+    counted: Callable[[int, int], int] = lambda own, _: own
+    """What a process goes on counting from that found process 0 in a later call: its own number, and that one."""
 
 
 REAL = Protocol()
@@ -81,7 +84,9 @@ class _Process:
     troubled: bool = False
     alive: bool = True
     call: int = 0
-    """Which call it is in, from 1 on; 0 before the first."""
+    """Which call of its program it is in, from 1 on; 0 before the first."""
+    number_of_call: int = 0
+    """What it takes that for."""
     attempt: str = ""
     steps: Steps | None = None
     leads: bool = False
@@ -133,7 +138,8 @@ class Simulation:
         jobs = 2 if chance() < 0.3 else 1
         for _ in range(jobs):
             count = processes or (self._random.randrange(9, 33) if chance() < 0.01 else self._random.choice(_COUNTS))
-            self._start_job(count, calls=self._random.choice((1, 1, 1, 2)), at=0.0)
+            calls = self._random.randrange(3, 7) if chance() < 0.05 else self._random.choice((1, 1, 1, 2))
+            self._start_job(count, calls=calls, at=0.0)
         if chance() < 0.25:
             self._push(self._random.uniform(0.0, 8.0), None)
 
@@ -286,9 +292,10 @@ class Simulation:
         """Begin the next call."""
         job = process.job
         process.call += 1
+        process.number_of_call += 1
         call = Call(
             job=job.name,
-            number=process.call,
+            number=process.number_of_call,
             processes=Processes(this=process.this, count=job.count),
             timeout=job.timeout,
             doing="save 'ckpt'",
@@ -360,10 +367,10 @@ class Simulation:
             process.troubled = True
             process.thrown = StoreFailed("no space left on device")
         else:
-            process.answer = _payload(process.attempt, process.this)
+            process.answer = _payload(process, process.this)
 
     def _commit(self, process: _Process, parts: tuple[bytes, ...]) -> None:
-        wanted = tuple(_payload(process.attempt, this) for this in range(process.job.count))
+        wanted = tuple(_payload(process, this) for this in range(process.job.count))
         chance = self._random.random
         fails = chance() < self._breaking
         if fails:
@@ -386,6 +393,8 @@ class Simulation:
         process.steps = None
         process.results[process.call] = error
         self.counts[_outcome(error)] += 1
+        if isinstance(error, OutOfStep):
+            process.number_of_call = self._protocol.counted(process.number_of_call, error.number)
         if error is None and process.attempt not in self.folder.commits:
             raise Violation(f"process {process.this} reports success of {process.attempt}, which was never committed")
         took = self._now - process.began - process.allowed
@@ -404,7 +413,7 @@ class Simulation:
             if self._started == 1 and not self.folder.commits:
                 raise Violation(f"process {process.this} was refused, and there was no reason: {error}")
             return
-        if not job.troubled:
+        if not job.troubled and process.attempt not in self.folder.unsaid:
             raise Violation(f"nothing was done to the job, and process {process.this} raised: {error!r}")
         accused: tuple[int, ...] = ()
         if isinstance(error, Timeout):
@@ -416,7 +425,9 @@ class Simulation:
         if isinstance(error, Timeout | ProcessFailed):
             if not accused:
                 raise Violation(f"process {process.this} names nobody: {error}")
-            excused = process.troubled or self._slow or self._stale or self._failing
+            excused = (
+                process.troubled or process.attempt in self.folder.unsaid or self._slow or self._stale or self._failing
+            )
             guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
             if not excused and not any(guilty):
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
@@ -451,15 +462,16 @@ class Simulation:
         ends = [process.results for process in self._processes if process.job is job]
         for number in range(1, job.calls + 1):
             kinds = {type(results[number]).__name__ for results in ends}
-            if len(kinds) != 1:
+            if len(kinds) != 1 and attempt_of(job.name, number) not in self.folder.unsaid:
                 raise Violation(f"one call ended in different ways: {sorted(kinds)}")
 
 
 _COUNTS = (2, 2, 2, 2, 3, 3, 4, 5, 6, 8)
 
 
-def _payload(attempt: str, this: int) -> bytes:
-    return f"{attempt} {this}".encode()
+def _payload(process: _Process, this: int) -> bytes:
+    """What a process has to hand in so that all parts are of one call of the program, which saves one state."""
+    return f"{process.attempt} {this} in call {process.call}".encode()
 
 
 def _then(steps: Steps, error: BaseException) -> Steps:

@@ -151,6 +151,7 @@ MUTANTS = {
     "others withdraw although the commit may have happened": REAL._replace(leading=careless),
     "others take silence for success": REAL._replace(following=trusting),
     "others wait too long": REAL._replace(following=patient),
+    "others take over the number of process 0": REAL._replace(counted=max),
     "a job has the name of the one before": REAL._replace(job_name=lambda number: f"{0:016x}"),
 }
 
