@@ -45,57 +45,41 @@ def tree_serialize_leaves(
 ) -> None:
     """Save a pytree into a leaves directory, all or nothing; when this returns, it survives a power cut.
 
-    The directory may hold any number of trees, each with a prefix of its own, and one without. A save replaces the
-    tree of its prefix: its leaves go, whatever their shapes, dtypes and shardings were; other trees and other files
-    stay. Until then a reader finds the old tree, whole, whatever happens.
-
-    Arrays become zarr v2 arrays at their key paths, in chunks as they lie on devices, which any zarr reader takes.
-    Everything else (None, numbers, str, bytes, empty containers, the containers' types) is in the index, with a
-    checksum of every block.
-
-    In a job of several processes (``jax.distributed``) all of them call this, with trees of the same structure, keys
-    and shapes and with the same arguments. Each writes some of the chunks that its devices hold; process 0 commits when
-    all have.
+    A directory holds trees with a prefix each, and one without. A save replaces the tree of its prefix; other trees and
+    files stay. Until then readers find the old tree, whole. Arrays become zarr v2 arrays at their key paths, in chunks
+    as they lie on devices; everything else is in the index, with checksums. In a job of several processes
+    (``jax.distributed``) all call this with trees of the same structure and the same arguments; each writes some of the
+    chunks that its devices hold, and process 0 commits when all have.
 
     Args:
         checkpoint_dir: where to; missing folders are made.
         pytree: any pytree, as for ``treering.save``. Keys become names of folders; what cannot be one is escaped.
-        manager: writes the jax arrays in the background: a ``GlobalAsyncCheckpointManager`` of jax, or whatever has
-            ``serialize_with_paths`` and ``wait_until_finished``. The call returns when nothing in ``pytree`` is needed
-            any more, as far as the manager keeps to that, and the save is committed when the manager has written:
-            ``manager.wait_until_finished()`` waits for that, and raises what went wrong.
+        manager: writes jax arrays in the background: jax's ``GlobalAsyncCheckpointManager`` or its like. When this
+            returns, ``pytree`` is needed no more; ``manager.wait_until_finished()`` waits and raises what went wrong.
         prefix: name of this tree; its leaves lie below it. ``.`` and ``/`` in it separate folders. None or "": none.
-        commit_callback: called once, without arguments, when the tree is durable and the index says so; by the
-            manager's thread where there is a manager, by process 0 of several.
+        commit_callback: called once when the tree is durable, by process 0; in the manager's thread if there is one.
         write_index: False leaves the index as it is; `index_leaves` takes the tree up later.
-        compressor: configuration of a zarr v2 compressor that TensorStore knows, such as
-            ``{"id": "zstd", "level": 1}``. None: raw, the fastest.
+        compressor: a zarr v2 compressor of TensorStore, such as ``{"id": "zstd", "level": 1}``. None: raw, the fastest.
         chunk_bytes: chunks larger than this are cut along their leading axes.
-        progress: called as ``progress(done, total)``, in bytes; of several processes each counts its own.
-        processes: "all": the processes of the job save together. "this": this process saves alone, whatever the others
-            do; it has to hold all of every array.
-        host_local: leaves that each process holds by itself (numpy, Python, arrays on its own devices) are saved as
-            process 0 has them. "equal": a difference between the processes is a `Mismatch`, and nothing is saved.
-        timeout: seconds to wait at one point for other processes; None: what ``TREERING_TIMEOUT_S`` says, else 600.
+        progress: called as ``progress(done, total)``, in this process's bytes.
+        processes: "this" for a save by the calling process alone, of arrays that it holds alone.
+        host_local: leaves that each process holds by itself are those of process 0; "equal" refuses differences.
+        timeout: how many seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        Unsupported: a leaf, key or prefix cannot be stored, the path is a URL, or an argument makes no sense.
-        Mismatch: a leaf would lie in or around the folder of a leaf with another prefix; both are named. Or the
-            processes have different trees, or were given different arguments.
-        Exists: files that no index lists lie where leaves belong.
+        Unsupported: a leaf, key, prefix, path or argument that cannot be.
+        Mismatch: a leaf would lie in or around one of another prefix, or the processes save different trees.
+        Exists: files that no index lists lie where leaves belong. Busy: somebody else is saving there.
         Corrupt: the index that is there is damaged; `index_leaves` makes it anew.
-        Busy: another process is saving there.
-        Timeout: other processes of the job did not come in time; ``missing`` holds their numbers.
-        ProcessFailed: another process of the job failed, with an error that is none of treering's.
-        StoreFailed: the system refused; an ``OSError``.
+        Timeout, ProcessFailed: other processes did not come, or failed; they are named.
+        StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
     Source: ``docs/spec/leaves.md``; eformer.serialization.tree_serialize_leaves.
 
     Example:
-        >>> import os, tempfile
-        >>> import jax.numpy as jnp
+        >>> import numpy, os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
-        >>> tree_serialize_leaves(path, {"dense": {"w": jnp.ones((2, 3))}, "step": 7}, prefix="model")
+        >>> tree_serialize_leaves(path, {"dense": {"w": numpy.ones((2, 3))}, "step": 7}, prefix="model")
         >>> sorted(os.listdir(os.path.join(path, "model", "dense", "w")))
         ['.zarray', '0.0']
     """
