@@ -18,6 +18,8 @@ __all__ = ["Patience", "Result", "attacked", "rehearsed"]
 
 # Nobody is struck here: however busy the machine is, this is enough.
 _UNDISTURBED_SECONDS = 120.0
+# What all processes of a job raise, once, when one of them had missed a meeting.
+_GIVEN_UP = "the others had given up"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def _meanwhile(case: Case, path: Path, patience: Patience, result: Result) -> in
         job.tell(saving(version, old=there, timeout=patience.deadline))
         wrong = _failures(job, range(case.count))
         # A process 0 that stands still holds its locks.
-        if wrong and case.victim == 0 and all(one.answer and "Busy" in one.answer.error for one in job.said):
+        if wrong and case.victim == 0 and (answer := job.said[0].answer) and "Busy" in answer.error:
             return None
         result.wrong += (f"the save of another job meanwhile: {what}" for what in wrong)
     return None if wrong else version
@@ -145,6 +147,10 @@ def _next(scene: JointScene, path: Path, job: Job, version: int, whose: str) -> 
     old = fresh(lambda: scene.found(path)) is not None
     job.tell(saving(version, old=old, timeout=_UNDISTURBED_SECONDS))
     wrong = _failures(job, range(job.count))
+    if wrong and all(one.answer and _GIVEN_UP in one.answer.error for one in job.said):
+        # Those that had given up and the one that came back hear of each other; then they are at one call again.
+        job.tell(saving(version, old=old, timeout=_UNDISTURBED_SECONDS))
+        wrong = _failures(job, range(job.count))
     if scene.loads and not wrong:
         job.tell(loading(version, timeout=_UNDISTURBED_SECONDS))
         wrong = _failures(job, range(job.count))

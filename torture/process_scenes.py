@@ -43,6 +43,8 @@ class JointScene:
     """Something was saved there already."""
     wanted: dict[str, PartitionSpec] | None = None
     """It is a load, onto these; None: a save."""
+    rows: int = 16
+    """How long one of the arrays is: only what has several blocks is read in parts and exchanged."""
 
     @property
     def loads(self) -> bool:
@@ -54,13 +56,13 @@ class JointScene:
         if not self.loads:
             return self._alone.prepared(base)
         path = self._alone.prepared(base)
-        tree = values(OLD)
+        tree = values(OLD, self.rows)
         treering.save(path, tree) if self.form == "checkpoint" else tree_serialize_leaves(path, tree)
         return path
 
     def save(self, path: Path, version: int, *, old: bool, timeout: float) -> None:
         """Save a version as one process of the job; ``old``: there is something already."""
-        tree = _global_tree(version)
+        tree = _global_tree(version, self.rows)
         if self.form == "checkpoint":
             treering.save(path, tree, overwrite=old, timeout=timeout)
         else:
@@ -82,7 +84,7 @@ class JointScene:
             tree: Any = treering.load(path, shardings=sharding, timeout=timeout)
         else:
             tree = tree_deserialize_leaves(path, shardings=sharding, structure="exact", timeout=timeout)
-        expected = values(version)
+        expected = values(version, self.rows)
         for name, spec in wanted.items():
             array = tree["params"][name]
             if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
@@ -96,7 +98,7 @@ class JointScene:
     def ledger(self, version: int) -> str:
         """Return the fingerprint of what has to be found, made without a file."""
         # What was there before was saved by one process, with numpy arrays only: both prints are made in one way.
-        return self._alone.ledger(OLD) if version == OLD and not self.loads else _ledger(version)
+        return self._alone.ledger(OLD) if version == OLD and not self.loads else _ledger(version, self.rows)
 
     def found(self, path: Path) -> str | None:
         """Load and verify, which must agree; None when nothing is there."""
@@ -133,16 +135,17 @@ class JointScene:
         return LeavesScene(name=self.name, old=old)
 
 
-def values(version: int) -> dict[str, Any]:
+def values(version: int, rows: int) -> dict[str, Any]:
     """Return the state of a version, whole, on the host."""
     noise = np.random.default_rng(version)
-    params = {name: noise.integers(0, 1 << 30, (16, 48), np.int32) for name in _SAVED}
+    shapes = dict.fromkeys(_SAVED, (16, 48)) | {"kernel": (rows, 48)}
+    params = {name: noise.integers(0, 1 << 30, shape, np.int32) for name, shape in shapes.items()}
     return {"step": version, "params": params, "host": np.full(5, version, np.float32), "name": "s" * version}
 
 
-def _global_tree(version: int) -> dict[str, Any]:
+def _global_tree(version: int, rows: int) -> dict[str, Any]:
     """Return the state of a version as arrays that lie over all devices of the job."""
-    tree = values(version)
+    tree = values(version, rows)
     mesh = _mesh()
     for name, value in tree["params"].items():
         sharding = NamedSharding(mesh, _SAVED[name])
@@ -155,8 +158,8 @@ def _mesh() -> Mesh:
 
 
 @functools.lru_cache(maxsize=8)
-def _ledger(version: int) -> str:
-    return fingerprint(values(version))
+def _ledger(version: int, rows: int) -> str:
+    return fingerprint(values(version, rows))
 
 
 def _print_of(tree: Any) -> str:
@@ -176,7 +179,7 @@ SCENES = (
     JointScene(name="save leaves, first", form="leaves", old=False),
     JointScene(name="save leaves, overwrite", form="leaves"),
     JointScene(name="load checkpoint, direct", form="checkpoint", wanted=_ALONG),
-    JointScene(name="load checkpoint, exchange", form="checkpoint", wanted=_ACROSS),
+    JointScene(name="load checkpoint, exchange", form="checkpoint", wanted=_ACROSS, rows=1 << 15),
     JointScene(name="load leaves, direct", form="leaves", wanted=_ALONG),
-    JointScene(name="load leaves, exchange", form="leaves", wanted=_ACROSS),
+    JointScene(name="load leaves, exchange", form="leaves", wanted=_ACROSS, rows=1 << 15),
 )

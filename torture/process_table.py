@@ -17,7 +17,12 @@ _JOURNAL: Final = "treering._store.journal:Journal"
 _FOLDER: Final = "treering._store.checkpoint_folder:CheckpointFolder"
 _CONTENT: Final = "treering._store.new_file:write_content"
 _STAGED: Final = "treering._store.leaves_folder:StagedLeaves"
-_MEETING: Final = "treering._arrays.assembly:exchanged"
+_JOINED_LEAVES: Final = "treering._store.leaves_joined:JoinedLeaves"
+_JOINED: Final = "treering._store.joined_folder:JoinedFolder"
+_WRITES: Final = "treering._store.staged_files:StagedFiles.write_small"
+_MOVING: Final = "treering._store.leaves_commit:LeavesCommit"
+_TOGETHER: Final = "treering._ops.joint_load"
+_MEETING: Final = "treering._arrays.calls:exchanged"
 
 # What processes say to each other is the same in both forms.
 _TALK: Final = (
@@ -37,6 +42,8 @@ _TALK: Final = (
 )
 _CHECKPOINT: Final = (
     Point(name="the folder is entered", place=f"{_FOLDER}.__enter__", when="after", of="leader"),
+    Point(name="it has no file yet", place=f"{_FOLDER}.write_file", when="before", of="leader"),
+    Point(name="it has no file yet", place=f"{_JOINED}.write_file", when="before", of="follower"),
     Point(name="before the first byte", place=_CONTENT, when="first"),
     Point(name="in the middle of a file", place=_CONTENT, when="middle"),
     Point(name="a file is not durable yet", place=_CONTENT, when="after"),
@@ -50,13 +57,50 @@ _FIRST: Final = (
 _OVERWRITE: Final = (
     Point(name="the index is replaced", place=f"{_JOURNAL}.become_next", when="after", of="leader", done=True),
 )
-_LOAD: Final[tuple[Point, ...]] = ()
+_LEAVES: Final = (
+    Point(name="the attempt has its folder", place=f"{_STAGED}.__init__", when="after", of="leader"),
+    Point(name="before the first chunk", place=_WRITES, when="before"),
+    Point(name="between two chunks", place=_WRITES, when="after"),
+    Point(name="its chunks are not durable yet", place=f"{_STAGED}.make_durable", when="before", of="leader"),
+    Point(name="its chunks are not durable yet", place=f"{_JOINED_LEAVES}.make_durable", when="before", of="follower"),
+    Point(name="all parts are there", place=f"{_STAGED}.commit", when="before", of="leader"),
+    Point(name="the directory is locked", place=f"{_MOVING}.__enter__", when="after", of="leader"),
+    Point(name="the index is not replaced yet", place=f"{_MOVING}._replace", when="before", of="leader"),
+    Point(name="the index is replaced", place=f"{_MOVING}._replace", when="after", of="leader", done=True),
+    Point(name="the files are moved", place=f"{_MOVING}._replace", when="before", of="leader", nth=2, done=True),
+    Point(name="the index is settled", place=f"{_MOVING}._replace", when="after", of="leader", nth=2, done=True),
+    Point(name="it is committed", place=f"{_STAGED}.commit", when="after", of="leader", done=True),
+)
+# Only a real job has to agree on its name, and to see that all have the same folder.
+_AGREEING: Final = (
+    Point(name="the first meeting begins", place=_MEETING, when="before"),
+    Point(name="the second meeting begins", place=_MEETING, when="before", nth=2),
+    Point(name="the second meeting is over", place=_MEETING, when="after", nth=2),
+)
+_LOAD: Final = (
+    Point(name="the call begins", place="torture.process_scenes:JointScene.load", when="before"),
+    Point(name="the tree is opened", place=f"{_TOGETHER}:Company.agree", when="before"),
+    Point(name="the first meeting begins", place=f"{_TOGETHER}:assembled", when="before"),
+    Point(name="the first meeting is over", place=f"{_TOGETHER}:assembled", when="after"),
+    Point(name="reading begins", place=f"{_TOGETHER}:Company.brought", when="before"),
+    Point(name="all is read", place=f"{_TOGETHER}:Company.brought", when="after"),
+    Point(name="the last meeting begins", place=f"{_TOGETHER}:Company.end", when="before"),
+    # Whoever is ahead of the others by a hair may have taken the last word with it.
+    Point(name="the last meeting is over", place=f"{_TOGETHER}:Company.end", when="after", done=None),
+)
+_EXCHANGE: Final = (
+    Point(name="the own part is read", place=f"{_TOGETHER}:parted_of", when="before"),
+    Point(name="the meeting before the exchange begins", place=f"{_TOGETHER}:assembled", when="before", nth=2),
+    Point(name="the exchange begins", place=f"{_TOGETHER}:exchanged", when="before"),
+    Point(name="the exchange is over", place=f"{_TOGETHER}:exchanged", when="after"),
+)
 
 
 def points_of(scene: JointScene, layer: Layer) -> tuple[Point, ...]:
     """Return the points of a call; a load needs a real job."""
     if scene.loads:
-        return () if layer == "forged" else _LOAD
+        return () if layer == "forged" else (*_LOAD, *(_EXCHANGE if scene.name.endswith("exchange") else ()))
+    talk = _TALK if layer == "forged" else (*_AGREEING, *_TALK)
     if scene.form == "leaves":
-        return _TALK
-    return (*_TALK, *_CHECKPOINT, *(_OVERWRITE if scene.old else _FIRST))
+        return (*talk, *_LEAVES)
+    return (*talk, *_CHECKPOINT, *(_OVERWRITE if scene.old else _FIRST))
