@@ -63,8 +63,12 @@ class Door:
         return told(lambda: float(tree_deserialize_leaves(path, shardings=shardings, timeout=_GENEROUS)["w"].sum()))
 
 
-def refused(folder: str, form: str) -> dict[str, Any]:
-    """Try what cannot be done, then what can; tell what came of each."""
+def refused(folder: str) -> dict[str, dict[str, Any]]:
+    """Try what cannot be done, then what can, in both forms; tell what came of each."""
+    return {form: _refused(folder, form) for form in ("ckpt", "leaves")} | {"files": file_doors(folder)}
+
+
+def _refused(folder: str, form: str) -> dict[str, Any]:
     door = Door(Path(folder), form)
     number = jax.process_index()
     said: dict[str, Any] = {"first": door.save(tree(1))}
@@ -94,14 +98,14 @@ def refused(folder: str, form: str) -> dict[str, Any]:
     return said
 
 
-def damaged(folder: str, form: str) -> list[dict[str, Any]]:
+def damaged(folder: str) -> dict[str, list[dict[str, Any]]]:
     """Load what is whole, what is damaged where only some read it, and what only some processes see."""
-    door = Door(Path(folder), form)
     where = " bad" if jax.process_index() != 1 else " not there"
-    return [door.load(), door.load(" bad"), door.load(where), door.load()]
+    doors = {form: Door(Path(folder), form) for form in ("ckpt", "leaves")}
+    return {form: [door.load(), door.load(" bad"), door.load(where), door.load()] for form, door in doors.items()}
 
 
-def file_doors(folder: str) -> list[Any]:
+def file_doors(folder: str) -> dict[str, Any]:
     """Save single files, which each process does for itself; metadata and the callback of process 0."""
     base, number = Path(folder), jax.process_index()
     called: list[int] = []
@@ -110,28 +114,30 @@ def file_doors(folder: str) -> list[Any]:
     tr.save(one, {"a": np.full(3, number)})
     tr.save(two, {"a": np.full(3, number)})
     tr.save(base / "with metadata", tree(), metadata={"number": number})
-    tree_serialize_leaves(base / "leaves", tree(), prefix="a.b", commit_callback=lambda: called.append(number))
+    tree_serialize_leaves(base / "called", tree(), prefix="a.b", commit_callback=lambda: called.append(number))
     with tr.open(base / "with metadata") as opened:
         metadata = dict(opened.metadata)
-    return [tr.load(one)["a"].tolist(), tr.load(two)["a"].tolist(), metadata, called]
+    files = [tr.load(one)["a"].tolist(), tr.load(two)["a"].tolist()]
+    return {"files": files, "metadata": metadata, "called": called}
 
 
-def does_not_come(folder: str, form: str) -> dict[str, Any]:
+def does_not_come(folder: str) -> dict[str, dict[str, Any]]:
     """Let the last process stay away from a save; it comes when the others have given up, and then all save."""
-    door = Door(Path(folder), form)
     last = jax.process_index() == jax.process_count() - 1
-    said: dict[str, Any] = {"first": door.save(tree(1))}
-    os.environ["TREERING_TIMEOUT_S"] = "2"
-    if last:
-        say("stays away")
+    doors = {form: Door(Path(folder), form) for form in ("ckpt", "leaves")}
+    said: dict[str, dict[str, Any]] = {form: {"first": door.save(tree(1))} for form, door in doors.items()}
+    for form, door in doors.items():
+        os.environ["TREERING_TIMEOUT_S"] = "2"
+        if last:
+            say("stays away")
+            hear()
+        said[form]["without"] = door.save(tree(2), timeout=None)
+        del os.environ["TREERING_TIMEOUT_S"]
+        said[form]["value"] = door.value()
+        say("has given up")
         hear()
-    said["without"] = door.save(tree(2), timeout=None)
-    del os.environ["TREERING_TIMEOUT_S"]
-    said["value"] = door.value()
-    say("has given up")
-    hear()
-    said["next"] = door.save(tree(3))
-    said["last"] = door.value()
+        said[form]["next"] = door.save(tree(3))
+        said[form]["last"] = door.value()
     return said
 
 

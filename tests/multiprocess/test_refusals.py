@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import treering as tr
 from tests.multiprocess.jobs import Job, results, run_job, start_job
-from tests.multiprocess.refusals import damaged, does_not_come, file_doors, races, refused
+from tests.multiprocess.refusals import damaged, does_not_come, races, refused
+from treering.leaves import tree_serialize_leaves
 
 COUNT = 4
 
 
-@pytest.mark.parametrize("form", ["ckpt", "leaves"])
-def test_all_processes_hear_of_it(tmp_path: Path, form: str) -> None:
-    every = results(run_job(refused, COUNT, devices=1, arguments=[str(tmp_path), form], timeout=120))
+FORMS = ("ckpt", "leaves")
+
+
+def test_all_processes_hear_of_it(tmp_path: Path) -> None:
+    every = results(run_job(refused, COUNT, devices=1, arguments=[str(tmp_path)], timeout=120))
+    for form in FORMS:
+        for number, said in enumerate(every):
+            _check_refusals(number, said[form], form)
+            _check_the_rest(number, said[form])
+        assert sum(said[form]["done"][-1][1] for said in every if said[form]["done"]) == 24 * 24 * 4
     for number, said in enumerate(every):
-        _check_refusals(number, said, form)
-        for good in ("first", "equal", "of process 0", "progress", "this", "host only"):
-            assert "error" not in said[good], said[good]
-        # What could not be saved left what was there.
-        assert said["value"] == [1, 1.0]
-        assert said["noise"] == [0] * 5
-        assert said["mine"] == [number] * 3
-        assert said["host"] == 0
-        assert said["last"] == [5, 5.0]
-        assert (said["nonsense"]["error"], "timeout" in said["nonsense"]["message"]) == ("Unsupported", True)
-        assert said["this, of all"]["error"] == "Unsupported", said["this, of all"]
-        done = [tuple(pair) for pair in said["done"]]
-        assert done == sorted(done)
-        assert all(done and pair[1] == done[-1][0] for pair in done)
-    assert sum(said["done"][-1][1] for said in every if said["done"]) == 24 * 24 * 4
+        called = [0] if number == 0 else []
+        assert said["files"] == {"files": [[number] * 3] * 2, "metadata": {"number": 0}, "called": called}
     assert not list(tmp_path.rglob(".treering-*"))
     assert not list(tmp_path.rglob("*.treering-tmp"))
+
+
+def _check_the_rest(number: int, said: dict[str, Any]) -> None:
+    for good in ("first", "equal", "of process 0", "progress", "this", "host only"):
+        assert "error" not in said[good], said[good]
+    # What could not be saved left what was there.
+    assert said["value"] == [1, 1.0]
+    assert said["noise"] == [0] * 5
+    assert said["mine"] == [number] * 3
+    assert said["host"] == 0
+    assert said["last"] == [5, 5.0]
+    assert (said["nonsense"]["error"], "timeout" in said["nonsense"]["message"]) == ("Unsupported", True)
+    assert said["this, of all"]["error"] == "Unsupported", said["this, of all"]
+    done = [tuple(pair) for pair in said["done"]]
+    assert done == sorted(done)
+    assert all(done and pair[1] == done[-1][0] for pair in done)
 
 
 def _check_refusals(number: int, said: dict[str, Any], form: str) -> None:
@@ -63,50 +71,25 @@ def _check_refusals(number: int, said: dict[str, Any], form: str) -> None:
         assert "process 2" in said["other sharding"]["message"]
 
 
-@pytest.mark.parametrize("form", ["ckpt", "leaves"])
-def test_damage_that_some_meet_is_raised_by_all(tmp_path: Path, form: str) -> None:
-    state = {"w": _items(), "step": 1}
-    for name in (form, f"{form} bad"):
-        if form == "ckpt":
-            tr.save(tmp_path / name, state)
-        else:
-            tr.leaves.tree_serialize_leaves(tmp_path / name, state)
-    (target,) = (tmp_path / f"{form} bad").glob("data-*" if form == "ckpt" else "w/0.0")
-    data = bytearray(target.read_bytes())
-    data[-1] ^= 1
-    target.write_bytes(data)
-    every = results(run_job(damaged, 3, devices=1, arguments=[str(tmp_path), form]))
-    for number, (whole, bad, elsewhere, again) in enumerate(every):
-        assert "error" not in whole, whole
-        assert bad.get("error") == "Corrupt", bad
-        assert elsewhere.get("error") in {"NotFound", "Corrupt"}, (number, elsewhere)
-        assert again.get("result") == whole["result"], again
-        assert bad["seconds"] < 50
-        assert elsewhere["seconds"] < 50
-
-
-def _items() -> Any:
-    return np.arange(24 * 24, dtype=np.float32).reshape(24, 24)
-
-
-def test_files_are_saved_by_each_for_itself(tmp_path: Path) -> None:
-    every = results(run_job(file_doors, 2, devices=1, arguments=[str(tmp_path)]))
-    for number, (one, two, metadata, called) in enumerate(every):
-        assert one == two == [number] * 3
-        assert metadata == {"number": 0}
-        assert called == ([0] if number == 0 else [])
-
-
-@contextlib.contextmanager
-def _waiting_for_last(worker: Any, count: int, arguments: list[Any]) -> Iterator[Job]:
-    """Start a job, let the last process go when all others have given up, then let all go."""
-    with start_job(worker, count, devices=1, arguments=arguments, heartbeat=100) as job:
-        _all_say(job, range(count - 1), "has given up")
-        job.tell(count - 1)
-        job.wait_for(count - 1, "has given up")
-        for number in range(count):
-            job.tell(number)
-        yield job
+def test_damage_that_some_meet_is_raised_by_all(tmp_path: Path) -> None:
+    state = {"w": np.arange(24 * 24, dtype=np.float32).reshape(24, 24), "step": 1}
+    for where in ("", " bad"):
+        tr.save(tmp_path / f"ckpt{where}", state)
+        tree_serialize_leaves(tmp_path / f"leaves{where}", state)
+    for file in (*(tmp_path / "ckpt bad").glob("data-*"), tmp_path / "leaves bad" / "w" / "0.0"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    every = results(run_job(damaged, 3, devices=1, arguments=[str(tmp_path)]))
+    for form in FORMS:
+        for number, said in enumerate(every):
+            whole, bad, elsewhere, again = said[form]
+            assert "error" not in whole, whole
+            assert bad.get("error") == "Corrupt", bad
+            assert elsewhere.get("error") in {"NotFound", "Corrupt"}, (number, elsewhere)
+            assert again.get("result") == whole["result"], again
+            assert bad["seconds"] < 50
+            assert elsewhere["seconds"] < 50
 
 
 def _all_say(job: Job, processes: range, text: str) -> None:
@@ -119,20 +102,26 @@ def _all_say(job: Job, processes: range, text: str) -> None:
     raise AssertionError(f"{left} ended and never said {text!r}")
 
 
-@pytest.mark.parametrize("form", ["ckpt", "leaves"])
-def test_who_does_not_come_is_named_and_the_next_save_works(tmp_path: Path, form: str) -> None:
-    with _waiting_for_last(does_not_come, 3, [str(tmp_path), form]) as job:
+def test_who_does_not_come_is_named_and_the_next_save_works(tmp_path: Path) -> None:
+    with start_job(does_not_come, 3, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
+        for _ in FORMS:
+            _all_say(job, range(2), "has given up")
+            job.tell(2)
+            job.wait_for(2, "has given up")
+            for number in range(3):
+                job.tell(number)
         every = results(job.wait())
-    for number, said in enumerate(every):
-        assert "error" not in said["first"], said
-        assert said["without"]["error"] == "Timeout", said
-        assert "process 2" in said["without"]["message"] or number == 2, said
-        assert said["without"]["seconds"] < 20
-        if number != 2:
-            assert said["without"]["missing"] == [2], said
-        assert said["value"] == [1, 1.0], said
-        assert "error" not in said["next"], said
-        assert said["last"] == [3, 3.0]
+    for form in FORMS:
+        for number, both in enumerate(every):
+            said = both[form]
+            assert "error" not in said["first"], said
+            assert said["without"]["error"] == "Timeout", said
+            assert said["without"]["seconds"] < 20
+            assert said["without"]["missing"] == [2], (number, said)
+            assert "process 2" in said["without"]["message"]
+            assert said["value"] == [1, 1.0], said
+            assert "error" not in said["next"], said
+            assert said["last"] == [3, 3.0]
 
 
 def test_of_two_jobs_at_one_path_one_wins(tmp_path: Path) -> None:

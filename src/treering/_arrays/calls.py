@@ -43,6 +43,7 @@ _PAUSE_SECONDS: Final = 0.02
 _REFRESHED_AFTER: Final = 1.0
 
 _TRIES: Final = 5
+_REMOVALS: Final = 50
 
 _UNSEEN: Final = b"unseen"
 _GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
@@ -182,7 +183,7 @@ class _Meeting:
         with contextlib.suppress(OSError):
             self._notes.remove(name)
         if error is not None:
-            remove_folders(self._made)
+            self._remove_made()
 
     def agree(self) -> None:
         """Agree on the job's name.
@@ -244,6 +245,14 @@ class _Meeting:
                     raise
             else:
                 return
+
+    def _remove_made(self) -> None:
+        """Remove the folders that were made, once those who have seen them have taken their signs of life along."""
+        for _ in range(_REMOVALS):
+            remove_folders(self._made)
+            if not (self._made and self._path.exists()):
+                return
+            time.sleep(_PAUSE_SECONDS)
 
     def _mark(self) -> None:
         self._notes.put(waiting_note(0), b"")
