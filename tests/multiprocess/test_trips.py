@@ -68,3 +68,13 @@ def test_saved_by_four_loaded_by_any_number(tmp_path: Path) -> None:
 def test_the_counter_makes_every_item_another() -> None:
     assert len(np.unique(trees.whole("large", 1))) == 3072 * 96
     assert (trees.whole("large", 1) != trees.whole("large", 2)).all()
+
+
+def test_what_is_wrong_with_a_tree_is_seen() -> None:
+    tree = _alone(1)
+    assert trees.problems(tree, 1, "as saved") == []
+    # All arrays but the empty one, the keys, and what each process holds by itself.
+    assert len({one.split(":")[0] for one in trees.problems(tree, 2, "as saved")}) == len(trees.ARRAYS) + 2
+    moved = trees.problems(tree, 1, "shuffled")
+    assert [one for one in moved if one.startswith("rows: lies as")]
+    assert trees.problems({"arrays": {}}, 1, None)
