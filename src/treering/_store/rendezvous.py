@@ -11,6 +11,7 @@ The rules that everything rests on:
 - Process 0 says so only if it never asked for the commit. If the commit itself failed, nobody removes anything but
   process 0, which can look.
 - Every wait has a deadline, and whoever gives up tells the others first.
+- Each process counts its own calls. Parts with one number are of one call of the program, which saves one state.
 """
 
 from __future__ import annotations

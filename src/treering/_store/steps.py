@@ -109,8 +109,8 @@ class Pace(NamedTuple):
     """Seconds of the first pause between two looks."""
     most: float = 0.05
     """Seconds of the longest."""
-    growth: float = 1.5
-    """How much longer each is than the one before."""
+    growth: float = 1.1
+    """How much longer each is than the one before: of a short wait at most a tenth is lost."""
     linger: float = 5.0
     """Seconds that process 0 stays, at most, to see that all have read its verdict."""
 
