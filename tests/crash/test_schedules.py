@@ -27,7 +27,7 @@ from treering._store.rendezvous import (
 from treering.errors import Timeout
 
 SEED = 5
-SLICE = range(1000)
+SLICE = range(2000)
 
 
 def test_a_slice_of_the_schedules_keeps_the_rules_and_visits_every_end() -> None:
