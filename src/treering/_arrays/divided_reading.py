@@ -134,5 +134,5 @@ def _largest(wanted: Wanted) -> int:
 @functools.lru_cache(maxsize=1024)
 def _sharding_digest(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
     """Return a digest of which device has which box; in which order, too: programs are compiled for that."""
-    places = sharding.devices_indices_map(shape).items()
+    places: Any = sharding.devices_indices_map(shape).items()
     return digest([repr([(device.id, box_of_slices(index or (), shape)) for device, index in places]).encode()])

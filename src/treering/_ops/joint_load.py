@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -33,9 +33,6 @@ from treering.errors import Busy, Mismatch, NotShared, TreeringError
 __all__ = ["Company", "Named"]
 
 T = TypeVar("T")
-
-# Of the name of a class of somebody else's.
-_LONGEST_CLASS: Final = 60
 
 
 class Named:
@@ -239,7 +236,6 @@ def _payload(said: dict[str, Any], failure: Failure | None) -> bytes:
     if failure is None:
         return json.dumps(said).encode()
     node = failure.node()
-    node["class"] = node["class"][:_LONGEST_CLASS]
     payload = json.dumps({"failure": node}).encode()
     length = PAYLOAD_BYTES
     while len(payload) > PAYLOAD_BYTES:
