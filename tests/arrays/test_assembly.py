@@ -271,6 +271,12 @@ def test_the_first_sign_comes_late_where_there_is_time() -> None:
     assert notes.put_names == []
 
 
+def test_who_was_kept_from_running_looks_a_little_longer() -> None:
+    signs = Signs(OF_THREE, Memory(Counting(2)), "x", 0.8)
+    assert not signs.wait(threading.Event(), 0.0)
+    assert signs.silent() == (0,)
+
+
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 7)
     assert this_processes([1, "a", None, [], object()]) == ALONE

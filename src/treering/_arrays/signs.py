@@ -62,8 +62,10 @@ class Signs:
 
     def silent(self) -> tuple[int, ...] | None:
         """Return the processes that gave no sign while this one waited last; None where that cannot be told."""
-        if self._before is None:
+        if self._notes is None:
             return None
+        if self._before is None:  # this process was kept from running while it waited
+            return self.silent_after(2 * self._every)
         now = self._seen()
         if not self._works:
             return None
