@@ -223,6 +223,7 @@ def test_an_overwrite_replaces_all_files(together: Together, tmp_path: Path) -> 
     assert together.save(path, lambda process: tree | {"int": 4}, overwrite=True) == [None] * together.count
     assert treering.load(path, only="int") == {"int": 4}
     assert set(names(path)) & set(old) == {"treering.json"}
+    assert sorted([*index(path)["replaces"], "treering.json"]) == old
     assert (path / "config.json").exists()
     assert {entry.stat().st_mode & 0o777 for entry in path.iterdir() if entry.name != "config.json"} == {0o640}
 
