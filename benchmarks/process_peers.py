@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import jax
 
 import treering
 from benchmarks import workloads
-from benchmarks.checkpoint_peers import Orbax
 from benchmarks.process_trees import Layout, shardings, targets
 from benchmarks.workloads import Tree
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -59,15 +58,18 @@ class _Orbax(Library):
     """Orbax' ``StandardCheckpointer``, waited for."""
 
     @cached_property
-    def _peer(self) -> Orbax:
+    def _peer(self) -> Any:
+        # It takes a second to import, and not every crew is asked for it.
+        from benchmarks.checkpoint_peers import Orbax
+
         return Orbax()
 
     def save(self, path: Path, tree: Tree) -> None:
         self._peer.save(path, tree)
 
     def loader(self, path: Path, tree: Tree, layout: Layout) -> Callable[[], Tree]:
-        target = targets(tree, layout)
-        return lambda: self._peer.load(path, target)
+        target, load = targets(tree, layout), self._peer.load
+        return lambda: load(path, target)
 
 
 def library(name: LibraryName) -> Library:
