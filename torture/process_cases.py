@@ -76,6 +76,10 @@ def attacked(case: Case, base: Path, patience: Patience) -> Result:
     result = Result()
     others = [number for number in range(case.count) if number != case.victim]
     with _started(case.scene, case.layer, path, case.count) as job:
+        if case.scene.loads:
+            # Once undisturbed: what is compiled at the first time takes longer than a deadline on a busy machine.
+            job.tell(loading(OLD, timeout=_UNDISTURBED_SECONDS))
+            result.wrong += _failures(job, range(case.count))
         job.tell(armed([case.point], case.action, patience.slow), [case.victim])
         result.wrong += _failures(job, [case.victim])
         job.tell(_call(case.scene, patience.deadline))

@@ -20,6 +20,7 @@ from torture.process_points import Point, install
 from torture.process_scenes import JointScene
 from treering._arrays import calls, outgoing
 from treering._arrays import processes as asked_processes
+from treering._arrays.assembly import exchanged
 from treering._store.rendezvous import Call
 from treering._values.processes import Processes
 
@@ -80,6 +81,9 @@ class Worker:
                 else:
                     _forge(Processes(this=number, count=asked["count"]), asked["job"])
                 jax.devices()
+                if asked["layer"] == "jax":
+                    # Processes find each other, and programs are compiled, at leisure.
+                    exchanged(b"", Processes(this=number, count=asked["count"]), "begin")
             case "arm":
                 for point in asked["points"]:
                     _arm(Point(**point), asked["action"], asked["slow"], tell)
