@@ -102,8 +102,7 @@ def load(
 
     Args:
         path: a checkpoint, a leaves directory (its prefixes are branches), or a ``.safetensors`` or ``.msgpack`` file.
-        like: a tree of the structure, shapes and dtypes that are wanted: arrays or ``jax.ShapeDtypeStruct``. A numpy
-            leaf asks for numpy.
+        like: the structure, shapes and dtypes wanted: arrays or ``jax.ShapeDtypeStruct``; a numpy leaf asks for numpy.
         only: glob or globs over key texts, such as ``"params/**"``; ``*`` is any run inside a part, ``**`` any parts. A
             list or tuple that loses items comes back as a dict of index to item.
         at: key text of the subtree to load as if it were all.
@@ -116,20 +115,17 @@ def load(
         cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.
         mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
         progress: called as ``progress(done, total)``, in bytes; in those that this process reads where several load.
-        timeout: seconds to wait at one point for other processes, where arrays lie over several of them; all of them
-            have to call this. None: ``TREERING_TIMEOUT_S``, else 600.
+        timeout: seconds to wait for other processes where arrays lie over several; else ``TREERING_TIMEOUT_S``, or 600.
 
     Raises:
         NotFound: nothing is there; also a ``FileNotFoundError``.
         Mismatch: ``like``, ``only``, ``at`` or ``shardings`` do not fit; every difference is named.
         Corrupt: the bytes are not those that were saved; leaf, file and byte range are named.
-        Format: another tool or a newer treering wrote it.
-        StoreFailed: the system refuses.
+        Format, StoreFailed: another tool or a newer treering wrote it; the system refuses.
         Timeout, ProcessFailed, NotShared: other processes did not come, failed, or see another folder.
 
     Example:
-        >>> import os, tempfile
-        >>> import jax, jax.numpy as jnp
+        >>> import os, tempfile, jax, jax.numpy as jnp
         >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
         >>> save(path, {"params": {"w": jnp.ones((2, 3))}, "step": 7})
         >>> load(path, only="params/**")["params"]["w"].shape

@@ -15,7 +15,6 @@ from treering._ops.leaves_source import LeavesSource, opened_leaves
 from treering._ops.leaves_tree import Callback, Wanted, tree_of
 from treering._ops.one_state import on_one_state
 from treering._tree.leaf_shardings import Said
-from treering._values.processes import timeout_seconds
 from treering.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ def tree_deserialize_leaves(
 
     Args:
         checkpoint_dir: the directory.
-        mesh: one of one axis replicates what nothing else is said of; one of several axes needs a rule or sharding for
-            each array. None: the default device.
+        mesh: of one axis: replicates what nothing else is said of; of several: each array needs a rule or sharding.
         manager: is waited for. Its ``deserialize_with_paths``, if it has that, reads what it can, after the checks.
         prefix: which tree; None and "" for the one without prefix.
         partition_rules: pairs of a pattern, searched in keys with ``/`` and without prefix, and a ``PartitionSpec``.
@@ -56,21 +54,17 @@ def tree_deserialize_leaves(
         shardings: a ``Sharding``, ``PartitionSpec`` or device for all arrays, a function of (dotted key,
             ``jax.ShapeDtypeStruct``) that returns one, or a tree of these: nested, or flat with dotted keys.
         callback: ``callback(array, dotted key)`` is called for each array, in order; its result is the leaf.
-        chunk_size: how many arrays are read at a time. ``callback`` runs after each batch, and only what it keeps stays
-            in memory. None, 0 or less: all.
+        chunk_size: arrays read at a time; only what ``callback`` keeps of a batch stays there. None, 0 or less: all.
         target: a tree of the structure, shapes, dtypes and, where nothing else is said, shardings that are wanted.
         structure: "dicts", or "exact" for the containers that were saved; ``target`` wins over it.
         x64: "error" or "numpy" for 64-bit jax arrays where jax_enable_x64 is off.
-        timeout: seconds to wait at one point for other processes, where arrays lie over several of them; all of them
-            have to call this. None: ``TREERING_TIMEOUT_S``, else 600.
+        timeout: seconds to wait for other processes where arrays lie over several; else ``TREERING_TIMEOUT_S``, or 600.
 
     Raises:
-        NotFound: there is no directory, or no index in it.
         Mismatch: no such prefix, no rule or sharding for an array, or ``target`` differs; all of it is named.
         Unsupported: arrays that jax cannot hold, or an argument that makes no sense; also a ``TypeError``.
-        Corrupt, Format: bytes are not there, or not those that were saved; the index is of another format.
-        Busy: a save replaced the tree after ``callback`` had been called.
-        Timeout, ProcessFailed, NotShared: other processes did not come, failed, or see another directory.
+        Corrupt, Format, Busy: bytes are not those that were saved; another format; a save came after ``callback``.
+        NotFound, NotShared, Timeout, ProcessFailed: no directory or index; others see another, do not come, or failed.
 
     Source: eformer.serialization.tree_deserialize_leaves.
 
@@ -83,15 +77,10 @@ def tree_deserialize_leaves(
         {'layers': {'0': 2.5, '1': None}, 'step': 7}
     """
     path = folder_path(checkpoint_dir)
+    company = Company(path, timeout=timeout, named=Named(shardings, mesh, target), repeats=callback is None)
     wanted = _wanted(
         Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings), manager,
-        callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64,
-        company=Company(
-            path,
-            timeout=timeout_seconds(timeout),
-            named=Named(shardings, mesh, target),
-            repeats=callback is None,
-        ),
+        callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, company=company,
     )  # fmt: skip
     return _deserialize(path, prefix, manager, wanted)
 

@@ -27,7 +27,7 @@ from treering._store.note_text import Failure
 from treering._store.notes import Notes, PathNotes
 from treering._tree.placement import is_placement
 from treering._tree.rules import spec_of
-from treering._values.processes import Processes, named
+from treering._values.processes import Processes, named, timeout_seconds
 from treering.errors import Busy, Mismatch, NotShared, TreeringError
 
 __all__ = ["Company", "Named"]
@@ -71,7 +71,7 @@ class Company:
 
     Args:
         path: the tree.
-        timeout: seconds to wait for others at one point.
+        timeout: seconds to wait for others at one point; None for what the environment says.
         named: the shardings that the caller names.
         repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
 
@@ -80,10 +80,12 @@ class Company:
         over: whether the others know of this process's end, or cannot be told any more.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, timeout: float, named: Named, repeats: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, timeout: float | None, named: Named, repeats: bool = True
+    ) -> None:
         self.joined = False
         self._path = Path(path)
-        self._timeout = timeout
+        self._timeout = timeout_seconds(timeout)
         self._named = named
         self._repeats = repeats
         self._processes = Processes(this=0, count=1)

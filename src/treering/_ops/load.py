@@ -24,7 +24,6 @@ from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Matched, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
-from treering._values.processes import timeout_seconds
 from treering.errors import KeptOnHost, Unsupported
 
 __all__ = ["load"]
@@ -48,7 +47,7 @@ def load(
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
     _require_sense(like, only=only, at=at, rename=rename, missing=missing, cast=cast)
     require_path(path)
-    company = Company(path, timeout=timeout_seconds(timeout), named=Named(shardings, mesh, like))
+    company = Company(path, timeout=timeout, named=Named(shardings, mesh, like))
 
     def work(source: Source) -> Any:
         index = source.index
