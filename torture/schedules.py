@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torture.simulated_folder import Violation
-from torture.simulation import REAL, Protocol, run_schedule
+from torture.simulation import run_schedule
+from torture.virtual_processes import REAL, Protocol
 
 __all__ = ["Found", "schedules", "tried"]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import errno
 import functools
 import heapq
 import random
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from torture.simulated_folder import SimulatedFolder, Violation
-from treering._store import note_text, rendezvous
+from torture.virtual_processes import REAL, Job, Process, Protocol
+from treering._store import note_text
 from treering._store.rendezvous import (
     Call,
     Commit,
@@ -32,7 +30,7 @@ from treering._store.rendezvous import (
 from treering._values.processes import Processes
 from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
 
-__all__ = ["REAL", "Protocol", "Simulation", "run_schedule"]
+__all__ = ["Simulation", "run_schedule"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
 note_text._read_part = functools.lru_cache(maxsize=256)(note_text._read_part)
@@ -40,69 +38,6 @@ note_text._read_verdict = functools.lru_cache(maxsize=256)(note_text._read_verdi
 
 _PACE = Pace(first=0.02, most=0.5, growth=3.0, linger=3.0)
 _MOST_STEPS = 45
-
-
-class Protocol(NamedTuple):
-    """What the virtual processes do."""
-
-    leading: Callable[[Call, bytes], Steps] = rendezvous.leading
-    refused: Callable[[Call, BaseException], Steps] = rendezvous.refused
-    following: Callable[[Call, Callable[[bytes], None]], Steps] = rendezvous.following
-    job_name: Callable[[int], str] = lambda number: f"{number:016x}"
-    """A name for the job that was started as so many-th."""
-    counted: Callable[[int, int], int] = lambda own, _: own
-    """What a process goes on counting from that found process 0 in a later call: its own number, and that one."""
-
-
-REAL = Protocol()
-
-
-@dataclasses.dataclass(slots=True)
-class _Job:
-    """One job: its processes die and are started again together."""
-
-    name: str
-    count: int
-    calls: int
-    timeout: float
-    overwrite: bool
-    troubled: bool = False
-    """Whether anything was done to it that may make a call fail."""
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Process:
-    """One virtual process."""
-
-    number: int
-    """Among all of the schedule."""
-    job: _Job
-    this: int
-    """Within its job."""
-    trouble: dict[int, tuple[str, float]] = dataclasses.field(default_factory=dict)
-    """What happens to it at its so many-th operation: a kill, a pause of some seconds, an interrupt."""
-    troubled: bool = False
-    alive: bool = True
-    call: int = 0
-    """Which call of its program it is in, from 1 on; 0 before the first."""
-    number_of_call: int = 0
-    """What it takes that for."""
-    attempt: str = ""
-    steps: Steps | None = None
-    leads: bool = False
-    """Whether it has entered the folder."""
-    answer: Any = None
-    thrown: BaseException | None = None
-    late: Operation | None = None
-    """An operation that happens only when its time is over."""
-    done: int = 0
-    """How many operations it has begun."""
-    began: float = 0.0
-    allowed: float = 0.0
-    """Seconds of the call that were not spent in waiting for others."""
-    until: float = 0.0
-    """It is paused until then."""
-    results: dict[int, BaseException | None] = dataclasses.field(default_factory=dict)
 
 
 class Simulation:
@@ -117,9 +52,9 @@ class Simulation:
         self._random = random.Random(seed)
         self._protocol = protocol
         self._now = 0.0
-        self._queue: list[tuple[float, int, _Process | None]] = []
+        self._queue: list[tuple[float, int, Process | None]] = []
         self._tick = 0
-        self._processes: list[_Process] = []
+        self._processes: list[Process] = []
         self._started = 0
         self._draw(processes)
 
@@ -144,7 +79,7 @@ class Simulation:
             self._push(self._random.uniform(0.0, 8.0), None)
 
     def _start_job(self, count: int, *, calls: int, at: float) -> None:
-        job = _Job(
+        job = Job(
             name=self._protocol.job_name(self._started),
             count=count,
             calls=calls,
@@ -156,7 +91,7 @@ class Simulation:
             job.troubled = True
         hurt = self._random.choice((0, 0, 0, 1, 1, 2))
         for this in range(count):
-            process = _Process(number=len(self._processes), job=job, this=this)
+            process = Process(number=len(self._processes), job=job, this=this)
             self._processes.append(process)
             late = at + self._random.random() * self._random.choice((0.01, 0.1, 0.5))
             if self._random.random() < 0.05:
@@ -167,7 +102,7 @@ class Simulation:
             what = self._random.choice(("kill", "pause", "pause", "interrupt"))
             process.trouble[self._random.randrange(_MOST_STEPS)] = what, self._random.uniform(0.0, 4 * job.timeout)
 
-    def _push(self, when: float, process: _Process | None) -> None:
+    def _push(self, when: float, process: Process | None) -> None:
         self._tick += 1
         heapq.heappush(self._queue, (when, self._tick, process))
 
@@ -205,7 +140,7 @@ class Simulation:
         count = job.count if self._random.random() < 0.7 else self._random.choice(_COUNTS)
         self._start_job(count, calls=job.calls, at=self._now + self._random.choice((0.0, 0.1, 3.0)))
 
-    def _kill(self, process: _Process) -> None:
+    def _kill(self, process: Process) -> None:
         process.alive = False
         process.troubled = process.job.troubled = True
         self.folder.release(process.number)
@@ -213,7 +148,7 @@ class Simulation:
 
     # ---------------------------------------------------------------------------------------------------- one process
 
-    def _advance(self, process: _Process) -> None:
+    def _advance(self, process: Process) -> None:
         """Let one process go on until it has to wait."""
         if process.late is not None:
             late, process.late = process.late, None
@@ -223,7 +158,7 @@ class Simulation:
         while (operation := self._next(process)) is not None and self._at_once(process, operation):
             pass
 
-    def _next(self, process: _Process) -> Operation | None:
+    def _next(self, process: Process) -> Operation | None:
         """Ask a process for its next operation; None when it has ended its call."""
         steps = process.steps
         if steps is None:
@@ -243,7 +178,7 @@ class Simulation:
                 return operation
             process.answer = self._now
 
-    def _at_once(self, process: _Process, operation: Operation) -> bool:
+    def _at_once(self, process: Process, operation: Operation) -> bool:
         """Do an operation that takes no time, and return True; else begin with it."""
         process.done += 1
         if process.done in process.trouble:
@@ -274,7 +209,7 @@ class Simulation:
         self._push(self._now + wait, process)
         return False
 
-    def _suffer(self, process: _Process) -> None:
+    def _suffer(self, process: Process) -> None:
         """Do to a process what was drawn for it."""
         what, seconds = process.trouble[process.done]
         process.troubled = process.job.troubled = True
@@ -288,7 +223,7 @@ class Simulation:
             process.thrown = KeyboardInterrupt()
             self.counts["interrupted"] += 1
 
-    def _enter(self, process: _Process) -> None:
+    def _enter(self, process: Process) -> None:
         """Begin the next call."""
         job = process.job
         process.call += 1
@@ -324,7 +259,7 @@ class Simulation:
 
     # ----------------------------------------------------------------------------------------------- what operations do
 
-    def _perform(self, process: _Process, operation: Operation) -> None:
+    def _perform(self, process: Process, operation: Operation) -> None:
         if type(operation) is Get:  # most of them
             process.answer = self._read(operation.name)
             return
@@ -359,7 +294,7 @@ class Simulation:
             return None
         return self.folder.notes.get(name)
 
-    def _work(self, process: _Process) -> None:
+    def _work(self, process: Process) -> None:
         fails = self._random.random() < self._breaking
         if not fails or self._random.random() < 0.5:
             self.folder.add_data(process.attempt, process.this)
@@ -369,7 +304,7 @@ class Simulation:
         else:
             process.answer = _payload(process, process.this)
 
-    def _commit(self, process: _Process, parts: tuple[bytes, ...]) -> None:
+    def _commit(self, process: Process, parts: tuple[bytes, ...]) -> None:
         wanted = tuple(_payload(process, this) for this in range(process.job.count))
         chance = self._random.random
         fails = chance() < self._breaking
@@ -386,7 +321,7 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------------------- judgement
 
-    def _end(self, process: _Process, error: BaseException | None) -> None:
+    def _end(self, process: Process, error: BaseException | None) -> None:
         """End a call, and see whether its end is a good one."""
         if process.leads:
             self.folder.leave(process.number, process.attempt)
@@ -406,7 +341,7 @@ class Simulation:
         if process.call < process.job.calls:
             self._push(self._now + self._random.random() * 0.2, process)
 
-    def _judge_error(self, process: _Process, error: TreeringError) -> None:
+    def _judge_error(self, process: Process, error: TreeringError) -> None:
         """An error has a reason, and names those who are the reason."""
         job = process.job
         if isinstance(error, Exists | Busy):
@@ -432,7 +367,7 @@ class Simulation:
             if not excused and not any(guilty):
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
 
-    def _is_guilty(self, job: _Job, this: int, call: int, began: float) -> bool:
+    def _is_guilty(self, job: Job, this: int, call: int, began: float) -> bool:
         """Whether something was done to a process, or it is elsewhere, or has given the call up itself."""
         for process in self._processes:
             if process.job is job and process.this == this:
@@ -457,7 +392,7 @@ class Simulation:
             if not job.troubled:
                 self._judge_agreement(job)
 
-    def _judge_agreement(self, job: _Job) -> None:
+    def _judge_agreement(self, job: Job) -> None:
         """In a job that nothing was done to all processes have the same end of each call."""
         ends = [process.results for process in self._processes if process.job is job]
         for number in range(1, job.calls + 1):
@@ -469,7 +404,7 @@ class Simulation:
 _COUNTS = (2, 2, 2, 2, 3, 3, 4, 5, 6, 8)
 
 
-def _payload(process: _Process, this: int) -> bytes:
+def _payload(process: Process, this: int) -> bytes:
     """What a process has to hand in so that all parts are of one call of the program, which saves one state."""
     return f"{process.attempt} {this} in call {process.call}".encode()
 

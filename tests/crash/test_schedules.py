@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.attacks import attack
 from torture.schedules import tried
-from torture.simulation import REAL, Protocol
+from torture.virtual_processes import REAL, Protocol
 from treering._store.checkpoint_names import verdict_note
 from treering._store.note_text import Part, Stage, Verdict
 from treering._store.rendezvous import (

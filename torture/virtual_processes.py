@@ -1,0 +1,75 @@
+"""What the simulated processes are, and the steps that they take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from treering._store import rendezvous
+from treering._store.rendezvous import Call, Operation, Steps
+
+__all__ = ["REAL", "Job", "Process", "Protocol"]
+
+
+class Protocol(NamedTuple):
+    """What the virtual processes do."""
+
+    leading: Callable[[Call, bytes], Steps] = rendezvous.leading
+    refused: Callable[[Call, BaseException], Steps] = rendezvous.refused
+    following: Callable[[Call, Callable[[bytes], None]], Steps] = rendezvous.following
+    job_name: Callable[[int], str] = lambda number: f"{number:016x}"
+    """A name for the job that was started as so many-th."""
+    counted: Callable[[int, int], int] = lambda own, _: own
+    """What a process goes on counting from that found process 0 in a later call: its own number, and that one."""
+
+
+REAL = Protocol()
+
+
+@dataclasses.dataclass(slots=True)
+class Job:
+    """One job: its processes die and are started again together."""
+
+    name: str
+    count: int
+    calls: int
+    timeout: float
+    overwrite: bool
+    troubled: bool = False
+    """Whether anything was done to it that may make a call fail."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Process:
+    """One virtual process."""
+
+    number: int
+    """Among all of the schedule."""
+    job: Job
+    this: int
+    """Within its job."""
+    trouble: dict[int, tuple[str, float]] = dataclasses.field(default_factory=dict)
+    """What happens to it at its so many-th operation: a kill, a pause of some seconds, an interrupt."""
+    troubled: bool = False
+    alive: bool = True
+    call: int = 0
+    """Which call of its program it is in, from 1 on; 0 before the first."""
+    number_of_call: int = 0
+    """What it takes that for."""
+    attempt: str = ""
+    steps: Steps | None = None
+    leads: bool = False
+    """Whether it has entered the folder."""
+    answer: Any = None
+    thrown: BaseException | None = None
+    late: Operation | None = None
+    """An operation that happens only when its time is over."""
+    done: int = 0
+    """How many operations it has begun."""
+    began: float = 0.0
+    allowed: float = 0.0
+    """Seconds of the call that were not spent in waiting for others."""
+    until: float = 0.0
+    """It is paused until then."""
+    results: dict[int, BaseException | None] = dataclasses.field(default_factory=dict)
