@@ -47,7 +47,7 @@ class _Line:
 
     Attributes:
         turn: held by the thread whose work is on.
-        last: the last work that was begun; it may have been left behind.
+        last: the work that is on, or that was left behind when its deadline had passed.
         given_up: how many calls ended here while others may still be in them. Processes that disagree on it would
             take an answer to one question for that to another.
     """
@@ -59,6 +59,10 @@ class _Line:
 
 
 _line = _Line()
+
+
+class _Behind(Timeout):
+    """The others have gone on to a later call than this process."""
 
 
 class _Work(Generic[T]):
@@ -80,6 +84,10 @@ class _Work(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
             self._error = error
         self.ended.set()
+
+    def missed(self) -> Timeout | None:
+        """Return the error of a call of the others that met this work in place of this process's call, if one did."""
+        return self._error if isinstance(self._error, _Behind) else None
 
     def result(self) -> T:
         """Return what came of it, once it has ended."""
@@ -127,7 +135,8 @@ def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
     if behind:
         # All raise, and all are at the same call again.
         _line.given_up = latest
-        error = Timeout(f"could not {doing}: {named(behind)} came to a call that the others had given up")
+        text = f"could not {doing}: {named(behind)} came to a call that the others had given up"
+        error = _Behind(text) if processes.this in behind else Timeout(text)
         error.missing = tuple(number for number in behind if number != processes.this)
         raise error
     return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
@@ -162,10 +171,16 @@ def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, note
     ended = False
     try:
         with _turn(deadline) as has_turn:
-            if has_turn and (_line.last is None or signs.wait(_line.last.ended, deadline)):
+            left = _line.last
+            if has_turn and (left is None or signs.wait(left.ended, deadline)):
+                _line.last = None
+                if left is not None and (missed := left.missed()):
+                    # What was left behind has met the others' present call, which failed by that: so does this one.
+                    ended = True
+                    raise missed
                 _line.last = own = _Work(work)
                 if signs.wait(own.ended, deadline):
-                    ended = True
+                    ended, _line.last = True, None
                     return _outcome(own, signs, doing)
         raise _late(signs, timeout, doing)
     finally:
