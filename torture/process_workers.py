@@ -104,14 +104,9 @@ def _forge(processes: Processes, job: str) -> None:
         last += 1
         return Call(job=job, number=last, processes=asking, timeout=timeout, doing=doing)
 
-    def out_of_step(call: Call, number: int) -> None:  # noqa: ARG001 - its callers'
-        nonlocal last
-        last = number
-
     _stand_in(outgoing.process_of, lambda device: device.id // 2)
     _stand_in(asked_processes.this_processes, lambda leaves: processes)  # noqa: ARG005 - as it is called
     _stand_in(calls.next_call, next_call)
-    _stand_in(calls.out_of_step, out_of_step)
 
 
 def _stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from treering._arrays import assembly, calls
-from treering._arrays.calls import next_call, out_of_step
+from treering._arrays.calls import next_call
 from treering._store.checkpoint_names import waiting_note
 from treering._store.folders import make_folder
 from treering._store.rendezvous import Call, attempt_of
@@ -166,15 +166,6 @@ def test_a_folder_that_another_saver_removes_is_made_again(
     others.rows = [[None, b"", b""], [None, b"", b""]]
     assert call(path, LEADER).number == 1
     assert path.exists()
-
-
-def test_who_is_behind_takes_a_higher_number(tmp_path: Path, others: Others) -> None:
-    others.rows = [[None, b"", b""], [None, b"", b""]]
-    first = call(tmp_path, LEADER)
-    out_of_step(first, 5)
-    assert call(tmp_path, LEADER).number == 6
-    out_of_step(first, 2)
-    assert call(tmp_path, LEADER).number == 7
 
 
 def test_a_job_that_was_begun_anew_agrees_anew(tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,5 +114,4 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
     monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
     monkeypatch.setattr(save_any, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
-    monkeypatch.setattr(joint_save, "out_of_step", lambda call, number: None)
     return Together(count)

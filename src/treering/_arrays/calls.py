@@ -33,7 +33,7 @@ from treering._store.rendezvous import Call
 from treering._values.processes import Processes, named
 from treering.errors import NotShared, Timeout, TreeringError
 
-__all__ = ["next_call", "out_of_step"]
+__all__ = ["next_call"]
 
 T = TypeVar("T")
 
@@ -123,13 +123,6 @@ def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -
     if job.name is None:
         raise RuntimeError("the job has no name")
     return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)
-
-
-def out_of_step(call: Call, number: int) -> None:
-    """Take ``number``, where process 0 is already, for that of this process's last call: the next ones match again."""
-    job = _this_job(call.processes)
-    with job.lock:
-        job.number = max(job.number, number)
 
 
 def _this_job(processes: Processes) -> _Job:

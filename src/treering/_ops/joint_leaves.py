@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import xxhash
 
-from treering._arrays.calls import next_call, out_of_step
+from treering._arrays.calls import next_call
 from treering._arrays.incoming import Progress
 from treering._arrays.leaf_writer import write_leaves
 from treering._arrays.outgoing import Outgoing, outgoing
@@ -33,7 +33,7 @@ from treering._store.joint import driven
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_joined import JoinedLeaves
 from treering._store.notes import PathNotes
-from treering._store.rendezvous import Call, OutOfStep, following, leading, refused
+from treering._store.rendezvous import Call, following, leading, refused
 from treering._store.staged_files import StagedFiles
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
@@ -124,12 +124,8 @@ def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesW
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
         joint = error
     with _Follower(path, call, joint) as follower:
-        try:
-            driven(following(call, follower.check), PathNotes(os.fspath(path)), follower)
-            follower.hand_over()
-        except OutOfStep as error:
-            out_of_step(call, error.number)
-            raise
+        driven(following(call, follower.check), PathNotes(os.fspath(path)), follower)
+        follower.hand_over()
 
 
 def _joint_of(call: Call, flat: Flattened | Exception, wishes: LeavesWishes) -> _Joint:

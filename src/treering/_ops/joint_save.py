@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from treering._arrays.calls import next_call, out_of_step
+from treering._arrays.calls import next_call
 from treering._arrays.divided import Divided, FilesOfProcesses, divided, merged
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import outgoing
@@ -29,7 +29,7 @@ from treering._store.checkpoint_folder import CheckpointFolder
 from treering._store.joined_folder import JoinedFolder, TellingFolder
 from treering._store.joint import driven
 from treering._store.pieces import Buffer
-from treering._store.rendezvous import Call, OutOfStep, following, leading, refused
+from treering._store.rendezvous import Call, following, leading, refused
 from treering._tree.flatten import Flattened
 from treering._values.checksums import packed, unpacked
 from treering._values.processes import Processes
@@ -100,11 +100,7 @@ def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: Wishes)
         share = error
     with JoinedFolder(path, call.attempt) as folder:
         follower = _Follower(share, folder)
-        try:
-            driven(following(call, follower.check), folder.notes, follower)
-        except OutOfStep as error:
-            out_of_step(call, error.number)
-            raise
+        driven(following(call, follower.check), folder.notes, follower)
 
 
 def _share_of(call: Call, flat: Flattened | Exception, wishes: Wishes) -> _Share:
