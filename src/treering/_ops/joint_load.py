@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import jax
 
@@ -28,11 +28,13 @@ from treering._store.notes import Notes, PathNotes
 from treering._tree.placement import is_placement
 from treering._tree.rules import spec_of
 from treering._values.processes import Processes, named, timeout_seconds
-from treering.errors import Busy, Mismatch, NotShared, TreeringError
+from treering.errors import Busy, Mismatch, NotFound, NotShared, TreeringError
 
 __all__ = ["Company", "Named"]
 
 T = TypeVar("T")
+
+_SHARE: Final = "let the path lead to one folder for all processes, on a file system that they share"
 
 
 class Named:
@@ -114,7 +116,7 @@ class Company:
         if others:
             error = NotShared(
                 f"could not {self._doing}: {named(others)} found another state of it there than process 0",
-                hint="let the path lead to one folder for all processes, on a file system that they share",
+                hint=_SHARE,
             )
             error.processes = others
             raise OpenAgain(error)
@@ -139,13 +141,21 @@ class Company:
         self._met(again=True)
 
     def tell(self, error: Exception) -> None:
-        """Tell the others that this process fails, unless they know."""
+        """Tell the others that this process fails, unless they know.
+
+        Raises:
+            NotShared: it found nothing, and others did.
+        """
         if not self.joined and self._named.span():
             self._join_all()
         if self.joined and not self.over:
-            # What becomes of the others is their concern: this process raises its own error.
-            with contextlib.suppress(TreeringError, OpenAgain):
+            try:
                 self._met(failure=Failure.of(error))
+            except NotShared as told:
+                if isinstance(error, NotFound):
+                    raise told from error
+            except (TreeringError, OpenAgain):
+                pass  # what becomes of the others is their concern: this process raises its own error
 
     def _join(self, shardings: Iterable[Any]) -> bool:
         placed = dict.fromkeys(sharding for sharding in shardings if sharding is not None)
@@ -183,6 +193,7 @@ class Company:
         failed = tuple(number for number, one in enumerate(heard) if "failure" in one)
         if failed:
             self.over = True
+            self._require_one_folder(heard)
             first = Failure.from_node(heard[failed[0]]["failure"], "what a process said")
             raise first.blamed_on(f"process {failed[0]}").error(f"could not {self._doing}", failed)
         if any("again" in one for one in heard):
@@ -191,6 +202,20 @@ class Company:
             error = Busy(f"{os.fspath(self._path)!r} was replaced while it was being read", hint="load it again")
             raise OpenAgain(error) if self._repeats else error
         return heard
+
+    def _require_one_folder(self, heard: Sequence[dict[str, Any]]) -> None:
+        """Refuse that some found nothing where others opened a tree: whoever hears NotFound may begin a new run there.
+
+        Raises:
+            NotShared: they did.
+        """
+        nothing = tuple(n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFound.__name__)
+        if nothing and any("state" in one for one in heard):
+            error = NotShared(
+                f"could not {self._doing}: {named(nothing)} did not find there what others found", hint=_SHARE
+            )
+            error.processes = nothing
+            raise error
 
     # ------------------------------------------------------------------------------------------------------ reading
 
