@@ -344,6 +344,16 @@ def test_a_leaf_that_no_file_holds_is_told_to_all(together: Together, failing: i
     assert not (tmp_path / "ckpt").exists()
 
 
+def test_metadata_that_is_no_dict_is_told_to_all(together: Together, tmp_path: Path) -> None:
+    """Else the next save of process 0 would go with this one of the others."""
+    together.timeout = 5
+    outcomes = together.save(
+        tmp_path / "ckpt", lambda process: {"a": 1}, wishes_of=lambda process: {} if process else {"metadata": ["x"]}
+    )
+    assert kinds(outcomes) == [Unsupported] * together.count
+    assert all("metadata is a list" in str(outcome) for outcome in outcomes)
+
+
 def test_metadata_that_is_no_json_is_told_to_all(together: Together, tmp_path: Path) -> None:
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1}, metadata={"a": {1}})
     assert kinds(outcomes) == [Unsupported] * together.count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,23 +52,22 @@ def save(
     if suffix in _OTHER_FORMS:
         hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
         raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
-    if not isinstance(metadata, Mapping | None):
-        raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
-    kept = dict(metadata or {})
     write = _FILES.get(suffix)
     if write is not None:
-        write(place, tree, metadata=kept, overwrite=overwrite, progress=progress)
+        write(place, tree, metadata=_kept(metadata), overwrite=overwrite, progress=progress)
     elif processes == "this":
-        save_checkpoint(place, flatten(tree), metadata=kept, overwrite=overwrite, progress=progress)
+        save_checkpoint(place, flatten(tree), metadata=_kept(metadata), overwrite=overwrite, progress=progress)
     else:
-        wishes = Wishes(metadata=kept, overwrite=overwrite, host_local=host_local, progress=progress)
-        _save_folder(place, tree, wishes, seconds)
+        wishes = Wishes(metadata={}, overwrite=overwrite, host_local=host_local, progress=progress)
+        _save_folder(place, tree, metadata, wishes, seconds)
 
 
-def _save_folder(place: Path, tree: Any, wishes: Wishes, timeout: float) -> None:
+def _save_folder(place: Path, tree: Any, metadata: Mapping[str, Any] | None, wishes: Wishes, timeout: float) -> None:
     """Write ``tree`` into a folder: with the other processes of the job, if there are any."""
     flat: Flattened | Exception
     try:
+        # Often only process 0 has metadata; were it to fail alone, its next save would go with this one of the others.
+        wishes = dataclasses.replace(wishes, metadata=_kept(metadata))
         flat = flatten(tree)
     except Exception as error:
         # A process that is not alone tells the others, who would wait for it.
@@ -81,6 +81,12 @@ def _save_folder(place: Path, tree: Any, wishes: Wishes, timeout: float) -> None
         save_together(place, flat, wishes, processes=processes, timeout=timeout)
     elif not isinstance(flat, Exception):
         save_checkpoint(place, flat, metadata=wishes.metadata, overwrite=wishes.overwrite, progress=wishes.progress)
+
+
+def _kept(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(metadata, Mapping | None):
+        raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
+    return dict(metadata or {})
 
 
 def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
