@@ -17,6 +17,8 @@ from benchmarks.files import bytes_read, contents, forget
 from benchmarks.measure import interleave
 from treering.errors import Corrupt
 
+pytestmark = pytest.mark.benchmark
+
 SMALL = {"A": 2e-4, "B": 2e-3, "C": 1e-4, "D": 2e-4}
 
 

@@ -17,6 +17,8 @@ from benchmarks.msgpack import BENCHMARK
 from benchmarks.workloads import LeafKind
 from treering import serialization
 
+pytestmark = pytest.mark.benchmark
+
 SMALL = {"A": 2e-4, "B": 2e-3, "C": 1e-4, "S": 1e-4}
 
 

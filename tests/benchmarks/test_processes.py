@@ -24,6 +24,8 @@ from benchmarks.process_worker import share_of_cores
 from benchmarks.processes import BENCHMARK
 
 # Sides that eight devices divide.
+pytestmark = pytest.mark.benchmark
+
 FACTOR = 1 / 1024
 
 
