@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 
 from tests.multiprocess.jobs import hear, say
+from treering._arrays import assembly
 from treering._arrays.assembly import PAYLOAD_BYTES, assembled
 from treering._arrays.calls import next_call
 from treering._arrays.processes import this_processes
@@ -96,6 +98,28 @@ def comes_late(folder: str) -> list[dict[str, Any]]:
     hear()
     found += [_call(path), _call(path)]
     return found
+
+
+def fails_alone(folder: str) -> list[dict[str, Any]]:
+    """Let process 1 fail by itself before it meets the others in their second call, then go on to its next."""
+    processes = this_processes([])
+
+    def meet(payload: bytes) -> dict[str, Any]:
+        def work() -> list[str]:
+            notes = PathNotes(folder)
+            return [part.decode() for part in assembled(payload, processes, timeout=20, notes=notes, doing="meet")]
+
+        return told(work)
+
+    found = [meet(b"first")]
+    if processes.this == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(assembly, "gathered", lambda row: 1 // 0)
+            found.append(meet(b"second"))
+        found.append(meet(b"third"))
+    else:
+        found.append(meet(b"second"))
+    return [*found, meet(b"last")]
 
 
 def breaks_off(folder: str) -> dict[str, Any]:

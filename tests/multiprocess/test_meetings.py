@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from tests.multiprocess.jobs import results, run_job, start_job
-from tests.multiprocess.meetings import breaks_off, calls, comes_late, meets
+from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets
 
 
 def test_each_gets_what_all_bring(tmp_path: Path) -> None:
@@ -74,6 +74,15 @@ def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_p
         assert (second["result"][1], third["result"][1]) == (2, 3)
         assert second["result"][2] == every[0][1]["result"][2]
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == []
+
+
+def test_an_answer_to_another_question_is_none(tmp_path: Path) -> None:
+    zero, one = results(run_job(fails_alone, 2, devices=1, arguments=[str(tmp_path)]))
+    assert one[1]["error"] == "ZeroDivisionError"
+    # What process 1 brings to its next call comes to process 0 in the call before.
+    for met in (zero[1], one[2]):
+        assert "process 0 came to a call that the others had given up" in met.get("message", ""), met
+    assert zero[-1]["result"] == one[-1]["result"] == ["last", "last"]
 
 
 def test_who_is_killed_is_named(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ class _Work(Generic[T]):
         """Return the error of a call of the others that met this work in place of this process's call, if one did."""
         return self._error if isinstance(self._error, _Behind) else None
 
+    def met(self) -> bool:
+        """Tell, once it has ended, whether the others are through with it too: where it failed here, they may wait."""
+        # Of a call that some had given up all hear alike.
+        return self._error is None or isinstance(self._error, Timeout)
+
     def result(self) -> T:
         """Return what came of it, once it has ended."""
         if self._error is not None:
@@ -180,7 +185,7 @@ def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, note
                     raise missed
                 _line.last = own = _Work(work)
                 if signs.wait(own.ended, deadline):
-                    ended, _line.last = True, None
+                    ended, _line.last = own.met(), None
                     return _outcome(own, signs, doing)
         raise _late(signs, timeout, doing)
     finally:
