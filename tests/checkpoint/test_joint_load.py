@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from treering._arrays import exchange
+from treering._arrays import assembly, exchange
 from treering._arrays.incoming import StoredArrays
 from treering._ops import joint_load, one_state
 from treering._store.note_text import Failure
@@ -361,6 +361,19 @@ def test_a_callback_that_fails_is_told(job: Job, saved: Path) -> None:
     with pytest.raises(KeyError):
         tree_deserialize_leaves(saved / "leaves", shardings=where, callback=callback, chunk_size=1)
     assert "KeyError" in job.meetings[-1]["failure"]["message"]
+
+
+def test_an_interrupt_is_told_to_nobody_and_counted(job: Job, saved: Path) -> None:
+    """The others wait at a point of this load; the next load of this process is none of theirs."""
+
+    def callback(array: Any, key: str) -> Any:
+        raise KeyboardInterrupt
+
+    before = assembly._line.given_up
+    with pytest.raises(KeyboardInterrupt):
+        tree_deserialize_leaves(saved / "leaves", shardings=where, callback=callback, chunk_size=1)
+    assert not any("failure" in said for said in job.meetings)
+    assert assembly._line.given_up == before + 1
 
 
 def test_nothing_found_by_some_is_no_not_found(job: Job, saved: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import jax
 
-from treering._arrays.assembly import PAYLOAD_BYTES, assembled, in_step
+from treering._arrays.assembly import PAYLOAD_BYTES, assembled, give_up, in_step
 from treering._arrays.delivered import Delivery, finished, parted_of
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.exchange import exchanged
@@ -157,6 +157,12 @@ class Company:
             except (TreeringError, OpenAgain):
                 pass  # what becomes of the others is their concern: this process raises its own error
 
+    def leave(self) -> None:
+        """Go without a word, for an interrupt does not wait: the next call here is none of those that others are in."""
+        if self.joined and not self.over:
+            self.over = True
+            give_up()
+
     def _join(self, shardings: Iterable[Any]) -> bool:
         placed = dict.fromkeys(sharding for sharding in shardings if sharding is not None)
         # A sharding has devices, so jax runs, and may be asked.
@@ -186,7 +192,7 @@ class Company:
         payload = _payload(said, failure)
         try:
             rows = assembled(payload, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
-        except Exception:
+        except BaseException:  # an interrupt too: the call is counted as given up
             self.over = True
             raise
         heard: list[dict[str, Any]] = [json.loads(row) for row in rows]

@@ -48,6 +48,9 @@ class Companions(Protocol):
     def tell(self, error: Exception) -> None:
         """Tell of an error."""
 
+    def leave(self) -> None:
+        """Go without a word."""
+
 
 def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T], companions: Companions) -> T:
     """Return ``work(source)``, done once more on the newer tree where a save replaced the older one meanwhile.
@@ -78,6 +81,9 @@ def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable
             time.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**together))
         except Exception as error:
             companions.tell(error)
+            raise
+        except BaseException:  # an interrupt does not wait for others
+            companions.leave()
             raise
         else:
             if done:
