@@ -351,6 +351,10 @@ GOOD_BEGIN = begin(ATTEMPT)
         (Verdict.read, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
         (Begin.read, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
         (Begin.read, GOOD_BEGIN, b'"signature"', b'"signatur"'),
+        # It becomes the name of a folder.
+        (Begin.read, GOOD_BEGIN, ATTEMPT.encode(), b"a\\u0000b"),
+        (Begin.read, GOOD_BEGIN, ATTEMPT.encode(), b"\\ud800"),
+        (Begin.read, GOOD_BEGIN, ATTEMPT.encode(), b"../../elsewhere"),
         (Begin.read, b"[]", b"", b""),
         (Verdict.read, b"", b"", b""),
     ],

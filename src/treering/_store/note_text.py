@@ -7,6 +7,7 @@ import binascii
 import dataclasses
 import enum
 import functools
+import re
 from typing import Any, Final
 
 from treering import errors
@@ -36,6 +37,7 @@ _CLASSES: Final[dict[str, type[TreeringError]]] = {
     )
 }
 _LONGEST_TEXT: Final = 4000
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class Stage(enum.StrEnum):
@@ -268,9 +270,12 @@ class Verdict:
 def _read_begin(data: bytes) -> Begin:
     what = "the note of process 0"
     node = _parsed(data, what)
+    attempt = member(node, "attempt", str, what)
+    if not _ATTEMPT.fullmatch(attempt):  # it becomes the name of a folder
+        raise Corrupt(f"{what} names no attempt")
     return Begin(
         number=member(node, "number", int, what),
-        attempt=member(node, "attempt", str, what),
+        attempt=attempt,
         signature=_bytes(member(node, "signature", str, what), what),
         who=member(node, "who", str, what),
         processes=member(node, "processes", int, what),
