@@ -344,6 +344,17 @@ def test_a_leaf_that_no_file_holds_is_told_to_all(together: Together, failing: i
     assert not (tmp_path / "ckpt").exists()
 
 
+def test_a_comparison_that_one_process_asked_for_is_not_left_out(together: Together, tmp_path: Path) -> None:
+    outcomes = together.save(
+        tmp_path / "ckpt",
+        lambda process: {"rng": numbers(3) + process},
+        wishes_of=lambda process: {"host_local": "equal" if process == 1 else "first"},
+    )
+    assert kinds(outcomes) == [Mismatch] * together.count
+    assert all('process 1 passed host_local="equal"' in str(outcome) for outcome in outcomes)
+    assert names(tmp_path / "ckpt") == []
+
+
 def test_metadata_that_is_no_dict_is_told_to_all(together: Together, tmp_path: Path) -> None:
     """Else the next save of process 0 would go with this one of the others."""
     together.timeout = 5

@@ -32,8 +32,8 @@ from treering._store.pieces import Buffer
 from treering._store.rendezvous import Call, following, leading, refused
 from treering._tree.flatten import Flattened
 from treering._values.checksums import packed, unpacked
-from treering._values.processes import Processes
-from treering.errors import TreeringError
+from treering._values.processes import Processes, named
+from treering.errors import Mismatch, TreeringError
 
 __all__ = ["HostLocal", "save_together"]
 
@@ -168,6 +168,8 @@ class _Leader:
         leaves = share.plan.leaves
         if share.wishes.host_local == "equal":
             check_local(share.flat.keys, leaves, [digests for _, digests in opened])
+        elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
+            raise Mismatch(f'{named(strict)} passed host_local="equal", and process 0 did not')
         checksums = merged(files, [found for found, _ in opened])
         layout = files.layout
         columns = zip(files.names, layout.sizes(), layout.headers, files.writers, strict=True)
