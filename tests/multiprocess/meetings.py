@@ -75,9 +75,9 @@ def calls(folder: str) -> list[dict[str, Any]]:
     base = Path(folder)
     number = jax.process_index()
     return [
-        _call(base / str(number) / "ckpt", 2),
-        _call(base / ("shared" if number % 2 == 0 else f"own {number}") / "ckpt", 2),
-        _call(base / "file" / "ckpt", 2),
+        _call(base / str(number) / "ckpt", 5),
+        _call(base / ("shared" if number % 2 == 0 else f"own {number}") / "ckpt", 5),
+        _call(base / "file" / "ckpt", 5),
         _call(base / "there" / "ckpt"),
         _call(base / "elsewhere" / "ckpt"),
         _call(base / "elsewhere" / "ckpt"),
@@ -91,9 +91,9 @@ def comes_late(folder: str) -> list[dict[str, Any]]:
     if jax.process_index() == jax.process_count() - 1:
         say("waits")
         hear()
-        found.append(_call(path, 10))
+        found.append(_call(path, 20))
     else:
-        found.append(_call(path, 2))
+        found.append(_call(path, 8))
     say("has given up")
     hear()
     found += [_call(path), _call(path)]
@@ -131,5 +131,5 @@ def breaks_off(folder: str) -> dict[str, Any]:
         say("waits")
         hear()
     say("comes")
-    work = lambda: len(assembled(b"", processes, timeout=6, notes=PathNotes(str(path)), doing="meet again"))  # noqa: E731
+    work = lambda: len(assembled(b"", processes, timeout=10, notes=PathNotes(str(path)), doing="meet again"))  # noqa: E731
     return {"first": first, "second": told(work), "left": [found.name for found in path.iterdir()]}

@@ -127,7 +127,7 @@ def does_not_come(folder: str) -> dict[str, dict[str, Any]]:
     doors = {form: Door(Path(folder), form) for form in ("ckpt", "leaves")}
     said: dict[str, dict[str, Any]] = {form: {"first": door.save(tree(1))} for form, door in doors.items()}
     for form, door in doors.items():
-        os.environ["TREERING_TIMEOUT_S"] = "2"
+        os.environ["TREERING_TIMEOUT_S"] = "5"
         if last:
             say("stays away")
             hear()
