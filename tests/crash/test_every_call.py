@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FILES = ("first, in new folders", "overwrite through a link", "overwrite after a crash", "overwrite, large, direct")
 CHECKPOINTS = (

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_users_program_type_checks(tmp_path: Path) -> None:
     # No settings but strict, and a cache of its own, away from the project's.
