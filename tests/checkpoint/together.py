@@ -112,6 +112,14 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Together:
 def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     """Return a job of so many processes, as long as the patches last."""
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
+    describe, turn = joint_save.outgoing, threading.Lock()
+
+    def described(*arguments: Any) -> Any:
+        # Real processes have arrays of their own. These are threads, and share those that jax is asked about.
+        with turn:
+            return describe(*arguments)
+
+    monkeypatch.setattr(joint_save, "outgoing", described)
     monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
     monkeypatch.setattr(save_any, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)
