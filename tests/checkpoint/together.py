@@ -112,7 +112,8 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Together:
 def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     """Return a job of so many processes, as long as the patches last."""
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
-    describe, turn = joint_save.outgoing, threading.Lock()
+    describe: Callable[..., Any] = outgoing.outgoing
+    turn = threading.Lock()
 
     def described(*arguments: Any) -> Any:
         # Real processes have arrays of their own. These are threads, and share those that jax is asked about.
