@@ -1,0 +1,192 @@
+"""The steps of a run as lines for people: which there are, what is known of each, which of them a rule keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+
+from treering._values.human import bytes_text, duration_text
+from treering._view.plain import cell_width, padded, visible
+from treering._view.tree_text import UNICODE, Look
+
+__all__ = ["RunListing", "RunStep", "gc_lines", "log_lines", "step_lines"]
+
+_LONGEST = 200
+_MOST_METRICS = 6
+_NO_RULE = "no rule keeps it"
+_GAP = "  "
+_BOLD, _DIM, _RED = "\x1b[1m", "\x1b[2m", "\x1b[31m"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """What is known of one step of a run, and what its rules say of it."""
+
+    step: int
+    """Its number."""
+    path: str
+    """Its folder, which is a checkpoint."""
+    saved: float
+    """When it was saved, in seconds since 1970."""
+    nbytes: int
+    """Bytes of its files."""
+    seconds: float | None = None
+    """How long its save took; None where the run has not noted it."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What was measured at it, by name."""
+    temporary: bool = False
+    """Whether it goes as soon as a newer step is committed."""
+    kept: bool = True
+    """Whether a rule keeps it."""
+    reasons: tuple[str, ...] = ()
+    """The rules that keep it, or why it goes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunListing:
+    """What stands in a run's folder."""
+
+    path: str
+    """The folder, as it was given."""
+    steps: Sequence[RunStep]
+    """Its steps, the oldest first."""
+    keep: str | None = None
+    """Which steps are kept, as Python writes that rule; None where all are."""
+    save_every: str | None = None
+    """When steps are saved, as Python writes that rule; None where it is at each call."""
+    notes: Sequence[str] = ()
+    """What is good to know, a sentence each."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all steps together."""
+        return sum(step.nbytes for step in self.steps)
+
+
+def step_lines(listing: RunListing, look: Look = UNICODE) -> Iterator[str]:
+    """Write the steps of a run as lines without line ends, the oldest first: number, when it was saved, bytes.
+
+    Example:
+        >>> step = RunStep(step=1200, path="run/step_00001200", saved=0.0, nbytes=2048, metrics={"loss": 0.25})
+        >>> for line in step_lines(RunListing(path="run", steps=[step])):
+        ...     print(line)
+        1200  1970-01-01 00:00:00 UTC  2.00 KiB  loss 0.25
+    """
+    numbers = max((len(str(step.step)) for step in listing.steps), default=0)
+    sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
+    for step in listing.steps:
+        cells = [f"{step.step:>{numbers}}", _when(step.saved), f"{bytes_text(step.nbytes):>{sizes}}"]
+        told = [f"{visible(name, _LONGEST, look.ellipsis)} {_number(value)}" for name, value in step.metrics.items()]
+        if step.temporary:
+            told.append("temporary")
+        yield _GAP.join([*cells, *([", ".join(told)] if told else [])])
+
+
+def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Iterator[str]:
+    """Write what is known of a run and of each step as lines without line ends, the newest step first.
+
+    Args:
+        listing: the run.
+        now: the time, in seconds since 1970.
+        look: how it is drawn.
+
+    Example:
+        >>> step = RunStep(step=1200, path="run/step_00001200", saved=0.0, nbytes=2048, seconds=0.5,
+        ...     metrics={"loss": 0.25}, reasons=("newest",))
+        >>> for line in log_lines(RunListing(path="run", steps=[step], keep="KeepLast(2)"), now=90.0):
+        ...     print(line)
+        run · 1 step, 2.00 KiB
+        keep: KeepLast(2)
+        step         age     bytes  save took  loss  kept by
+        1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
+    """
+    count = f"{len(listing.steps):,} {'step' if len(listing.steps) == 1 else 'steps'}"
+    headline = f"{visible(listing.path, _LONGEST, look.ellipsis)} {look.dot} {count}, {bytes_text(listing.nbytes)}"
+    yield look.painted(_BOLD, headline)
+    yield f"keep: {_told(listing.keep, look) or 'every step'}"
+    if listing.save_every is not None:
+        yield f"save every: {_told(listing.save_every, look)}"
+    yield from (f"note: {_told(note, look)}" for note in listing.notes)
+    if not listing.steps:
+        return
+    names = list(dict.fromkeys(name for step in reversed(listing.steps) for name in step.metrics))
+    shown = names[:_MOST_METRICS]
+    titles = [visible(name, _LONGEST, look.ellipsis) for name in shown]
+    rows = [["step", "age", "bytes", "save took", *titles, "kept by"]]
+    rows += [_row(step, shown, now, look) for step in reversed(listing.steps)]
+    for place, line in enumerate(_table(rows)):
+        going = place > 0 and not listing.steps[-place].kept
+        yield look.painted(_DIM if going or not place else "", line)
+    if len(names) > len(shown):
+        left = ", ".join(visible(name, _LONGEST, look.ellipsis) for name in names[_MOST_METRICS:])
+        yield f"and the metrics {left}: --json has them"
+
+
+def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Iterator[str]:
+    """Write which steps stay, which go and why, as lines without line ends, the oldest first.
+
+    Args:
+        listing: the run, with what its rules say of each step.
+        removed: whether those that go are gone; else it is a plan.
+        look: how it is drawn.
+
+    Example:
+        >>> old = RunStep(step=1, path="run/step_00000001", saved=0.0, nbytes=1024, kept=False)
+        >>> new = RunStep(step=2, path="run/step_00000002", saved=9.0, nbytes=1024, reasons=("newest",))
+        >>> for line in gc_lines(RunListing(path="run", steps=[old, new]), removed=False):
+        ...     print(line)
+        remove  1  1.00 KiB  no rule keeps it
+        keep    2  1.00 KiB  newest
+        1 of 2 steps would go, 1.00 KiB; --yes removes them
+    """
+    numbers = max((len(str(step.step)) for step in listing.steps), default=0)
+    sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
+    for step in listing.steps:
+        verb = look.painted("" if step.kept else _RED, "keep  " if step.kept else "remove")
+        why = _told("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
+        cells = [verb, f"{step.step:>{numbers}}", f"{bytes_text(step.nbytes):>{sizes}}", why]
+        yield _GAP.join(cells).rstrip()
+    going = [step for step in listing.steps if not step.kept]
+    count = f"{len(going):,} of {len(listing.steps):,} {'step' if len(listing.steps) == 1 else 'steps'}"
+    if not going:
+        yield f"{count} {'were' if removed else 'would be'} removed: nothing to do"
+        return
+    size = bytes_text(sum(step.nbytes for step in going))
+    yield f"{count} removed, {size}" if removed else f"{count} would go, {size}; --yes removes them"
+
+
+def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[str]:
+    why = _told("; ".join(step.reasons), look)
+    if not step.kept:
+        why = f"goes: {why or _NO_RULE}"
+    metrics = [_number(step.metrics[name]) if name in step.metrics else "-" for name in names]
+    age = duration_text(max(float(int(now - step.saved)), 0.0))
+    took = "-" if step.seconds is None else duration_text(step.seconds)
+    if step.temporary:
+        why = f"{why} (temporary)".lstrip()
+    return [str(step.step), age, bytes_text(step.nbytes), took, *metrics, why]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Put cells into columns, all but the last to the right."""
+    widths = [max(cell_width(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        cells = [padded(cell, width, right=True) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
+        yield _GAP.join([*cells, row[-1]]).rstrip()
+
+
+def _told(text: str | None, look: Look) -> str:
+    return visible(text or "", _LONGEST, look.ellipsis).replace("\\\\", "\\")
+
+
+def _number(value: float) -> str:
+    return f"{value:.5g}"
+
+
+def _when(seconds: float) -> str:
+    try:
+        return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        # A time that no calendar has comes from a damaged clock.
+        return "at no known time"
