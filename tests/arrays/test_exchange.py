@@ -161,7 +161,7 @@ def test_floats_of_less_than_a_byte_are_not_carried() -> None:
     assert all(carried(np.dtype(name)) for name in ("int64", "float64", "complex128") if not jax_holds(np.dtype(name)))
 
 
-def test_many_leaves_are_one_program_for_each_set_of_devices() -> None:
+def test_many_leaves_are_awaited_once_for_each_set_of_devices() -> None:
     ran = 0
 
     def counting(work: Callable[[], T], /) -> T:
@@ -175,6 +175,21 @@ def test_many_leaves_are_one_program_for_each_set_of_devices() -> None:
     for found, array, place in zip(exchanged(leaves, counting), arrays, places, strict=True):
         assert_bits(found, array, place)
     assert ran == 2
+
+
+def test_what_is_alike_is_compiled_once_and_runs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever leaves come together, in whichever order: else each run of leaves would be compiled anew."""
+    monkeypatch.setattr(room, "_TOGETHER", 4)
+    room._program.cache_clear()
+    place = WANTED["columns"]
+    for count in (11, 10, 5):
+        arrays = [random_bits((16, 8 * (1 + n % 2)), np.uint8) for n in range(count)]
+        leaves = [read(array, place, parts_for(array, place)) for array in arrays]
+        for found, array in zip(exchanged(leaves, run), arrays, strict=True):
+            assert_bits(found, array, place)
+    info = room._program.cache_info()
+    # Two forms, each four together and alone; 6 and 5, 5 and 5, 3 and 2 leaves of them in 14 calls.
+    assert (info.misses, info.hits + info.misses) == (4, 3 + 2 + 2 + 2 + 3 + 2)
 
 
 def shapes_in(text: str) -> dict[str, list[int]]:
@@ -204,7 +219,7 @@ def test_no_device_has_more_than_its_part_or_what_it_wants(name: str, kinds: set
     sharding = WANTED[name]
     array = np.zeros((length, 1024), np.uint32)
     parts = parts_for(array, sharding, rows=-(-length // 8))
-    program: Any = room._program((room._Form(array.shape, array.dtype, sharding, parts),))
+    program: Any = room._program(room._Form(array.shape, array.dtype, sharding, parts), 1)
     wanted = math.prod(sharding.shard_shape(array.shape)) * 4
     collectives = shapes_in(program.as_text())
     assert set(collectives) == kinds
@@ -218,7 +233,7 @@ def test_one_reader_of_a_small_leaf_costs_each_device_a_few_times_the_leaf(name:
     array = np.zeros((1024, 256), np.uint32)
     for first in (0, 5):
         parts = parts_for(array, WANTED[name], rows=1024, first=first)
-        program: Any = room._program((room._Form(array.shape, array.dtype, WANTED[name], parts),))
+        program: Any = room._program(room._Form(array.shape, array.dtype, WANTED[name], parts), 1)
         assert program.memory_analysis().temp_size_in_bytes <= 2.2 * array.nbytes
 
 

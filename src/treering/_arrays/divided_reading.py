@@ -23,8 +23,8 @@ __all__ = ["divide", "plan_digest", "rounds", "spans", "state_digest"]
 Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
 """Process -> the boxes that it wants."""
 
-# One program exchanges so many leaves at most: to compile it for more takes longer than to run it twice.
-_MOST_LEAVES: Final = 64
+# Leaves between two meetings, at most: what one leaf needs beside its bytes is held for all of them.
+_MOST_LEAVES: Final = 1024
 
 
 def spans(sharding: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import jax
@@ -33,6 +33,9 @@ _NARROW: Final = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": 
 _BITS_OF_A_BYTE: Final = 8
 # So many more rows than the leaf has are carried along; what is longer is cut before the devices exchange anything.
 _LONG_PERCENT: Final = 125
+# Leaves of one form that one program exchanges; the rest go one by one. So a form is compiled twice at most, and not
+# again for each run of leaves in which it comes; and ten thousand small leaves are not ten thousand calls.
+_TOGETHER: Final = 64
 
 
 class Runner(Protocol):
@@ -139,20 +142,36 @@ def without_shards(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) 
 
 
 def _exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
-    """Exchange leaves on the same devices, with one program."""
+    """Exchange leaves on the same devices."""
     if not leaves[0].sharding.addressable_devices:
         return [without_shards(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves]
-    program = _program(tuple(_Form(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts) for leaf in leaves))
+    alike: dict[_Form, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        alike.setdefault(_Form(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts), []).append(number)
+    batches = [(form, batch) for form, numbers in alike.items() for batch in _batches(numbers)]
+    # Compiled before anything is exchanged: what comes after is awaited with a deadline.
+    programs = [_program(form, len(batch)) for form, batch in batches]
     before = [_on_devices(leaf) for leaf in leaves]
 
-    def work() -> list[jax.Array]:
-        found: list[jax.Array] = program(*before)
-        for array in found:
+    def work() -> dict[int, jax.Array]:
+        found: dict[int, jax.Array] = {}
+        for program, (_, batch) in zip(programs, batches, strict=True):
+            found |= zip(batch, program(*(before[number] for number in batch)), strict=True)
+        for array in found.values():
             array.block_until_ready()
         return found
 
     after = run(work)
-    return [_as_wanted(array, leaf.sharding) for array, leaf in zip(after, leaves, strict=True)]
+    return [_as_wanted(after[number], leaf.sharding) for number, leaf in enumerate(leaves)]
+
+
+def _batches(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield runs of as many as one program takes, and the rest one by one."""
+    whole = len(numbers) - len(numbers) % _TOGETHER
+    for start in range(0, whole, _TOGETHER):
+        yield numbers[start : start + _TOGETHER]
+    for number in numbers[whole:]:
+        yield [number]
 
 
 def _as_wanted(array: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -270,15 +289,15 @@ class _Form:
         return NamedSharding(mesh, spec_of(*cut))
 
 
-@functools.lru_cache(maxsize=64)
-def _program(forms: tuple[_Form, ...]) -> Callable[..., Any]:
-    """Return what takes the parts of each leaf, end to end, and returns the leaves where they are wanted."""
+@functools.lru_cache(maxsize=256)
+def _program(form: _Form, count: int) -> Callable[..., Any]:
+    """Return what takes the parts of so many leaves of one form, end to end, and returns them where they are wanted."""
 
     def work(*arrays: jax.Array) -> list[jax.Array]:
-        return [_moved(array, form) for array, form in zip(arrays, forms, strict=True)]
+        return [_moved(array, form) for array in arrays]
 
-    moved = jax.jit(work, out_shardings=[form.wanted(gathered=True) for form in forms])
-    return moved.lower(*(form.aval for form in forms)).compile()
+    moved = jax.jit(work, out_shardings=[form.wanted(gathered=True)] * count)
+    return moved.lower(*[form.aval] * count).compile()
 
 
 def _moved(array: jax.Array, form: _Form) -> jax.Array:
