@@ -1,9 +1,9 @@
 """treering turns JAX pytrees into bytes and back.
 
-``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` what was saved. Beside them stand
-``treering.serialization`` (flax's state dicts and msgpack), ``treering.leaves`` (eformer's leaves directories),
-``treering.sharding`` and ``treering.tree``. Each loads when it is first touched, so that importing treering costs
-nothing.
+``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` what was saved; a ``Run`` keeps
+the steps of a training loop. Beside them stand ``treering.serialization`` (flax's state dicts and msgpack),
+``treering.leaves`` (eformer's leaves directories), ``treering.sharding`` and ``treering.tree``. Each loads when it is
+first touched, so that importing treering costs nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treering import checkpoint, errors, leaves, serialization, sharding, tree
+    from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
     from treering._format.structure import StandIn, register_node
     from treering._ops.diff import diff
     from treering._ops.inspect import inspect
+    from treering._ops.pending import PendingSave
     from treering._ops.verify import verify
-    from treering.checkpoint import load, open, save  # noqa: A004 - treering.open is the name
+    from treering.cadence import SaveEvery
+    from treering.checkpoint import load, open, save, save_async  # noqa: A004 - treering.open is the name
+    from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
+    from treering.run import Run, Stateful
 
 __version__ = "0.2.0"
 __all__ = [
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
+    "KeepSteps",
+    "PendingSave",
+    "Run",
+    "SaveEvery",
     "StandIn",
+    "Stateful",
     "__version__",
+    "cadence",
     "checkpoint",
     "diff",
     "errors",
@@ -31,22 +44,36 @@ __all__ = [
     "load",
     "open",
     "register_node",
+    "retention",
+    "run",
     "save",
+    "save_async",
     "serialization",
     "sharding",
     "tree",
     "verify",
 ]
 
-_DOORS = frozenset({"checkpoint", "errors", "leaves", "serialization", "sharding", "tree"})
+_DOORS = frozenset(
+    {"cadence", "checkpoint", "errors", "leaves", "retention", "run", "serialization", "sharding", "tree"}
+)
 _HOMES = {
+    "KeepBest": "treering.retention",
+    "KeepEvery": "treering.retention",
+    "KeepLast": "treering.retention",
+    "KeepSteps": "treering.retention",
+    "PendingSave": "treering._ops.pending",
+    "Run": "treering.run",
+    "SaveEvery": "treering.cadence",
     "StandIn": "treering._tree.stand_in",
+    "Stateful": "treering.run",
     "diff": "treering._ops.diff",
     "inspect": "treering._ops.inspect",
     "load": "treering.checkpoint",
     "open": "treering.checkpoint",
     "register_node": "treering._format.structure",
     "save": "treering.checkpoint",
+    "save_async": "treering.checkpoint",
     "verify": "treering._ops.verify",
 }
 

@@ -1,0 +1,375 @@
+"""The door to runs: the checkpoints of a training loop, step by step, which of them stay, and how to go on.
+
+``Run`` is also a name of ``treering`` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from treering._ops.run_items import Stateful
+from treering._ops.run_load import Resumed
+from treering._ops.run_save import StepSave
+from treering._ops.run_state import RunState
+
+if TYPE_CHECKING:
+    import jax
+
+    from treering.cadence import Cadence
+    from treering.retention import Policy, Verdict
+
+__all__ = ["Resumed", "Run", "Stateful", "StepSave"]
+
+Progress: TypeAlias = Callable[[int, int], object]
+
+
+class Run:
+    """The checkpoints of one training run: a folder with a checkpoint for each step that was saved.
+
+    ``save`` returns when the tree is safe from the loop; a thread writes it. What fails there is raised by the next
+    call here that saves, loads or waits, and at the latest when the program ends. A ``with`` block waits for
+    everything at its end. In a job of many processes all of them make the same calls; process 0 looks into the folder
+    and removes what has to go.
+
+    Args:
+        path: the folder; nothing is made before the first save.
+        keep: which steps stay, as ``KeepLast(3) | KeepBest("loss")``; None keeps all. The newest always stays.
+        save_every: when ``save`` saves, as ``SaveEvery(steps=1000)``; None: whenever it is called.
+        timeout: seconds to wait for other processes; None: ``TREERING_TIMEOUT_S``, else 600.
+
+    Attributes:
+        path: the folder.
+
+    Example:
+        >>> import os, tempfile
+        >>> import jax.numpy as jnp
+        >>> import treering as tr
+        >>> path = os.path.join(tempfile.mkdtemp(), "run")
+        >>> with tr.Run(path, keep=tr.KeepLast(2)) as run:
+        ...     for step in (10, 20, 30):
+        ...         saved = run.save(step, {"w": jnp.full(2, step)}, metrics={"loss": 1 / step})
+        >>> run = tr.Run(path)
+        >>> run.steps(), run.latest(), run.best("loss")
+        ([20, 30], 30, 30)
+        >>> run.load(20)["w"]
+        Array([20, 20], dtype=int32)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: Policy | None = None,
+        save_every: Cadence | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._state = RunState(path, keep=keep, save_every=save_every, timeout=timeout)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._state.path
+
+    @property
+    def keep(self) -> Policy | None:
+        """Which steps stay; None: all."""
+        return self._state.keep
+
+    @property
+    def save_every(self) -> Cadence | None:
+        """When ``save`` saves; None: whenever it is called."""
+        return self._state.save_every
+
+    # ------------------------------------------------------------------------------------------------------- saving
+
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        force: bool = False,
+    ) -> StepSave:
+        """Save a step in the background, all or nothing, if ``save_every`` says so; say what was done, and why.
+
+        The tree may be changed, donated or deleted as soon as this returns. A dict of items is the usual tree:
+        ``{"state": state, "data": iterator, "config": {...}}`` is saved together or not at all. An item with
+        ``get_state()`` and ``set_state(state)``, as iterators over data have them, is saved as what ``get_state()``
+        returns.
+
+        Args:
+            step: its number, 0 or more.
+            tree: any pytree, as for ``treering.save``.
+            metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
+            metadata: JSON to keep beside the tree; its member "treering" is taken.
+            overwrite: go on from an older step: replace ``step`` if it is there, and when that is durable remove the
+                later ones, which belong to the branch that was left.
+            force: save whatever ``save_every`` says.
+
+        Raises:
+            Exists: the step is there, or a later one is; also a ``FileExistsError``.
+            Unsupported: something cannot be stored, or is no step, metric or metadata; nothing was written.
+            TreeringError: an earlier save of this run failed; this one was not begun.
+
+        Example:
+            >>> import os, tempfile
+            >>> import treering as tr
+            >>> run = tr.Run(os.path.join(tempfile.mkdtemp(), "run"), save_every=tr.SaveEvery(steps=100))
+            >>> done = run.save(100, {"w": 1.5}, metrics={"loss": 0.25})
+            >>> done.saved, run.save(101, {"w": 1.25}).saved
+            (True, False)
+            >>> run.close()
+        """
+        from treering._ops.run_save import save_step
+
+        return save_step(
+            self._state, step, tree, metrics=metrics, metadata=metadata, overwrite=overwrite, force=force
+        )  # fmt: skip
+
+    def save_on_signal(self, signum: int = signal.SIGTERM) -> None:
+        """Let a signal save the next step, and then have its way.
+
+        The signal is only noted when it comes. The next ``save``, on all processes, saves whatever ``save_every`` says,
+        waits until the step is durable, puts the handler back that was there before, and sends the signal again. No
+        handler is set unless this is called.
+
+        Args:
+            signum: the signal, ``signal.SIGTERM`` for instance.
+
+        Raises:
+            Unsupported: this is not the main thread, where Python sets handlers, or no such signal can be caught.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> run.save_on_signal(signal.SIGUSR1)
+            >>> run.close()                            # puts the handler back
+        """
+        self._state.save_on_signal(signum)
+
+    # ------------------------------------------------------------------------------------------------------ loading
+
+    def load(
+        self,
+        step: int | None = None,
+        like: Any = None,
+        *,
+        only: str | Sequence[str] | None = None,
+        at: str | None = None,
+        shardings: Any = None,
+        mesh: jax.sharding.Mesh | None = None,
+        rename: Mapping[str, str] | None = None,
+        missing: Literal["error", "keep"] = "error",
+        cast: bool = False,
+        mapped: bool = False,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Load a step, or a part of it; every byte is checked on the way.
+
+        An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of
+        its dict, gets the state that was saved, after all else was loaded; it stands in the result.
+
+        Args:
+            step: which; None: the latest. In a job of many processes process 0 says which that is, so all call this.
+            like: the structure, shapes and dtypes wanted; as all further arguments, see ``treering.load``.
+            only: glob or globs over key texts.
+            at: key text of the subtree to load as if it were all.
+            shardings: where arrays go.
+            mesh: the mesh of partition specs.
+            rename: wanted key -> stored key.
+            missing: "error", or "keep" for what ``like`` has where nothing is stored.
+            cast: turn numbers into ``like``'s dtype.
+            mapped: let arrays be views of the files.
+            progress: called as ``progress(done, total)``, in bytes.
+
+        Raises:
+            NotFound: there is no such step; those that are there are named.
+            TreeringError: as ``treering.load``; or an earlier save of this run failed.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> saved = run.save(7, {"params": {"w": 1.5}, "count": 3})
+            >>> run.load(), run.load(7, at="params")
+            ({'params': {'w': 1.5}, 'count': 3}, {'w': 1.5})
+            >>> run.close()
+        """
+        from treering._ops.run_load import Wishes, load_step
+
+        wishes = Wishes(
+            only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast, mapped=mapped,
+            progress=progress,
+        )  # fmt: skip
+        return load_step(self._state, step, like, wishes)
+
+    def load_or_init(
+        self, init_fn: Callable[[], Any], *, shardings: Any = None, mesh: jax.sharding.Mesh | None = None
+    ) -> Resumed:
+        """Load the latest step, and initialise what it does not have; without a step, initialise everything.
+
+        ``init_fn`` is only traced for what is loaded: of those leaves no array is ever made. What is missing comes from
+        one jitted call, each leaf on its sharding.
+
+        Args:
+            init_fn: a function without arguments that returns the tree; it is traced, as ``jax.jit`` does.
+            shardings: where arrays go; as for ``treering.load``.
+            mesh: the mesh of partition specs.
+
+        Returns:
+            The step, or None where nothing was saved, and the tree; ``initialised`` names the leaves that were not
+            loaded.
+
+        Raises:
+            Mismatch: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
+            TreeringError: as ``load``.
+
+        Example:
+            >>> import os, tempfile, jax
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> step, state = run.load_or_init(lambda: {"w": jax.numpy.zeros(2)})
+            >>> step, state["w"].sum()
+            (None, Array(0., dtype=float32))
+            >>> saved = run.save(1, {"w": state["w"] + 1})
+            >>> resumed = run.load_or_init(lambda: {"w": jax.numpy.zeros(2)})
+            >>> resumed.step, resumed.tree["w"].sum(), resumed.initialised
+            (1, Array(2., dtype=float32), ())
+            >>> run.close()
+        """
+        from treering._ops.run_load import load_or_init
+
+        return load_or_init(self._state, init_fn, shardings=shardings, mesh=mesh)
+
+    # ------------------------------------------------------------------------------------------------ what is there
+
+    def steps(self) -> list[int]:
+        """Return the steps that are there, the oldest first. A save that is still being written is none of them."""
+        from treering._ops.run_steps import steps_of
+
+        return steps_of(self.path)
+
+    def latest(self) -> int | None:
+        """Return the last step; None where there is none."""
+        return max(self.steps(), default=None)
+
+    def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
+        """Return the step whose metric is best, the later of two that are alike; None where no step has it.
+
+        Args:
+            metric: its name. A step without it, or where it is nan, is never best.
+            mode: whether the least or the greatest is best.
+        """
+        from treering._ops.run_load import best_step
+
+        return best_step(self._state, metric, mode)
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return what was saved as the metrics of a step.
+
+        Raises:
+            NotFound: there is no such step; those that are there are named.
+        """
+        from treering._ops.run_load import metrics_of
+
+        return metrics_of(self._state, step)
+
+    # ------------------------------------------------------------------------------------------------ keeping order
+
+    def gc(self, *, dry_run: bool = True) -> list[Verdict]:
+        """Say of each step whether ``keep`` keeps it and by which rule; remove the others unless it is a dry run.
+
+        After each save this happens by itself. Only what treering wrote is removed.
+
+        Args:
+            dry_run: False to remove; saves that are being written are waited for then.
+
+        Example:
+            >>> import os, tempfile
+            >>> import treering as tr
+            >>> run = tr.Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> with run:
+            ...     saved = [run.save(step, {"w": 1.5}) for step in (1, 2, 3)]
+            >>> last = tr.Run(run.path, keep=tr.KeepLast(1))
+            >>> [verdict.step for verdict in last.gc() if not verdict.kept]
+            [1, 2]
+        """
+        from treering._ops.run_load import collected
+
+        return collected(self._state, dry_run=dry_run)
+
+    def branch(
+        self,
+        step: int,
+        path: str | os.PathLike[str],
+        *,
+        keep: Policy | None = None,
+        save_every: Cadence | None = None,
+    ) -> Run:
+        """Begin another run from a step of this one: the step is copied there, durably, and this run stays as it is.
+
+        Args:
+            step: where to go on from.
+            path: the folder of the new run, which must not have steps.
+            keep: which steps of the new run stay; None: as here.
+            save_every: when the new run saves; None: as here.
+
+        Raises:
+            NotFound: there is no such step; those that are there are named.
+            Exists: there is a run at ``path``.
+
+        Example:
+            >>> import os, tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> run = Run(os.path.join(folder, "a"))
+            >>> with run:
+            ...     saved = [run.save(step, {"w": 1.5}) for step in (1, 2, 3)]
+            >>> other = run.branch(2, os.path.join(folder, "b"))
+            >>> other.steps(), run.steps()
+            ([2], [1, 2, 3])
+        """
+        from treering._ops.run_load import branched
+
+        branched(self._state, step, path)
+        return Run(
+            path,
+            keep=self.keep if keep is None else keep,
+            save_every=self.save_every if save_every is None else save_every,
+            timeout=self._state.timeout,
+        )
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until every save is durable and every step is removed that has to go.
+
+        Args:
+            timeout: seconds to wait; None: as long as it takes.
+
+        Raises:
+            Timeout: it takes longer.
+            TreeringError: a save of this run failed.
+        """
+        self._state.wait(timeout)
+
+    def close(self) -> None:
+        """Wait for everything, as ``wait`` does, and put handlers of signals back. It still loads, but saves no more.
+
+        Raises:
+            TreeringError: a save of this run failed.
+        """
+        self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state.leave(error)
+
+    def __repr__(self) -> str:
+        return f"Run({os.fspath(self.path)!r}{self._state.policies})"
