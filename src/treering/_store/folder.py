@@ -36,14 +36,14 @@ class Folder:
         descriptor: the open folder; None where the platform cannot open folders.
     """
 
-    def __init__(self, path: str) -> None:
-        """Open the folder at an absolute path.
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
+        """Open the folder at an absolute path, or take over the descriptor of it that is open already.
 
         Raises:
             OSError: there is none, or it cannot be read.
         """
         self.path = path
-        self.descriptor = descriptors.open_folder(path)
+        self.descriptor = descriptors.open_folder(path) if descriptor is None else descriptor
         self._start = self.descriptor if FROM_DESCRIPTOR else None
 
     def __enter__(self) -> Self:
@@ -60,6 +60,19 @@ class Folder:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+    def below(self, name: str) -> Folder:
+        """Open the folder ``name`` in it.
+
+        Raises:
+            OSError: there is none; ENOTDIR or ELOOP when it is a link or no folder.
+        """
+        path = os.path.join(self.path, name)
+        if self._start is not None:
+            return Folder(path, os.open(name, os.O_RDONLY | os.O_DIRECTORY | _CAREFUL, dir_fd=self._start))
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return Folder(path)
 
     def names(self) -> list[str]:
         """Return all names in the folder."""

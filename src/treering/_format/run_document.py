@@ -1,0 +1,297 @@
+"""What a run writes about its steps: a note in the metadata of each, and ``run.json``, which is made from those.
+
+``docs/spec/run.md`` is the specification. The note is the truth; ``run.json`` is a cache that spares its readers the
+steps' indexes, and says of which index each of its entries speaks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from treering._codec.documents import check_json, member, shown
+from treering._format.document_parts import matching
+from treering._format.signed import SignedForm
+from treering._store.run_folder import HIGHEST_STEP, RUN_DOCUMENT
+from treering.errors import Corrupt, Unsupported
+
+__all__ = [
+    "LATEST_TIME",
+    "MEMBER",
+    "Branch",
+    "RunDocument",
+    "StepNote",
+    "StepRecord",
+    "encode_run",
+    "note_in",
+    "noted",
+    "parse_run",
+    "without_note",
+]
+
+MEMBER: Final = "treering"
+"""The member of a step's metadata that holds the note; a user's metadata has no such member."""
+
+LATEST_TIME: Final = 253_402_300_799.0
+"""The last second that the text of a time can say, in POSIX seconds."""
+
+_FORM: Final = SignedForm(
+    member="treering_run", version=1, name=RUN_DOCUMENT, hint="remove it: it is made again from the steps"
+)
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
+_DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+_LIMIT: Final = 1 << 63
+# What JSON has no numbers for.
+_NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a step was copied from."""
+
+    run: str
+    """The run's path, as the program that copied it called it."""
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepNote:
+    """What a step's checkpoint says of itself, beside the user's metadata."""
+
+    step: int
+    saved: float
+    """When the save began, in POSIX seconds; kept to the microsecond."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    temporary: bool = False
+    """Whether the step goes when a newer one is committed."""
+    branch: Branch | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What ``run.json`` says of a step, and of which index it says that."""
+
+    step: int
+    attempt: str
+    saved: float
+    metrics: Mapping[str, float]
+    temporary: bool
+    nbytes: int
+    """How many bytes its data files and its index have."""
+    seconds: float | None
+    """How long the save took; None when nobody noted it."""
+    index_nbytes: int
+    digest: str
+    """The digest in the first line of its index; another one is another index, of which this record says nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunDocument:
+    """The content of ``run.json``."""
+
+    keep: str | None = None
+    """Text of the policy that says what is kept; None when everything is, or when it is not known."""
+    save_every: str | None = None
+    """Text of the policy that says when to save."""
+    steps: Sequence[StepRecord] = ()
+
+
+# ----------------------------------------------------------------------------------------------------------- the note
+
+
+def noted(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
+    """Return a step's metadata: the user's, with the note.
+
+    Raises:
+        Unsupported: the user's has the note's member, or the time is no time.
+
+    Example:
+        >>> node = noted({"git": "abc"}, StepNote(step=3, saved=0.5, metrics={"loss": float("nan")}))["treering"]
+        >>> node["saved"], node["metrics"]
+        ('1970-01-01T00:00:00.500000Z', {'loss': 'nan'})
+    """
+    if MEMBER in metadata:
+        raise Unsupported(f"the metadata of a step may not have the member {MEMBER!r}: the run's own is called so")
+    branch = None if note.branch is None else {"run": note.branch.run, "step": note.branch.step}
+    members = {
+        "step": note.step,
+        "saved": _time_text(note.saved),
+        "metrics": {name: _number_node(value) for name, value in note.metrics.items()},
+        "temporary": note.temporary,
+        "branch": branch,
+    }
+    return {MEMBER: members, **metadata}
+
+
+def note_in(metadata: Mapping[str, Any]) -> StepNote | None:
+    """Return the note in a checkpoint's metadata; None when it has none, or something else in its place.
+
+    Example:
+        >>> note_in(noted({}, StepNote(step=3, saved=0.5))).saved
+        0.5
+        >>> note_in({"treering": "a user's"}) is None
+        True
+    """
+    try:
+        return _note(metadata.get(MEMBER))
+    except Corrupt:
+        return None
+
+
+def without_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's metadata of a step.
+
+    Example:
+        >>> without_note(noted({"git": "abc"}, StepNote(step=3, saved=0.5)))
+        {'git': 'abc'}
+    """
+    return {name: value for name, value in metadata.items() if name != MEMBER or note_in(metadata) is None}
+
+
+def _note(node: Any) -> StepNote:
+    what = "the note of a step"
+    branch = node.get("branch") if type(node) is dict else None
+    return StepNote(
+        step=_count(node, "step", what, HIGHEST_STEP),
+        saved=_time(member(node, "saved", str, what)),
+        metrics=_metrics(member(node, "metrics", dict, what)),
+        temporary=member(node, "temporary", bool, what),
+        branch=None
+        if branch is None
+        else Branch(member(branch, "run", str, what), _count(branch, "step", what, HIGHEST_STEP)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ run.json
+
+
+def encode_run(document: RunDocument) -> bytes:
+    """Return ``run.json``.
+
+    Raises:
+        Unsupported: something in it has no form in JSON.
+    """
+    return _FORM.encoded(_members(document))
+
+
+def parse_run(data: bytes) -> RunDocument:
+    """Return what a ``run.json`` says.
+
+    Raises:
+        Corrupt: it is damaged, or contradicts itself.
+        Format: a newer version wrote it.
+
+    Example:
+        >>> print(encode_run(RunDocument(keep="KeepLast(3)")).decode(), end="")
+        {"treering_run": 1, "digest": "xxh3-128:21ce4d4c7c4a145c457572d6bd584cd4",
+        "keep": "KeepLast(3)",
+        "save_every": null,
+        "steps": []}
+        >>> parse_run(encode_run(RunDocument(keep="KeepLast(3)")))
+        RunDocument(keep='KeepLast(3)', save_every=None, steps=())
+    """
+    return _FORM.read(data, _document)
+
+
+def _members(document: RunDocument) -> Iterator[tuple[str, Any]]:
+    steps = [_record_node(record) for record in document.steps]
+    check_json(steps, "steps")
+    yield "keep", document.keep
+    yield "save_every", document.save_every
+    yield "steps", steps
+
+
+def _document(document: Any) -> RunDocument:
+    steps = tuple(map(_record, member(document, "steps", list, RUN_DOCUMENT)))
+    numbers = [record.step for record in steps]
+    if any(later <= step for step, later in itertools.pairwise(numbers)):
+        raise Corrupt("its steps do not ascend")
+    return RunDocument(_text(document, "keep"), _text(document, "save_every"), steps)
+
+
+def _text(document: dict[str, Any], name: str) -> str | None:
+    return None if document.get(name) is None else member(document, name, str, RUN_DOCUMENT)
+
+
+def _record_node(record: StepRecord) -> dict[str, Any]:
+    return {
+        "step": record.step,
+        "attempt": record.attempt,
+        "saved": _time_text(record.saved),
+        "metrics": {name: _number_node(value) for name, value in record.metrics.items()},
+        "temporary": record.temporary,
+        "nbytes": record.nbytes,
+        "seconds": record.seconds,
+        "index_nbytes": record.index_nbytes,
+        "index_digest": record.digest,
+    }
+
+
+def _record(node: Any) -> StepRecord:
+    what = "the record of a step"
+    seconds = node.get("seconds") if type(node) is dict else None
+    if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < _LIMIT):
+        raise Corrupt(f"{what}: {shown(seconds)} is no number of seconds")
+    return StepRecord(
+        step=_count(node, "step", what, HIGHEST_STEP),
+        attempt=matching(_ATTEMPT, member(node, "attempt", str, what), "the attempt"),
+        saved=_time(member(node, "saved", str, what)),
+        metrics=_metrics(member(node, "metrics", dict, what)),
+        temporary=member(node, "temporary", bool, what),
+        nbytes=_count(node, "nbytes", what, _LIMIT),
+        seconds=None if seconds is None else float(seconds),
+        index_nbytes=_count(node, "index_nbytes", what, _LIMIT),
+        digest=matching(_DIGEST, member(node, "index_digest", str, what), "a digest"),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+
+
+def _count(node: Any, name: str, what: str, highest: int) -> int:
+    found = member(node, name, int, what)
+    if not 0 <= found <= highest:
+        raise Corrupt(f"{what}: {shown(found)} cannot be its {name!r}")
+    return found
+
+
+def _number_node(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _metrics(node: dict[str, Any]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, value in node.items():
+        if type(value) is str and value in _NO_NUMBERS:
+            metrics[name] = _NO_NUMBERS[value]
+        elif type(value) in (int, float) and abs(value) < math.inf:
+            try:
+                metrics[name] = float(value)
+            except OverflowError:
+                raise Corrupt(f"the metric {shown(name)} is too large for a number") from None
+        else:
+            raise Corrupt(f"the metric {shown(name)} is {shown(value)}, which is no number")
+    return metrics
+
+
+def _time_text(seconds: float) -> str:
+    try:
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise Unsupported(f"{seconds!r} seconds are no time that could be written ({error})") from None
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _time(text: str) -> float:
+    if not _TIME.fullmatch(text):
+        raise Corrupt(f"{shown(text)} is no time")
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise Corrupt(f"{shown(text)} is no time") from None

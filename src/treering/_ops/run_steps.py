@@ -1,0 +1,214 @@
+"""The steps of a run and what is known of each; ``run.json`` read, made again where it is behind, and replaced.
+
+``run.json`` is believed of a step only while the first line of the step's index has the digest that it noted, so that
+it never lies about a step that another program has saved anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from treering._format.document import INDEX_NAME
+from treering._format.index_glance import digest_in, glance
+from treering._format.run_document import (
+    LATEST_TIME,
+    RunDocument,
+    StepNote,
+    StepRecord,
+    encode_run,
+    note_in,
+    parse_run,
+)
+from treering._ops.naming import naming
+from treering._store.run_folder import RunFolder, step_name
+from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
+
+if TYPE_CHECKING:
+    from treering.retention import StepFacts
+
+__all__ = ["Records", "facts_of", "forget_steps", "note_step", "records_of", "step_path", "steps_of"]
+
+_NOT_READ: Final = (Corrupt, Format, Unsupported)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Records:
+    """All that is known of a run's steps.
+
+    Attributes:
+        keep: text of the policy that the last program kept steps by; None when it kept all, or when nobody noted it.
+        save_every: text of the policy that said when to save.
+        steps: the steps that can be read, ascending.
+        unreadable: those whose index is damaged, or of a newer version, with why; nothing is known of them, they are
+            never kept in another one's place, and never removed.
+    """
+
+    keep: str | None
+    save_every: str | None
+    steps: tuple[StepRecord, ...]
+    unreadable: Mapping[int, TreeringError]
+
+
+def step_path(path: Path, step: int) -> Path:
+    """Return the path of a step's checkpoint, whether it is there or not.
+
+    Example:
+        >>> step_path(Path("run"), 1200).name
+        'step_00001200'
+    """
+    return path / step_name(step)
+
+
+def steps_of(path: Path) -> list[int]:
+    """Return the steps that are there, ascending; none where no run is yet.
+
+    Raises:
+        StoreFailed: a file is there, or the system refuses.
+    """
+    try:
+        with RunFolder(path) as run:
+            return run.steps()
+    except NotFound:
+        return []
+
+
+def facts_of(path: Path) -> list[StepFacts]:
+    """Return what a policy asks of each step that can be read, ascending; none where no run is yet.
+
+    Raises:
+        StoreFailed: a file is there, or the system refuses.
+    """
+    return [facts(record) for record in records_of(path).steps]
+
+
+def facts(record: StepRecord) -> StepFacts:
+    """Return what a policy asks of one step."""
+    from treering.retention import StepFacts
+
+    return StepFacts(
+        step=record.step,
+        saved=record.saved,
+        metrics=record.metrics,
+        temporary=record.temporary,
+        nbytes=record.nbytes,
+    )
+
+
+def records_of(path: Path) -> Records:
+    """Return all that is known of the steps, as ``run.json`` has it where it is up to date, else as the steps say.
+
+    Raises:
+        StoreFailed: a file is there, or the system refuses.
+    """
+    try:
+        with RunFolder(path) as run:
+            return _records(run)
+    except NotFound:
+        return Records(None, None, (), {})
+
+
+def note_step(
+    path: Path,
+    step: int,
+    *,
+    seconds: float | None = None,
+    keep: str | None = None,
+    save_every: str | None = None,
+) -> None:
+    """Replace ``run.json`` by one that knows the step, which is committed: call it after the commit.
+
+    What it says of the step it takes from the step's index; the rest from the ``run.json`` before, or from the steps.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        seconds: how long its save took.
+        keep: text of the policy that the run keeps steps by.
+        save_every: text of the policy that says when it saves.
+
+    Raises:
+        StoreFailed: the system refuses; the old ``run.json`` is there.
+        LinkRefused: ``run.json`` is a link.
+    """
+
+    def noted(records: Records) -> RunDocument:
+        steps = [dataclasses.replace(old, seconds=seconds) if old.step == step else old for old in records.steps]
+        return RunDocument(keep, save_every, steps)
+
+    _replace(path, noted)
+
+
+def forget_steps(path: Path) -> None:
+    """Replace ``run.json`` by one that knows the steps that are there, after others were removed.
+
+    Raises:
+        StoreFailed: the system refuses; the old ``run.json`` is there.
+        LinkRefused: ``run.json`` is a link.
+    """
+    _replace(path, lambda records: RunDocument(records.keep, records.save_every, records.steps))
+
+
+def _replace(path: Path, changed: Callable[[Records], RunDocument]) -> None:
+    with RunFolder(path) as run:
+        data = encode_run(changed(_records(run)))
+        if data != run.read_document():
+            run.replace_document(data)
+
+
+def _records(run: RunFolder) -> Records:
+    document = _document(run)
+    known = {record.step: record for record in document.steps}
+    steps: list[StepRecord] = []
+    unreadable: dict[int, TreeringError] = {}
+    for step in run.steps():
+        try:
+            record = _still_true(run, known.get(step)) or _read(run, step)
+        except _NOT_READ as error:
+            unreadable[step] = error
+        else:
+            steps += [] if record is None else [record]
+    return Records(document.keep, document.save_every, tuple(steps), unreadable)
+
+
+def _document(run: RunFolder) -> RunDocument:
+    """Return what ``run.json`` says; nothing when it is not there, damaged, or of a newer version."""
+    data = run.read_document()
+    try:
+        return RunDocument() if data is None else parse_run(data)
+    except _NOT_READ:
+        return RunDocument()
+
+
+def _still_true(run: RunFolder, record: StepRecord | None) -> StepRecord | None:
+    if record is None:
+        return None
+    head = run.read_head(record.step)
+    return (
+        record if head is not None and (head[0], digest_in(head[1])) == (record.index_nbytes, record.digest) else None
+    )
+
+
+def _read(run: RunFolder, step: int) -> StepRecord | None:
+    """Return what a step's own index says; None when the step has gone meanwhile."""
+    data, written = run.read_index(step), run.modified(step)
+    if data is None or written is None:
+        return None
+    with naming(step_path(run.path, step) / INDEX_NAME):
+        found = glance(data)
+    # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
+    # which step it is, for whoever renames or copies a folder means just that.
+    note = note_in(found.metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
+    return StepRecord(
+        step=step,
+        attempt=found.attempt,
+        saved=note.saved,
+        metrics=note.metrics,
+        temporary=note.temporary,
+        nbytes=found.nbytes,
+        seconds=None,
+        index_nbytes=len(data),
+        digest=found.digest,
+    )
