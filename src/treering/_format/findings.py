@@ -70,6 +70,8 @@ class Verification:
     """Whether there were checksums to compare with."""
     note: str | None = None
     """What the check could not say, or saw beside what it checked, if anything."""
+    steps: int | None = None
+    """How many steps of a run were checked; None where it was no run."""
 
     @property
     def ok(self) -> bool:
@@ -84,6 +86,8 @@ class Verification:
 
     def __str__(self) -> str:
         size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"
+        if self.steps is not None:
+            size = f"{_counted(self.steps, 'step', 'steps')}, {size}"
         if not self.findings:
             if not self.checked:
                 sound = f"is sound as far as it has checksums ({size})" if self.nbytes else "has sound headers"
