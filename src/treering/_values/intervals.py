@@ -1,0 +1,52 @@
+"""Stretches of time as people give them: a ``timedelta``, or a number of seconds."""
+
+from __future__ import annotations
+
+import datetime
+
+from treering.errors import Unsupported
+
+__all__ = ["interval_of", "interval_text"]
+
+_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+
+
+def interval_of(given: datetime.timedelta | float, name: str) -> datetime.timedelta:
+    """Return a stretch of time that is longer than nothing.
+
+    Args:
+        given: what the user gave; a number counts seconds.
+        name: of the argument, for the message.
+
+    Raises:
+        Unsupported: it is no such stretch.
+
+    Example:
+        >>> interval_of(90, "interval")
+        datetime.timedelta(seconds=90)
+    """
+    interval = given
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        try:
+            interval = datetime.timedelta(seconds=given)
+        except (OverflowError, ValueError):  # more than timedelta holds, or nan
+            raise Unsupported(f"{name}={given!r} are no seconds that can be counted") from None
+    if not isinstance(interval, datetime.timedelta) or interval <= datetime.timedelta():
+        raise Unsupported(f"{name} is {given!r:.100}, it has to be a timedelta or seconds, more than 0")
+    return interval
+
+
+def interval_text(interval: datetime.timedelta) -> str:
+    """Write it as Python does, in the largest unit that gives a whole number.
+
+    Example:
+        >>> interval_text(datetime.timedelta(minutes=90)), interval_text(datetime.timedelta(hours=24))
+        ('timedelta(minutes=90)', 'timedelta(days=1)')
+        >>> interval_text(datetime.timedelta(seconds=1.5))
+        'timedelta(seconds=1.5)'
+    """
+    for name, seconds in _UNITS:
+        count, rest = divmod(interval, datetime.timedelta(seconds=seconds))
+        if not rest:
+            return f"timedelta({name}={count})"
+    return f"timedelta(seconds={interval.total_seconds()!r})"

@@ -1,0 +1,326 @@
+"""Which steps of a run stay: rules as values that know nothing of files, and what they say of a run's steps.
+
+``KeepLast``, ``KeepEvery``, ``KeepBest`` and ``KeepSteps`` are also names of ``treering`` itself. ``a | b`` keeps what
+``a`` or ``b`` keeps. The ``repr`` of a rule is its text in ``run.json`` and on the command line: what one would write.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from treering._values.intervals import interval_of, interval_text
+from treering.errors import Unsupported
+
+__all__ = [
+    "AnyRule",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
+    "KeepSteps",
+    "Policy",
+    "StepFacts",
+    "Verdict",
+    "best_steps",
+    "retained",
+]
+
+_NEWEST = "the newest"
+_ALL = "all are kept"
+_NO_RULE = "no rule keeps it"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What rules may know of a step.
+
+    Example:
+        >>> StepFacts(step=100, saved=1.5e9, metrics={"loss": 0.25}).temporary
+        False
+    """
+
+    step: int
+    """Its number."""
+    saved: float
+    """When it was saved, in POSIX seconds."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metric -> value."""
+    temporary: bool = False
+    """Whether it goes when a newer step is committed."""
+    nbytes: int = 0
+    """How many bytes its files have."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of a step, and why."""
+
+    step: int
+    """Its number."""
+    kept: bool
+    """Whether it stays."""
+    reasons: tuple[str, ...]
+    """The rules that keep it, or why it goes."""
+
+
+class Policy(abc.ABC):
+    """Says which steps stay; composed with ``|``."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return the steps that are kept, each with the texts of the rules that keep it.
+
+        Args:
+            facts: the steps, in any order; no two of one number.
+        """
+
+    def __or__(self, other: Policy) -> Policy:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return AnyRule(tuple(dict.fromkeys((*_rules(self), *_rules(other)))))
+
+
+def _rules(policy: Policy) -> tuple[Policy, ...]:
+    return policy.rules if isinstance(policy, AnyRule) else (policy,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class AnyRule(Policy):
+    """What ``a | b`` makes: a step stays if any rule keeps it.
+
+    Example:
+        >>> policy = KeepLast(2) | KeepEvery(steps=1000) | KeepLast(2)
+        >>> policy
+        KeepLast(2) | KeepEvery(steps=1000)
+        >>> policy.kept([StepFacts(step=step, saved=step) for step in (900, 1000, 1100, 1200)])
+        {1000: ('KeepEvery(steps=1000)',), 1100: ('KeepLast(2)',), 1200: ('KeepLast(2)',)}
+    """
+
+    rules: tuple[Policy, ...]
+    """The rules, each once, in the order in which they were written."""
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return the steps that any rule keeps; see `Policy.kept`."""
+        said = [rule.kept(facts) for rule in self.rules]
+        steps = sorted(set().union(*said))
+        return {step: tuple(text for one in said for text in one.get(step, ())) for step in steps}
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.rules))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class KeepLast(Policy):
+    """Keep the last ``n`` steps.
+
+    Example:
+        >>> KeepLast(1).kept([StepFacts(step=step, saved=0.0) for step in (30, 10, 20)])
+        {30: ('KeepLast(1)',)}
+    """
+
+    n: int
+    """How many."""
+
+    def __post_init__(self) -> None:
+        _require_count(self.n, "n")
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return the last steps; see `Policy.kept`."""
+        return _by_rule(self, sorted(fact.step for fact in facts)[-self.n :])
+
+    def __repr__(self) -> str:
+        return f"KeepLast({self.n})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
+class KeepEvery(Policy):
+    """Keep the steps whose number is a multiple of ``steps``; or the first, and each so long after the one kept before.
+
+    Args:
+        steps: how many steps from one to the next.
+        interval: how long from one to the next: a ``timedelta`` or seconds, between the times when they were saved. A
+            clock that was set back counts as well: no longer than that passes without a step that is kept.
+
+    Example:
+        >>> KeepEvery(interval=3600)
+        KeepEvery(interval=timedelta(hours=1))
+        >>> facts = [StepFacts(step=step, saved=60.0 * step) for step in (10, 30, 50, 70, 90)]
+        >>> list(KeepEvery(interval=3600).kept(facts)), list(KeepEvery(steps=30).kept(facts))
+        ([10, 70], [30, 90])
+    """
+
+    steps: int | None
+    """How many steps from one to the next."""
+    interval: datetime.timedelta | None
+    """How long from one to the next."""
+
+    def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
+        if (steps is None) == (interval is None):
+            raise Unsupported("KeepEvery takes steps= or interval=", hint="join two with |, to keep what either keeps")
+        if steps is not None:
+            _require_count(steps, "steps")
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "interval", None if interval is None else interval_of(interval, "interval"))
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return one step of each stretch; see `Policy.kept`."""
+        ordered = sorted(facts, key=_number)
+        if self.interval is None:
+            every = self.steps or 1
+            return _by_rule(self, [fact.step for fact in ordered if fact.step % every == 0])
+        seconds = self.interval.total_seconds()
+        chosen: list[StepFacts] = []
+        for fact in ordered:
+            # Only what is kept is compared with: once the others are removed, the answer is the same.
+            if not chosen or abs(fact.saved - chosen[-1].saved) >= seconds:
+                chosen.append(fact)
+        return _by_rule(self, [fact.step for fact in chosen])
+
+    def __repr__(self) -> str:
+        every = f"steps={self.steps}" if self.interval is None else f"interval={interval_text(self.interval)}"
+        return f"KeepEvery({every})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class KeepBest(Policy):
+    """Keep the ``n`` steps whose metric is best; of two that are alike the later is better.
+
+    A step without the metric, or where it is nan, is never best.
+
+    Example:
+        >>> losses = {1: 0.5, 2: 0.25, 3: 0.75}
+        >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": loss}) for step, loss in losses.items()]
+        >>> list(KeepBest("loss").kept(facts)), list(KeepBest("loss", n=2, mode="max").kept(facts))
+        ([2], [1, 3])
+    """
+
+    metric: str
+    """Its name."""
+    n: int = dataclasses.field(default=1, kw_only=True)
+    """How many."""
+    mode: Literal["min", "max"] = dataclasses.field(default="min", kw_only=True)
+    """Whether the least or the greatest is best."""
+
+    def __post_init__(self) -> None:
+        _require_metric(self.metric, self.mode)
+        _require_count(self.n, "n")
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return the best steps; see `Policy.kept`."""
+        return _by_rule(self, sorted(best_steps(facts, self.metric, self.mode)[: self.n]))
+
+    def __repr__(self) -> str:
+        n = "" if self.n == 1 else f", n={self.n}"
+        mode = "" if self.mode == "min" else f", mode={self.mode!r}"
+        return f"KeepBest({self.metric!r}{n}{mode})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
+class KeepSteps(Policy):
+    """Keep these steps, whatever else goes.
+
+    Example:
+        >>> KeepSteps(5000, 100)
+        KeepSteps(100, 5000)
+    """
+
+    steps: tuple[int, ...]
+    """Their numbers, ascending, each once."""
+
+    def __init__(self, *steps: int) -> None:
+        for step in steps:
+            if type(step) is not int or step < 0:
+                hint = "steps are ints from 0 on, as in KeepSteps(100, 5000)"
+                raise Unsupported(f"{step!r:.100} is no step", hint=hint)
+        object.__setattr__(self, "steps", tuple(sorted(set(steps))))
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return those that are there; see `Policy.kept`."""
+        return _by_rule(self, sorted({fact.step for fact in facts}.intersection(self.steps)))
+
+    def __repr__(self) -> str:
+        return f"KeepSteps({', '.join(map(str, self.steps))})"
+
+
+def best_steps(facts: Sequence[StepFacts], metric: str, mode: Literal["min", "max"] = "min") -> list[int]:
+    """Return the steps that have a metric, the best first; of two that are alike the later comes first.
+
+    Args:
+        facts: the steps.
+        metric: its name. A step where it is nan is left out.
+        mode: whether the least or the greatest is best.
+
+    Raises:
+        Unsupported: there is no such mode, or the metric is no name.
+
+    Example:
+        >>> losses = {1: 0.5, 2: 0.25, 3: 0.5}
+        >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": loss}) for step, loss in losses.items()]
+        >>> best_steps(facts, "loss"), best_steps(facts, "loss", "max"), best_steps(facts, "accuracy")
+        ([2, 3, 1], [3, 1, 2], [])
+    """
+    _require_metric(metric, mode)
+    sign = 1 if mode == "min" else -1
+    having = [(fact.metrics[metric], fact.step) for fact in facts if not math.isnan(fact.metrics.get(metric, math.nan))]
+    return [step for _, step in sorted(having, key=lambda pair: (sign * pair[0], -pair[1]))]
+
+
+def retained(policy: Policy | None, facts: Sequence[StepFacts]) -> list[Verdict]:
+    """Return what becomes of each step of a run, the oldest first.
+
+    The newest always stays. A temporary step goes as soon as there is a newer one, whatever the rules say, and takes no
+    place among those that they keep.
+
+    Args:
+        policy: the rules; None keeps all but what is temporary.
+        facts: the steps, in any order.
+
+    Example:
+        >>> facts = [StepFacts(step=1, saved=0.0), StepFacts(step=2, saved=9.0)]
+        >>> facts += [StepFacts(step=3, saved=10.0, temporary=True)]
+        >>> for verdict in retained(KeepLast(1), facts):
+        ...     print(verdict.step, verdict.kept, *verdict.reasons)
+        1 False no rule keeps it
+        2 True KeepLast(1)
+        3 True the newest
+    """
+    ordered = sorted(facts, key=_number)
+    lasting = [fact for fact in ordered if not fact.temporary]
+    kept = {fact.step: (_ALL,) for fact in lasting} if policy is None else policy.kept(lasting)
+    verdicts = []
+    for position, fact in enumerate(ordered, 1):
+        reasons = kept.get(fact.step, ())
+        if position == len(ordered):
+            reasons = (_NEWEST, *reasons) if policy is not None or not reasons else reasons
+        if reasons:
+            verdicts.append(Verdict(step=fact.step, kept=True, reasons=reasons))
+        else:
+            why = f"temporary, and {ordered[position].step} came after it" if fact.temporary else _NO_RULE
+            verdicts.append(Verdict(step=fact.step, kept=False, reasons=(why,)))
+    return verdicts
+
+
+def _number(fact: StepFacts) -> int:
+    return fact.step
+
+
+def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    return dict.fromkeys(steps, (repr(rule),))
+
+
+def _require_count(given: object, name: str) -> None:
+    if type(given) is not int or given < 1:
+        raise Unsupported(f"{name} is {given!r:.100}, it has to be an int, 1 or more")
+
+
+def _require_metric(metric: object, mode: object) -> None:
+    if not isinstance(metric, str) or not metric:
+        raise Unsupported(f"metric is {metric!r:.100}, it has to be the name of a metric")
+    if mode not in ("min", "max"):
+        raise Unsupported(f'mode is {mode!r:.100}, it has to be "min" or "max"')
