@@ -13,7 +13,7 @@ from treering._arrays.host import jax_holds
 from treering._arrays.incoming import Progress
 from treering._arrays.source import Source
 from treering._format.index import Index
-from treering._format.selection import select
+from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._ops.arrivals import Report, planned
 from treering._ops.into_like import into_like
@@ -26,7 +26,22 @@ from treering._tree.likeness import Matched, array_dtype, as_stored, aval_shape,
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
 from treering.errors import KeptOnHost, Unsupported
 
-__all__ = ["load"]
+__all__ = ["Wanted", "Wishes", "load", "loaded", "part_of", "require_sense", "wanted"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the caller of a load asks for beside the tree; ``treering.load`` says what each means."""
+
+    only: str | Sequence[str] | None = None
+    at: str | None = None
+    shardings: Shardings = None
+    mesh: Any = None
+    rename: Mapping[str, str] | None = None
+    missing: Literal["error", "keep"] = "error"
+    cast: bool = False
+    mapped: bool = False
+    progress: Progress | None = None
 
 
 def load(
@@ -45,42 +60,109 @@ def load(
     timeout: float | None,
 ) -> Any:
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
-    _require_sense(like, only=only, at=at, rename=rename, missing=missing, cast=cast)
+    wishes = Wishes(
+        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast, mapped=mapped,
+        progress=progress,
+    )  # fmt: skip
+    require_sense(like, wishes)
     require_path(path)
     company = Company(path, timeout=timeout, named=Named(shardings, mesh, like))
 
     def work(source: Source) -> Any:
-        index = source.index
-        if at is None and only is None:
-            source.check_files()  # also those that hold nothing: all of it was asked for
-        part = select(index.structure, index.keys, at=at, only=only)
-        known = select(index.structure, index.keys, at=at, only=None).keys
-        asked = _Asked(shardings=shardings, mesh=mesh, known=known)
-        if like is None:
-            matches = as_stored(index, part)
-            placements = _placements(index, part.keys, matches, None, asked)
-            return build(part.structure, _leaves(source, matches, placements, progress, company))
-        target = flatten_like(like)
-        matches = matched(index, part, target, rename=rename, missing=missing, cast=cast, raw_keys=source.raw_keys)
-        placements = _placements(index, target.keys, matches, target, asked)
-        leaves = _leaves(source, matches, placements, progress, company)
-        return into_like(like, target, source, part=part, matches=matches, leaves=leaves)
+        (tree,) = loaded(source, [wanted(source, part_of(source, wishes), like, wishes)], progress, company)
+        return tree
 
     return on_one_state(lambda: opened_source(path, mapped=mapped), work, company)
 
 
-def _require_sense(like: Any, *, only: Any, at: Any, rename: Any, missing: str, cast: bool) -> None:
-    """Refuse arguments of the wrong kind by their names, before anything is opened."""
+def part_of(source: Source, wishes: Wishes) -> Selection:
+    """Return the part of a stored tree that is wanted.
+
+    Raises:
+        Mismatch: nothing lies at ``at``, or nothing matches a glob.
+    """
+    if wishes.at is None and wishes.only is None:
+        source.check_files()  # also those that hold nothing: all of it was asked for
+    return select(source.index.structure, source.index.keys, at=wishes.at, only=wishes.only)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A part of a stored tree, what each of its leaves becomes, and what they are put into."""
+
+    part: Selection
+    """The part."""
+    like: Any
+    """The tree that it is put into; None for the containers that were saved."""
+    target: Flattened | None
+    """The same, flattened."""
+    matches: list[Matched]
+    """What each leaf of the result becomes."""
+    placements: list[Any]
+    """Where each leaf of the result goes."""
+
+    def tree(self, source: Source, leaves: list[Any]) -> Any:
+        """Return the leaves in their containers."""
+        if self.target is None:
+            return build(self.part.structure, leaves)
+        return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
+
+
+def wanted(source: Source, part: Selection, like: Any, wishes: Wishes) -> Wanted:
+    """Hold a part of a stored tree against what is wanted of it.
+
+    Raises:
+        Mismatch: they do not fit; every difference is named.
+    """
+    index = source.index
+    known = select(index.structure, index.keys, at=wishes.at, only=None).keys
+    asked = _Asked(shardings=wishes.shardings, mesh=wishes.mesh, known=known)
+    if like is None:
+        matches = as_stored(index, part)
+        placements = _placements(index, part.keys, matches, None, asked)
+        return Wanted(part=part, like=None, target=None, matches=matches, placements=placements)
+    target = flatten_like(like)
+    matches = matched(
+        index, part, target, rename=wishes.rename, missing=wishes.missing, cast=wishes.cast, raw_keys=source.raw_keys
+    )
+    placements = _placements(index, target.keys, matches, target, asked)
+    return Wanted(part=part, like=like, target=target, matches=matches, placements=placements)
+
+
+def loaded(source: Source, parts: Sequence[Wanted], progress: Progress | None, company: Company) -> list[Any]:
+    """Return the trees of some parts: all that is stored of them is read, checked and placed together."""
+    leaves = _leaves(
+        source,
+        [match for one in parts for match in one.matches],
+        [placement for one in parts for placement in one.placements],
+        progress,
+        company,
+    )
+    trees: list[Any] = []
+    done = 0
+    for one in parts:
+        trees.append(one.tree(source, leaves[done : done + len(one.matches)]))
+        done += len(one.matches)
+    return trees
+
+
+def require_sense(like: Any, wishes: Wishes) -> None:
+    """Refuse arguments of the wrong kind by their names, before anything is opened.
+
+    Raises:
+        Unsupported: one of them has no meaning.
+    """
+    only, rename = wishes.only, wishes.rename
     globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
     if not all(isinstance(glob, str) for glob in globs):
         raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
-    if not isinstance(at, str | None):
-        raise Unsupported(f"at= is one key text, found {at!r:.100}")
+    if not isinstance(wishes.at, str | None):
+        raise Unsupported(f"at= is one key text, found {wishes.at!r:.100}")
     if not isinstance(rename, Mapping | None):
         raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
-    if missing not in ("error", "keep"):
-        raise Unsupported(f'missing={missing!r} is neither "error" nor "keep"')
-    if like is None and (rename or cast or missing == "keep"):
+    if wishes.missing not in ("error", "keep"):
+        raise Unsupported(f'missing={wishes.missing!r} is neither "error" nor "keep"')
+    if like is None and (rename or wishes.cast or wishes.missing == "keep"):
         raise Unsupported("rename=, cast= and missing= say how stored leaves fit `like`, and there is none")
 
 
