@@ -98,17 +98,30 @@ def _begun(call: Call) -> Generator[Operation, Any, Begin]:
     end = (yield NOW) + call.timeout
     while True:
         now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
-        yield from _heard(call)
-        begin = understood(Begin.read, (yield Get(begin_note(call.job))))
-        if isinstance(begin, Begin) and begin.number >= call.number:
-            if begin.number > call.number:
-                raise _out_of_step(call, begin, NOTHING_SAVED)
+        begin = yield from _begin_now(call)
+        if isinstance(begin, Begin):
             return begin
         if now >= end:
             damage = f"; what it says cannot be read ({begin})" if isinstance(begin, Corrupt) else ""
             what = f"process 0 did not come within {call.timeout:g} s{damage}; {NOTHING_SAVED}"
             raise _leader_missing(call, what)
         yield Sleep(min(next(pause), end - now))
+
+
+def _begin_now(call: Call) -> Generator[Operation, Any, Begin | Corrupt | None]:
+    """Return what process 0's note says if it is of this call; Corrupt where it cannot be read, None for another one.
+
+    Raises:
+        Told: the attempt failed.
+        OutOfStep: process 0 has gone on.
+    """
+    yield from _heard(call)
+    begin = understood(Begin.read, (yield Get(begin_note(call.job))))
+    if not isinstance(begin, Begin):
+        return begin
+    if begin.number > call.number:
+        raise _out_of_step(call, begin, NOTHING_SAVED)
+    return begin if begin.number == call.number else None
 
 
 def _still_on(call: Call, begun: Begin) -> Steps:
@@ -123,11 +136,7 @@ def _still_on(call: Call, begun: Begin) -> Steps:
     end = (yield NOW) + call.linger
     while True:
         now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
-        yield from _heard(call)
-        begin = understood(Begin.read, (yield Get(begin_note(call.job))))
-        if isinstance(begin, Begin) and begin.number >= call.number:
-            if begin.number > call.number:
-                raise _out_of_step(call, begin, NOTHING_SAVED)
+        if isinstance((yield from _begin_now(call)), Begin):
             return
         if now >= end:
             raise _leader_missing(call, f"{called(0, begun.who)} has left this save; {NOTHING_SAVED}")
