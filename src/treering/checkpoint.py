@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     import jax
 
     from treering._ops.open import Checkpoint
+    from treering._ops.pending import PendingSave
 
-__all__ = ["load", "open", "save"]
+__all__ = ["load", "open", "save", "save_async"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 
@@ -74,6 +75,60 @@ def save(
     from treering._ops.save_any import save as run
 
     run(
+        path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
+        host_local=host_local, timeout=timeout,
+    )  # fmt: skip
+
+
+def save_async(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    processes: Literal["all", "this"] = "all",
+    host_local: Literal["first", "equal"] = "first",
+    timeout: float | None = None,
+) -> PendingSave:
+    """Save a pytree as ``save`` does, in the background: this returns as soon as nothing can change what is saved.
+
+    Arrays may be donated, numpy arrays written to, right after. One thread of ours writes, one save after the other. At
+    most two are in flight, and they hold at most half of the machine's memory (``TREERING_ASYNC_BYTES``): one more
+    waits here until there is room.
+
+    An error reaches you at ``result()`` or ``exception()`` of what is returned; else at the next save or load of the
+    same path; else at the program's end, in a line on stderr and with status 1. A program that ends waits for its saves
+    in flight as long as they make progress. Only a signal that kills it does not.
+
+    Args:
+        path: as for ``save``.
+        tree: as for ``save``; what cannot be saved is refused before this returns.
+        metadata: as for ``save``.
+        overwrite: as for ``save``.
+        progress: as for ``save``, but called from the thread that writes.
+        processes: as for ``save``. All processes of a job have to begin their joint saves in the same order.
+        host_local: as for ``save``.
+        timeout: as for ``save``; a save that shows no progress for so long is given up by whoever waits for it.
+
+    Raises:
+        Unsupported: a leaf cannot be stored; all such leaves are named.
+        Timeout: there is no room, for the saves in flight show no progress; or other processes did not come.
+        TreeringError: an earlier save to the path failed, and nobody was told; it has the class of that error.
+
+    Example:
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> path, weights = os.path.join(tempfile.mkdtemp(), "ckpt"), np.zeros(3)
+        >>> pending = save_async(path, {"w": weights})
+        >>> weights += 1
+        >>> pending.result()
+        >>> load(path)["w"]
+        array([0., 0., 0.])
+    """
+    from treering._ops.save_async import begin
+
+    return begin(
         path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
         host_local=host_local, timeout=timeout,
     )  # fmt: skip

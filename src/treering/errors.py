@@ -11,7 +11,8 @@
     ├── Timeout        other processes did not come: look at them    (TimeoutError)
     ├── StoreFailed    the disk said no: free space, fix rights      (OSError)
     │   └── NotShared  the processes see different folders           (OSError)
-    └── ProcessFailed  another process failed: its error says why    (RuntimeError)
+    ├── ProcessFailed  another process failed: its error says why    (RuntimeError)
+    └── Cancelled      a save in flight was called off: save again
 
 Every one is also the builtin class that a program written for
 ``flax.serialization`` expects. Where flax raises a further class for one case
@@ -28,6 +29,7 @@ import os
 
 __all__ = [
     "Busy",
+    "Cancelled",
     "Corrupt",
     "Exists",
     "Format",
@@ -198,6 +200,10 @@ class ProcessFailed(TreeringError, RuntimeError):
     """
 
     processes: tuple[int, ...] = ()
+
+
+class Cancelled(TreeringError):
+    """A save in flight was called off before its commit, here or on another process. Nothing changed at its path."""
 
 
 class NotShared(StoreFailed):

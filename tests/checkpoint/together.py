@@ -15,7 +15,7 @@ import pytest
 import treering
 from treering._arrays import outgoing
 from treering._arrays.outgoing import ALONE
-from treering._ops import joint_save, save_any
+from treering._ops import joint_save, plan_cache, save_any
 from treering._store.rendezvous import Call, Pace
 from treering._values.processes import Processes
 
@@ -120,7 +120,8 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
         with turn:
             return describe(*arguments)
 
-    monkeypatch.setattr(joint_save, "outgoing", described)
+    monkeypatch.setattr(plan_cache, "outgoing", described)
     monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
-    monkeypatch.setattr(save_any, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
+    for module in (save_any, plan_cache):
+        monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)

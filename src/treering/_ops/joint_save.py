@@ -18,11 +18,12 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from treering._arrays.calls import next_call
 from treering._arrays.divided import Divided, FilesOfProcesses, divided, merged
 from treering._arrays.incoming import Progress
-from treering._arrays.outgoing import outgoing
 from treering._arrays.written import Written, content
 from treering._codec.documents import check_json
 from treering._format.document import encode_index
 from treering._format.index import DataFile
+from treering._ops.flight import UNWATCHED, Watch
+from treering._ops.plan_cache import Planned
 from treering._ops.save import index_of, names_in, signed
 from treering._ops.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._store.checkpoint_folder import CheckpointFolder
@@ -35,7 +36,7 @@ from treering._values.checksums import packed, unpacked
 from treering._values.processes import Processes, named
 from treering.errors import Mismatch, TreeringError
 
-__all__ = ["HostLocal", "save_together"]
+__all__ = ["HostLocal", "Wishes", "counted", "save_together", "take_part"]
 
 HostLocal: TypeAlias = Literal["first", "equal"]
 """Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
@@ -58,28 +59,37 @@ class Wishes:
 
 
 def save_together(
-    path: Path, flat: Flattened | Exception, wishes: Wishes, *, processes: Processes, timeout: float
+    path: Path, plan: Planned | Exception, wishes: Wishes, *, processes: Processes, timeout: float
 ) -> None:
     """Write this process's part of a tree into the folder ``path``; all processes call it.
 
     Args:
         path: the folder.
-        flat: the tree; or why it cannot be saved, which is told to the others before it is raised.
+        plan: the tree, planned; or why it cannot be saved, which is told to the others before it is raised.
         wishes: what the caller asks for.
         processes: those of the job, more than one.
         timeout: seconds to wait at one point for others.
     """
-    call = next_call(path, processes, timeout=timeout, doing=f"save {os.fspath(path)!r}")
-    if processes.leads:
-        _lead(call, path, flat, wishes)
+    take_part(counted(path, processes, timeout), path, plan, wishes)
+
+
+def counted(path: Path, processes: Processes, timeout: float) -> Call:
+    """Count a joint save: on the caller's thread, for the first one of a job is a collective."""
+    return next_call(path, processes, timeout=timeout, doing=f"save {os.fspath(path)!r}")
+
+
+def take_part(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch = UNWATCHED) -> None:
+    """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone."""
+    if call.processes.leads:
+        _lead(call, path, plan, wishes, watch)
     else:
-        _follow(call, path, flat, wishes)
+        _follow(call, path, plan, wishes, watch)
 
 
-def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: Wishes) -> None:
+def _lead(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> None:
     with contextlib.ExitStack() as stack:
         try:
-            share = _share_of(call, flat, wishes)
+            share = _share_of(call, plan, wishes, watch)
             signature = signature_of(share.flat, share.plan.leaves)
             check_json(wishes.metadata, "metadata")
             folder = stack.enter_context(
@@ -87,27 +97,26 @@ def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: Wishes) -
             )
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
             with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
-                driven(refused(call, error), telling.notes, _Nothing())
+                driven(refused(call, error), telling.notes, _Nothing(), sleep=watch.pause)
             raise
-        driven(leading(call, signature), folder.notes, _Leader(share, folder))
+        driven(leading(call, signature), folder.notes, _Leader(share, folder), sleep=watch.pause)
 
 
-def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: Wishes) -> None:
+def _follow(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> None:
     share: _Share | Exception
     try:
-        share = _share_of(call, flat, wishes)
+        share = _share_of(call, plan, wishes, watch)
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
         share = error
     with JoinedFolder(path, call.attempt) as folder:
         follower = _Follower(share, folder)
-        driven(following(call, follower.check), folder.notes, follower)
+        driven(following(call, follower.check), folder.notes, follower, sleep=watch.pause)
 
 
-def _share_of(call: Call, flat: Flattened | Exception, wishes: Wishes) -> _Share:
-    if isinstance(flat, Exception):
-        raise flat
-    plan = divided(flat.keys, outgoing(flat, call.processes), call.processes.count)
-    return _Share(call=call, flat=flat, wishes=wishes, plan=plan)
+def _share_of(call: Call, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> _Share:
+    if isinstance(plan, Exception):
+        raise plan
+    return _Share(call=call, flat=plan.flat, wishes=wishes, watch=watch, plan=plan.divided())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +126,7 @@ class _Share:
     call: Call
     flat: Flattened
     wishes: Wishes
+    watch: Watch
     plan: Divided
 
     def files(self, processes: Iterable[int]) -> FilesOfProcesses:
@@ -185,7 +195,9 @@ class _Leader:
             attempt=share.call.attempt,
             processes=share.call.processes.count,
         )
-        self._folder.commit(encode_index(signed(index, layout.headers, replaces=self._folder.superseded)))
+        document = encode_index(signed(index, layout.headers, replaces=self._folder.superseded))
+        share.watch.claim()
+        self._folder.commit(document)
 
     def withdraw(self) -> None:
         self._folder.others_are_done()
@@ -210,7 +222,10 @@ class _Follower:
         check_signature(mine, share.flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)
 
     def work(self) -> bytes:
-        return self._known().write(self._folder)
+        share = self._known()
+        payload = share.write(self._folder)
+        share.watch.claim()  # what is handed in may be committed at any moment
+        return payload
 
     def commit(self, parts: Sequence[bytes]) -> None:
         raise RuntimeError(f"process 0 commits the parts of all {len(parts)}")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from treering._arrays.incoming import Progress
-from treering._arrays.outgoing import Outgoing, outgoing
 from treering._arrays.written import Layout, Written, content
 from treering._codec.documents import check_json
 from treering._format.blocks import file_digests
 from treering._format.document import data_name, encode_index, parse_index
 from treering._format.index import DataFile, Index
-from treering._format.safetensors import Row, laid_out
+from treering._ops.flight import UNWATCHED, Watch
+from treering._ops.plan_cache import Planned
 from treering._ops.versions import versions
-from treering._plan.save import plan_save
-from treering._plan.save_files import FILE_BYTES
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering._tree.flatten import Flattened
 
@@ -26,41 +24,24 @@ __all__ = ["index_of", "names_in", "save_checkpoint", "signed"]
 
 
 def save_checkpoint(
-    path: Path, flat: Flattened, *, metadata: Mapping[str, Any], overwrite: bool, progress: Progress | None
+    path: Path,
+    plan: Planned,
+    *,
+    metadata: Mapping[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+    watch: Watch = UNWATCHED,
 ) -> None:
-    """Write a tree into the folder ``path``, by this process alone; ``treering.save`` says more."""
+    """Write a planned tree into the folder ``path``, by this process alone; ``treering.save`` says more."""
     check_json(metadata, "metadata")
-    leaves = outgoing(flat)
-    rows = _shared_out(leaves, _planned(leaves))
     with CheckpointFolder(path, overwrite=overwrite, names_in=names_in) as folder:
-        chunks, headers = laid_out(folder.attempt, flat.keys, leaves.types, leaves.leaf_types, rows)
-        layout = Layout(leaves=leaves, chunks=chunks, headers=headers)
+        layout = plan.layout(folder.attempt)
         written = Written(layout, progress)
         files = _write(layout, written, folder)
-        index = index_of(flat, layout, written.checksums, files, metadata=metadata, attempt=folder.attempt)
-        folder.commit(encode_index(signed(index, headers, replaces=folder.superseded)))
-
-
-def _planned(leaves: Outgoing) -> list[Row]:
-    """Return the boxes that this process writes; a leaf that lies in one piece is written as one."""
-    rows: list[Row] = [(number, None) for number, sources in leaves.sources.items() if len(sources) == 1]
-    numbers = [number for number, sources in leaves.sources.items() if len(sources) > 1]
-    (parts,) = plan_save(list(map(leaves.layout_of, numbers)), 1).parts
-    return rows + [(numbers[part.leaf], part.box) for part in parts]
-
-
-def _shared_out(leaves: Outgoing, rows: Sequence[Row]) -> list[list[Row]]:
-    """Share the rows out to files; one that is larger than a file's limit has a file of its own."""
-    files: list[list[Row]] = [[]]
-    held = 0
-    for row in rows:
-        nbytes = leaves.source_of(*row).data.nbytes
-        if held and held + nbytes > FILE_BYTES:
-            files.append([])
-            held = 0
-        files[-1].append(row)
-        held += nbytes
-    return files if rows else []
+        index = index_of(plan.flat, layout, written.checksums, files, metadata=metadata, attempt=folder.attempt)
+        document = encode_index(signed(index, layout.headers, replaces=folder.superseded))
+        watch.claim()
+        folder.commit(document)
 
 
 def _write(layout: Layout, written: Written, folder: CheckpointFolder) -> list[DataFile]:

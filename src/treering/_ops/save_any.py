@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from treering._arrays.incoming import Progress
 from treering._arrays.processes import this_processes
+from treering._ops.background import settle
 from treering._ops.folder_path import folder_path
 from treering._ops.joint_save import HostLocal, Wishes, save_together
+from treering._ops.plan_cache import Planned, planned
 from treering._ops.save import save_checkpoint
 from treering._ops.save_file import save_msgpack
 from treering._ops.save_safetensors import save_safetensors
 from treering._ops.source import require_path
 from treering._ops.state_file import local_path
-from treering._tree.flatten import Flattened, flatten
-from treering._values.processes import timeout_seconds
+from treering._values.processes import Processes, timeout_seconds
 from treering.errors import Unsupported
 
-__all__ = ["save"]
+__all__ = ["Asked", "planned_together", "save"]
 
 # Suffixes of files of others: a folder of such a name would not be what its user expects.
 _OTHER_FORMS: Final = frozenset(
@@ -29,6 +30,87 @@ _OTHER_FORMS: Final = frozenset(
 )
 
 _FILES: Final = {".msgpack": save_msgpack, ".safetensors": save_safetensors}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the caller of a save asks for, looked at before the tree is."""
+
+    place: Path
+    """Where to."""
+    metadata: Mapping[str, Any] | None
+    """As given: what it is is looked at with the tree, for another process may have a right one."""
+    overwrite: bool
+    """Whether what is there may be replaced."""
+    progress: Progress | None
+    """Called with the bytes that are done."""
+    together: bool
+    """Whether all processes of the job save it, if there are any others."""
+    host_local: HostLocal
+    """Where leaves come from that each process holds alone."""
+    timeout: float
+    """Seconds to wait at one point for others."""
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, Any] | None,
+        overwrite: bool,
+        progress: Progress | None,
+        processes: Literal["all", "this"],
+        host_local: HostLocal,
+        timeout: float | None,
+    ) -> Asked:
+        """Return what the arguments of ``treering.save`` say.
+
+        Raises:
+            Unsupported: one of them has no meaning.
+        """
+        require_path(path)
+        seconds = timeout_seconds(timeout)
+        _require_one_of("processes", processes, ("all", "this"))
+        _require_one_of("host_local", host_local, ("first", "equal"))
+        place = _place(path)
+        suffix = place.suffix.lower()
+        if suffix in _OTHER_FORMS:
+            hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
+            raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
+        return cls(
+            place=place,
+            metadata=metadata,
+            overwrite=overwrite,
+            progress=progress,
+            together=processes == "all" and suffix not in _FILES,
+            host_local=host_local,
+            timeout=seconds,
+        )
+
+    @property
+    def file_form(self) -> Callable[..., None] | None:
+        """What writes the one file that the suffix asks for; None for a folder."""
+        return _FILES.get(self.place.suffix.lower())
+
+    def wishes(self) -> Wishes:
+        """Return what a joint save goes by.
+
+        Raises:
+            Unsupported: the metadata is no dict.
+        """
+        return Wishes(
+            metadata=self.kept(), overwrite=self.overwrite, host_local=self.host_local, progress=self.progress
+        )
+
+    def kept(self) -> dict[str, Any]:
+        """Return the metadata.
+
+        Raises:
+            Unsupported: it is no dict.
+        """
+        if not isinstance(self.metadata, Mapping | None):
+            raise Unsupported(f"metadata is a {type(self.metadata).__name__}, not a dict of JSON")
+        return dict(self.metadata or {})
 
 
 def save(
@@ -43,50 +125,69 @@ def save(
     timeout: float | None,
 ) -> None:
     """Write ``tree`` to ``path``; ``treering.save`` says more."""
-    require_path(path)
-    seconds = timeout_seconds(timeout)
-    _require_one_of("processes", processes, ("all", "this"))
-    _require_one_of("host_local", host_local, ("first", "equal"))
-    place = _place(path)
-    suffix = place.suffix.lower()
-    if suffix in _OTHER_FORMS:
-        hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
-        raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
-    write = _FILES.get(suffix)
+    asked = Asked.of(
+        path,
+        metadata=metadata,
+        overwrite=overwrite,
+        progress=progress,
+        processes=processes,
+        host_local=host_local,
+        timeout=timeout,
+    )
+    if asked.together:
+        _save_folder(asked, tree)
+        return
+    settle(asked.place)
+    write = asked.file_form
     if write is not None:
-        write(place, tree, metadata=_kept(metadata), overwrite=overwrite, progress=progress)
-    elif processes == "this":
-        save_checkpoint(place, flatten(tree), metadata=_kept(metadata), overwrite=overwrite, progress=progress)
+        write(asked.place, tree, metadata=asked.kept(), overwrite=overwrite, progress=progress)
     else:
-        wishes = Wishes(metadata={}, overwrite=overwrite, host_local=host_local, progress=progress)
-        _save_folder(place, tree, metadata, wishes, seconds)
+        alone = Processes(this=0, count=1)
+        save_checkpoint(
+            asked.place, planned(tree, alone), metadata=asked.kept(), overwrite=overwrite, progress=progress
+        )
 
 
-def _save_folder(place: Path, tree: Any, metadata: Mapping[str, Any] | None, wishes: Wishes, timeout: float) -> None:
+def _save_folder(asked: Asked, tree: Any) -> None:
     """Write ``tree`` into a folder: with the other processes of the job, if there are any."""
-    flat: Flattened | Exception
+    plan, wishes, processes = planned_together(asked, tree, lambda: settle(asked.place))
+    if processes.count > 1:
+        save_together(asked.place, plan, wishes, processes=processes, timeout=asked.timeout)
+    elif not isinstance(plan, Exception):
+        save_checkpoint(
+            asked.place, plan, metadata=wishes.metadata, overwrite=wishes.overwrite, progress=wishes.progress
+        )
+
+
+def planned_together(
+    asked: Asked, tree: Any, settled: Callable[[], None]
+) -> tuple[Planned | Exception, Wishes, Processes]:
+    """Return a tree, planned, what the caller wishes, and the processes that save it.
+
+    Args:
+        asked: what the caller asks for.
+        tree: the tree.
+        settled: looks at earlier saves to the path, and raises what became of them.
+
+    Returns:
+        In place of the plan the error why there is none, where there are other processes: they would wait for this
+        one, and are told first.
+
+    Raises:
+        Exception: why the tree cannot be saved by this process, which is alone.
+    """
+    # Often only process 0 has metadata; were it to fail alone, its next save would go with this one of the others.
+    wishes = dataclasses.replace(asked, metadata=None).wishes()
     try:
-        # Often only process 0 has metadata; were it to fail alone, its next save would go with this one of the others.
-        wishes = dataclasses.replace(wishes, metadata=_kept(metadata))
-        flat = flatten(tree)
+        settled()
+        wishes = asked.wishes()
+        plan = planned(tree)
     except Exception as error:
-        # A process that is not alone tells the others, who would wait for it.
         processes = this_processes(())
         if processes.count == 1:
             raise
-        flat = error
-    else:
-        processes = this_processes(flat.leaves)
-    if processes.count > 1:
-        save_together(place, flat, wishes, processes=processes, timeout=timeout)
-    elif not isinstance(flat, Exception):
-        save_checkpoint(place, flat, metadata=wishes.metadata, overwrite=wishes.overwrite, progress=wishes.progress)
-
-
-def _kept(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not isinstance(metadata, Mapping | None):
-        raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
-    return dict(metadata or {})
+        return error, wishes, processes
+    return plan, wishes, plan.processes
 
 
 def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:

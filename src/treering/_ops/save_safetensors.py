@@ -15,14 +15,15 @@ from treering._arrays.written import Layout, Written, content
 from treering._codec.documents import check_json
 from treering._format.index import DataFile
 from treering._format.safetensors import check_single_file, laid_out, single_file
+from treering._ops.flight import UNWATCHED, Watch
 from treering._ops.save import index_of
-from treering._ops.save_file import require_free
+from treering._ops.save_file import claimed_last, require_free
 from treering._store.local import replace_file
-from treering._tree.flatten import flatten
+from treering._tree.flatten import Flattened, flatten
 from treering._values.boxes import whole
 from treering.errors import Unsupported
 
-__all__ = ["save_safetensors"]
+__all__ = ["require_holdable", "save_safetensors", "write_safetensors"]
 
 
 def save_safetensors(
@@ -36,9 +37,33 @@ def save_safetensors(
         Unsupported: leaves that the form cannot hold, by name.
     """
     flat = flatten(tree)
-    leaves = _gathered(outgoing(flat))
+    leaves = outgoing(flat)
+    require_holdable(flat, leaves, metadata)
+    write_safetensors(path, flat, leaves, metadata=metadata, overwrite=overwrite, progress=progress)
+
+
+def require_holdable(flat: Flattened, leaves: Outgoing, metadata: Mapping[str, Any]) -> None:
+    """Refuse what the form cannot hold.
+
+    Raises:
+        Unsupported: leaves, by name, or metadata.
+    """
     check_single_file(flat.keys, leaves.types, leaves.leaf_types)
     check_json(metadata, "metadata")
+
+
+def write_safetensors(
+    path: Path,
+    flat: Flattened,
+    leaves: Outgoing,
+    *,
+    metadata: Mapping[str, Any],
+    overwrite: bool,
+    progress: Progress | None,
+    watch: Watch = UNWATCHED,
+) -> None:
+    """Write leaves that the form can hold."""
+    leaves = _gathered(leaves)
     require_free(path, overwrite=overwrite)
     attempt = secrets.token_hex(8)
     rows = [(number, None) for number in leaves.sources]
@@ -50,7 +75,8 @@ def save_safetensors(
     file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
     index = index_of(flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
     _, header = single_file(index)
-    replace_file(path, _unchanged(header, layout, first, progress), len(header) + layout.data_bytes)
+    content = claimed_last(_unchanged(header, layout, first, progress), watch)
+    replace_file(path, content, len(header) + layout.data_bytes)
 
 
 def _unchanged(

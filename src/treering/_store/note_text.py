@@ -21,6 +21,7 @@ _CLASSES: Final[dict[str, type[TreeringError]]] = {
     known.__name__: known
     for known in (
         errors.Busy,
+        errors.Cancelled,
         errors.Corrupt,
         errors.Exists,
         errors.Format,

@@ -1,0 +1,46 @@
+"""Errors of saves in flight, told later or elsewhere than they happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treering._ops.flight import Flight
+from treering._store.note_text import Failure
+from treering.errors import Mismatch, TreeringError
+
+__all__ = ["error_text", "late_error", "reworded"]
+
+
+def reworded(error: BaseException, said: str) -> TreeringError:
+    """Return an error of the same class that says first where it comes from; ``error`` is its cause.
+
+    Args:
+        error: what was raised; of a class that is none of ours it becomes a plain ``TreeringError``.
+        said: what to say first.
+
+    Example:
+        >>> reworded(KeyError("a"), "could not do it")
+        TreeringError("could not do it: KeyError: 'a'")
+    """
+    if isinstance(error, TreeringError):
+        late = Failure.of(error).error(said, getattr(error, "processes", ()))
+        if isinstance(late, Mismatch) and isinstance(error, Mismatch):
+            late.differences = error.differences
+    else:
+        late = TreeringError(f"{said}: {error_text(error)}")
+    late.__cause__ = error
+    return late
+
+
+def late_error(failed: Sequence[Flight]) -> TreeringError:
+    """Return the error to raise for saves that failed earlier, at least one; of all but the first it has notes."""
+    first, *others = failed
+    late = reworded(first.error or RuntimeError(), f"the earlier save to {first.shown!r} failed")
+    for flight in others:
+        late.add_note(f"the earlier save to {flight.shown!r} failed as well: {error_text(flight.error)}")
+    return late
+
+
+def error_text(error: BaseException | None) -> str:
+    """Return the class of an error and what it says, in one line."""
+    return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))

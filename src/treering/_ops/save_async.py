@@ -1,0 +1,254 @@
+"""A tree -> a save in flight: looked at, planned and copied on the caller's thread, written on ours.
+
+Whatever needs the caller's tree, jax or a collective of the job happens before `begin` returns. What is left holds
+numpy arrays, and talks to other processes through the folder alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from treering._arrays.incoming import Progress
+from treering._arrays.outgoing import outgoing
+from treering._arrays.snapshot import snapshot
+from treering._codec.documents import check_json
+from treering._codec.msgpack.write import Block, Piece, pieces_size
+from treering._format.blocks import leaf_bytes
+from treering._ops import leaving
+from treering._ops.background import raise_unreported, resolved, writer
+from treering._ops.flight import Flight
+from treering._ops.joint_save import HostLocal, Wishes, counted, take_part
+from treering._ops.late import reworded
+from treering._ops.pending import PendingSave
+from treering._ops.plan_cache import Planned, planned
+from treering._ops.save import save_checkpoint
+from treering._ops.save_any import Asked, planned_together
+from treering._ops.save_file import msgpack_pieces, write_msgpack
+from treering._ops.save_safetensors import require_holdable, write_safetensors
+from treering._tree.flatten import flatten
+from treering._values.processes import Processes
+
+__all__ = ["begin"]
+
+After: TypeAlias = Callable[[], None] | None
+Write: TypeAlias = Callable[[], None]
+
+
+def begin(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    metadata: Mapping[str, Any] | None,
+    overwrite: bool,
+    progress: Progress | None,
+    processes: Literal["all", "this"],
+    host_local: HostLocal,
+    timeout: float | None,
+    run: Path | None = None,
+    after: After = None,
+) -> PendingSave:
+    """Begin to save ``tree`` to ``path``; ``treering.save_async`` says what the other arguments mean.
+
+    Args:
+        path: where to.
+        tree: what is saved.
+        metadata: see there.
+        overwrite: see there.
+        progress: see there.
+        processes: see there.
+        host_local: see there.
+        timeout: see there.
+        run: the run that it is a step of: errors of its saves are raised at whatever is done next with the run.
+        after: called after the commit, on the thread that writes; what it raises is the save's error, which then says
+            that the save itself is committed.
+
+    Raises:
+        Timeout: the saves in flight leave no room and show no progress.
+        TreeringError: the tree cannot be saved, or an earlier save to the path failed and nobody was told.
+    """
+    asked = Asked.of(
+        path,
+        metadata=metadata,
+        overwrite=overwrite,
+        progress=progress,
+        processes=processes,
+        host_local=host_local,
+        timeout=timeout,
+    )
+    leaving.watch_for_end()
+    # The folder of the program may be another one when the save's turn comes.
+    begun = _Begun(
+        asked=dataclasses.replace(asked, place=asked.place.absolute()),
+        shown=os.fspath(path),
+        run=None if run is None else resolved(run),
+        after=after,
+    )
+    if asked.together:
+        return begun.folder(tree)
+    raise_unreported(asked.place)
+    if asked.file_form is None:
+        return begun.alone(planned(tree, Processes(this=0, count=1)), asked.kept())
+    return begun.msgpack(tree) if asked.place.suffix.lower() == ".msgpack" else begun.safetensors(tree)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A save on its way out of the caller's hands."""
+
+    asked: Asked
+    """What the caller asks for; the path is absolute."""
+    shown: str
+    """The path, as the caller named it."""
+    run: Path | None
+    """The run that it is a step of."""
+    after: After
+    """What is done after the commit."""
+
+    # ---------------------------------------------------------------------------------------------------- the forms
+
+    def folder(self, tree: Any) -> PendingSave:
+        """Begin with a folder: with the other processes of the job, if there are any."""
+        asked = self.asked
+        plan, wishes, processes = planned_together(asked, tree, lambda: raise_unreported(asked.place))
+        if processes.count > 1:
+            return self._together(plan, wishes, processes)
+        return self.alone(_unless_failed(plan), wishes.metadata)
+
+    def alone(self, plan: Planned, metadata: Mapping[str, Any]) -> PendingSave:
+        """Begin with a folder that this process writes alone."""
+        check_json(metadata, "metadata")
+        flight = self._flight(_held_bytes(plan))
+        with writer().room_for(flight):
+            held = plan.snapshot()
+
+        def write() -> None:
+            asked = self.asked
+            flight.move()
+            save_checkpoint(
+                asked.place,
+                held,
+                metadata=metadata,
+                overwrite=asked.overwrite,
+                progress=flight.progress(asked.progress),
+                watch=flight,
+            )
+
+        return self._handed_over(flight, write)
+
+    def _together(self, plan: Planned | Exception, wishes: Wishes, processes: Processes) -> PendingSave:
+        """Begin with a folder that several processes write.
+
+        Whatever goes wrong here after the save was counted, the others are told of it, on the writing thread: they
+        wait for this process on theirs.
+        """
+        place = self.asked.place
+        call = counted(place, processes, self.asked.timeout)
+        flight = self._flight(0 if isinstance(plan, Exception) else _held_bytes(plan))
+        wishes = dataclasses.replace(wishes, progress=flight.progress(wishes.progress))
+        try:
+            with writer().room_for(flight):
+                held = _unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")
+        except BaseException as error:
+            why = error if isinstance(error, Exception) else reworded(error, f"could not {flight.doing}")
+            telling = self._flight(0)
+            telling.told = True  # by the error that is raised here
+            writer().hand_over(telling, functools.partial(take_part, call, place, why, wishes, telling))
+            raise
+
+        def write() -> None:
+            take_part(call, place, held, wishes, flight)
+
+        return self._handed_over(flight, write)
+
+    def msgpack(self, tree: Any) -> PendingSave:
+        """Begin with a msgpack file."""
+        pieces = msgpack_pieces(tree, self.asked.kept())
+        flight = self._flight(pieces_size(pieces))
+        with writer().room_for(flight):
+            held = _held_pieces(pieces)
+
+        def write() -> None:
+            asked = self.asked
+            flight.move()
+            progress = flight.progress(asked.progress)
+            write_msgpack(asked.place, held, overwrite=asked.overwrite, progress=progress, watch=flight)
+
+        return self._handed_over(flight, write)
+
+    def safetensors(self, tree: Any) -> PendingSave:
+        """Begin with a safetensors file."""
+        flat, metadata = flatten(tree), self.asked.kept()
+        leaves = outgoing(flat)
+        require_holdable(flat, leaves, metadata)
+        rows = [(number, source.box) for number, sources in leaves.sources.items() for source in sources]
+        flight = self._flight(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
+        with writer().room_for(flight):
+            held = snapshot(leaves, rows)
+        flat = dataclasses.replace(flat, leaves=[])
+
+        def write() -> None:
+            asked = self.asked
+            flight.move()
+            write_safetensors(
+                asked.place,
+                flat,
+                held,
+                metadata=metadata,
+                overwrite=asked.overwrite,
+                progress=flight.progress(asked.progress),
+                watch=flight,
+            )
+
+        return self._handed_over(flight, write)
+
+    # ---------------------------------------------------------------------------------------------------- handing over
+
+    def _flight(self, nbytes: int) -> Flight:
+        asked = self.asked
+        return Flight(resolved(asked.place), shown=self.shown, run=self.run, timeout=asked.timeout, nbytes=nbytes)
+
+    def _handed_over(self, flight: Flight, write: Write) -> PendingSave:
+        after = self.after
+
+        def write_and_more() -> None:
+            write()
+            if after is not None:
+                flight.claim()
+                try:
+                    after()
+                except Exception as error:
+                    raise reworded(error, f"{flight.shown!r} is saved, but not what comes after it") from error
+
+        writer().hand_over(flight, write_and_more)
+        return PendingSave(flight)
+
+
+def _unless_failed(plan: Planned | Exception) -> Planned:
+    if isinstance(plan, Exception):
+        raise plan
+    return plan
+
+
+def _held_bytes(plan: Planned) -> int:
+    """Return how much memory the snapshot of a plan will hold on to."""
+    leaves = plan.leaves
+    return sum(source.data.nbytes for sources in leaves.sources.values() for source in sources)
+
+
+def _held_pieces(pieces: list[Piece]) -> list[Piece]:
+    """Return pieces whose arrays nobody changes any more."""
+    held: dict[int, Any] = {}
+    for piece in pieces:
+        if isinstance(piece, Block) and id(piece.array) not in held:
+            held[id(piece.array)] = np.array(piece.array)
+    return [
+        dataclasses.replace(piece, array=held[id(piece.array)]) if isinstance(piece, Block) else piece
+        for piece in pieces
+    ]
