@@ -10,7 +10,7 @@ import dataclasses
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -31,7 +31,17 @@ from treering._values.keys import split_key
 from treering._values.processes import Processes
 from treering.errors import TreeringError, Unsupported
 
-__all__ = ["ALONE", "HeldBoxes", "Outgoing", "Source", "checked_bytes", "outgoing", "process_of"]
+__all__ = [
+    "ALONE",
+    "Describer",
+    "HeldBoxes",
+    "Outgoing",
+    "Source",
+    "checked_bytes",
+    "is_large",
+    "outgoing",
+    "process_of",
+]
 
 ALONE: Final = Processes(this=0, count=1)
 """A process that saves what it holds, without others."""
@@ -43,8 +53,7 @@ _PIECE_BYTES: Final = 2 << 20
 _SMALL_BYTES: Final = 64 << 10
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A box of a leaf and the array that holds it."""
 
     box: Box
@@ -111,14 +120,14 @@ def outgoing(flat: Flattened, processes: Processes = ALONE) -> Outgoing:
     Raises:
         Unsupported: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other processes.
     """
-    describe = _Describer(processes)
+    describe = Describer(processes)
     leaf_types: list[int] = []
     values: dict[int, Any] = {}
     sources: dict[int, tuple[Source, ...]] = {}
     spread: dict[int, HeldBoxes] = {}
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
-            if kind in ARRAY_KINDS or _is_large(kind, leaf):
+            if kind in ARRAY_KINDS or is_large(kind, leaf):
                 leaf_type, sources[number], held = describe.stored(kind, leaf)
                 if held is not None:
                     spread[number] = held
@@ -145,14 +154,24 @@ def process_of(device: Any) -> int:
     return number
 
 
-def _is_large(kind: str, leaf: Any) -> bool:
+def is_large(kind: str, leaf: Any) -> bool:
+    """Tell whether a text is so long that it lies in a data file.
+
+    Example:
+        >>> is_large("str", "x" * 4096), is_large("str", "x" * 4097), is_large("int", 10**5000)
+        (False, True, False)
+    """
     if kind == "str":
         return len(leaf) > LARGE_VALUE // 4 and len(leaf.encode("utf-8", "surrogatepass")) > LARGE_VALUE
     return kind in ("bytes", "bytearray") and len(leaf) > LARGE_VALUE
 
 
-class _Describer:
-    """Gives equal types, and equal boxes, one number or object."""
+class Describer:
+    """Describes leaves that lie in files; gives equal types, and equal boxes, one number or object.
+
+    Args:
+        processes: those that save them together.
+    """
 
     def __init__(self, processes: Processes) -> None:
         self.numbers: dict[LeafType, int] = {}
@@ -163,9 +182,15 @@ class _Describer:
         self._equal: dict[HeldBoxes, HeldBoxes] = {}
 
     def number_of(self, leaf_type: LeafType) -> int:
+        """Return the number of a type."""
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
     def stored(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...], HeldBoxes | None]:
+        """Return the number of a leaf's type, its boxes that are here, and who holds each if it lies over processes.
+
+        Raises:
+            Unsupported: it is deleted, traced, of a dtype that no file has, or other processes hold parts of it.
+        """
         if kind in ("jax", "key"):
             return self._jax(kind, leaf)
         if kind == "str":

@@ -30,6 +30,7 @@ __all__ = [
     "laid_out",
     "lay_out",
     "native_name",
+    "of_attempt",
     "rounded",
     "rows_of_file",
 ]
@@ -37,6 +38,7 @@ __all__ = [
 ALIGNMENT: Final = 4096
 """Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
 
+_ATTEMPT_MEMBER: Final = b'"attempt":"'
 _LINE: Final = 64
 _LARGEST: Final = 1 << 63
 
@@ -162,6 +164,21 @@ def laid_out(
     leaf, box, file, offset, nbytes = columns
     block = list(map(block_bytes, nbytes))
     return Chunks(leaf=leaf, box=box, file=file, offset=offset, nbytes=nbytes, block=block), headers
+
+
+def of_attempt(header: bytes, attempt: str) -> bytes:
+    """Return the header that a file of the same content has in another attempt.
+
+    Example:
+        >>> kind = LeafType(kind="numpy", dtype="float32", shape=(16,))
+        >>> _, one = laid_out("0" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> _, other = laid_out("1" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> of_attempt(one[0], "1" * 16) == other[0]
+        True
+    """
+    # The note is a header's first entry, and the text in front of the attempt is always the same.
+    start = header.index(_ATTEMPT_MEMBER) + len(_ATTEMPT_MEMBER)
+    return header[:start] + attempt.encode("ascii") + header[start + len(attempt) :]
 
 
 def _leaf(row: Row) -> int:
