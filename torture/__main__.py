@@ -40,6 +40,14 @@ def main() -> int:
             from torture.schedules import schedules
 
             return schedules(options.schedules, seed, options.first, options.processes, options.jobs)
+        case "run":
+            from torture.run_kills import kill_runs
+
+            return kill_runs(options.kills, seed)
+        case "background":
+            from torture.run_failures import fail_runs
+
+            return fail_runs(options.scene, options.heard, options.stride)
         case _:
             from torture.kill import kill
 
@@ -84,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     meeting.add_argument("--first", type=int, default=0, help="number of the first one (0)")
     meeting.add_argument("--processes", type=int, default=None, help="virtual processes of each job (2 to 8, drawn)")
     meeting.add_argument("--jobs", type=int, default=1, help="processes of this machine that simulate (1)")
+    running = attacks.add_parser("run", help="kills of a training loop that saves in the background, and goes on")
+    running.add_argument("--kills", type=int, default=500, help="how many (500)")
+    running.add_argument("--seed", type=int, default=None, help="for the random times (random)")
+    hearing = attacks.add_parser("background", help="errors at every call of a save in the background")
+    hearing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
+    hearing.add_argument("--heard", action="append", help="result, the next call, the end; may be given again (all)")
+    hearing.add_argument("--stride", type=int, default=1, help="only every so many-th call (1)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
     flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of what is small (1)")

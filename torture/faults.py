@@ -122,12 +122,16 @@ class Injector:
             for name in names:
                 setattr(module, name, self._around(name, getattr(module, name)))
 
+    def strikes(self, count: int) -> bool:
+        """Whether the fault strikes at this call."""
+        return self._fault is not None and count == self._fault.at
+
     def _around(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
             with self._lock:
                 self.calls.append(name)
                 count = len(self.calls)
-            if self._fault is not None and count == self._fault.at:
+            if self._fault is not None and self.strikes(count):
                 return self._fault.strike(name, real, args, keywords)
             return real(*args, **keywords)
 
