@@ -30,7 +30,7 @@ from treering._tree.rules import spec_of
 from treering._values.processes import Processes, named, timeout_seconds
 from treering.errors import Busy, Mismatch, NotFound, NotShared, TreeringError
 
-__all__ = ["Company", "Named"]
+__all__ = ["Company", "Named", "told"]
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class Company:
             OpenAgain: somebody found that the tree had been replaced.
             TreeringError: somebody failed, or did not come.
         """
-        payload = _payload(said, failure)
+        payload = told(said, failure)
         try:
             rows = assembled(payload, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
         except BaseException:  # an interrupt too: the call is counted as given up
@@ -244,8 +244,8 @@ class Company:
             self._met()
             try:
                 arrays = exchanged(parted, self._run)
-            except BaseException:
-                self.over = True  # the others are in the midst of it, and hear nothing
+            except BaseException:  # an interrupt too: the others are in the midst of it, and hear nothing
+                self.over = True
                 raise
             leaves |= {id(one): finished(array, one) for one, array in zip(some, arrays, strict=True)}
         return [leaves.pop(id(delivery)) for delivery in deliveries]
@@ -264,7 +264,7 @@ def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:
     return tuple(number for number, one in enumerate(said) if one.get(member) != said[0].get(member))
 
 
-def _payload(said: dict[str, Any], failure: Failure | None) -> bytes:
+def told(said: dict[str, Any], failure: Failure | None) -> bytes:
     """Return what a process says; of a long error the hint and the end are left out."""
     if failure is None:
         return json.dumps(said).encode()
