@@ -38,14 +38,12 @@ class Writer:
         changed: held while anything here changes; notified then.
         flights: what is in flight, in the order in which it was admitted.
         failed: what has failed, as long as nobody was told.
-        leaving: whether the program ends, and its last saves were waited for.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.flights: list[Flight] = []
         self.failed: list[Flight] = []
-        self.leaving = False
         self._queue: deque[tuple[Flight, Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
 
@@ -76,17 +74,27 @@ class Writer:
             raise
 
     def hand_over(self, flight: Flight, write: Callable[[], None]) -> None:
-        """Let the thread write an admitted save; where there can be none any more, write it before this returns."""
+        """Let the thread write an admitted save.
+
+        While the program ends nobody would wait for it, or there is no thread any more: then it is written, when its
+        turn has come, before this returns.
+
+        Raises:
+            BaseException: it was written here, and failed.
+        """
         with self.changed:
             if flight not in self.flights:  # what only tells others why it failed needs no room
                 self.flights.append(flight)
-            if not self.leaving and threading.main_thread().is_alive() and self._has_thread():
+            if threading.main_thread().is_alive() and self._has_thread():
                 self._queue.append((flight, write))
                 self.changed.notify_all()
                 return
             while self.flights[0] is not flight and not self._stalled():
                 self.changed.wait(_LOOK_SECONDS)
         self._do(flight, write)
+        if flight.error is not None and not flight.told:
+            flight.told = True
+            raise flight.error
 
     def _has_room(self, flight: Flight, limit: int) -> bool:
         held = sum(other.nbytes for other in self.flights)
@@ -124,8 +132,7 @@ class Writer:
         with self.changed:
             flight.end(error)
             self.flights.remove(flight)
-            if error is not None and not flight.told:
-                self.failed.append(flight)
+            self.failed = [one for one in (*self.failed, flight) if one.error is not None and not one.told]
             self.changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------- waiting

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -22,20 +21,8 @@ from treering.errors import Timeout
 __all__ = ["leave", "watch_for_end"]
 
 _STATUS: Final = 1
-
-
-class _Ending:
-    """What is known of the end of this process.
-
-    Attributes:
-        pid: the process in which the end is watched for; a fork watches for its own.
-        last: ends the process with a status of failure when the interpreter lets it go; None where all is well.
-    """
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self.lock = threading.Lock()
-        self.last: _Last | None = None
+_FIRST: Final = 1000
+_LAST: Final = -1000
 
 
 class _Last:
@@ -48,40 +35,63 @@ class _Last:
         self._end()
 
 
-_ending = _Ending()
+class _Ending:
+    """What is known of the end of this process.
+
+    Attributes:
+        pid: the process in which the end is watched for; a fork watches for its own.
+        last: ends the process with a status of failure when the interpreter lets it go; None where all is well.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.last: _Last | None = None
+
+
+_ending: Final = _Ending()
 
 
 def watch_for_end() -> None:
     """Let the end of the program wait for saves in flight; asked at the first one, hence before jax goes down."""
-    if _ending.pid == os.getpid():
-        return
-    with _ending.lock:
-        if _ending.pid != os.getpid():
-            atexit.register(leave)
-            _ending.pid = os.getpid()
+    if _ending.pid != os.getpid():  # by two threads at once does no harm: nothing is in flight the second time
+        _ending.pid = os.getpid()
+        atexit.register(leave)
+        if "multiprocessing.util" in sys.modules:
+            _watch_for_end_of_child()
 
 
 def leave() -> None:
     """Wait for what is in flight, and tell of what is lost, or failed without anybody having been told."""
     saves = writer()
-    lost = []
+    lines = []
     try:
         saves.wait(None, None)
     except (Timeout, KeyboardInterrupt) as error:
-        why = "the program was interrupted" if isinstance(error, KeyboardInterrupt) else "it shows no progress any more"
-        lost = [f"gave up the save to {flight.shown!r}, which was not done: {why}" for flight in saves.flights]
-    saves.leaving = True
-    failed = saves.take_failed()
-    lost += [
-        f"the save to {flight.shown!r} failed, and nobody was told: {error_text(flight.error)}" for flight in failed
+        why = "the program was interrupted" if isinstance(error, KeyboardInterrupt) else "it makes no progress any more"
+        lines = [f"the save to {flight.shown!r} is not done, and was given up: {why}" for flight in saves.flights]
+    lines += [
+        f"the save to {flight.shown!r} failed, and nobody asked: {error_text(flight.error)}"
+        for flight in saves.take_failed()
     ]
-    for line in lost:
-        _say(line)
-    if lost:
+    for line in lines:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no stderr, or one that is closed
+            sys.stderr.write(f"treering: {line}\n")
+            sys.stderr.flush()
+    if lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # without stderr, or with one that is closed
-        sys.stderr.write(f"treering: {line}\n")
-        sys.stderr.flush()
+def _watch_for_end_of_child() -> None:
+    """Do the same in a child of multiprocessing: it ends by ``os._exit``, before Python 3.13 without asking atexit."""
+    from multiprocessing import parent_process, util
+
+    if parent_process() is not None:
+        util.Finalize(None, leave, exitpriority=_FIRST)
+        util.Finalize(None, _end_child, exitpriority=_LAST)
+
+
+def _end_child() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    _ending.last = None

@@ -17,6 +17,7 @@ from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
+from treering._ops.background import settle
 from treering._ops.source import opened_source, require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text
@@ -207,6 +208,7 @@ class Checkpoint(Mapping[str, Any]):
 def open_path(path: str | os.PathLike[str]) -> Checkpoint:
     """Open what stands at ``path``; ``treering.open`` says more."""
     require_path(path)
+    settle(path)
     closing = contextlib.ExitStack()
     source = closing.enter_context(opened_source(path, mapped=False))
     return Checkpoint(os.fspath(path), source, closing)

@@ -53,6 +53,7 @@ def begin(
     timeout: float | None,
     run: Path | None = None,
     after: After = None,
+    refusal: Exception | None = None,
 ) -> PendingSave:
     """Begin to save ``tree`` to ``path``; ``treering.save_async`` says what the other arguments mean.
 
@@ -68,6 +69,7 @@ def begin(
         run: the run that it is a step of: errors of its saves are raised at whatever is done next with the run.
         after: called after the commit, on the thread that writes; what it raises is the save's error, which then says
             that the save itself is committed.
+        refusal: why this process cannot save after all: raised once the others of the job are told, who wait for it.
 
     Raises:
         Timeout: the saves in flight leave no room and show no progress.
@@ -89,6 +91,7 @@ def begin(
         shown=os.fspath(path),
         run=None if run is None else resolved(run),
         after=after,
+        refusal=refusal,
     )
     if asked.together:
         return begun.folder(tree)
@@ -110,16 +113,23 @@ class _Begun:
     """The run that it is a step of."""
     after: After
     """What is done after the commit."""
+    refusal: Exception | None
+    """Why this process cannot save."""
 
     # ---------------------------------------------------------------------------------------------------- the forms
 
     def folder(self, tree: Any) -> PendingSave:
         """Begin with a folder: with the other processes of the job, if there are any."""
         asked = self.asked
-        plan, wishes, processes = planned_together(asked, tree, lambda: raise_unreported(asked.place))
+        plan, wishes, processes = planned_together(asked, tree, self._require_clear)
         if processes.count > 1:
             return self._together(plan, wishes, processes)
         return self.alone(_unless_failed(plan), wishes.metadata)
+
+    def _require_clear(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        raise_unreported(self.asked.place)
 
     def alone(self, plan: Planned, metadata: Mapping[str, Any]) -> PendingSave:
         """Begin with a folder that this process writes alone."""
@@ -220,7 +230,6 @@ class _Begun:
         def write_and_more() -> None:
             write()
             if after is not None:
-                flight.claim()
                 try:
                     after()
                 except Exception as error:

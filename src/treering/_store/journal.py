@@ -102,6 +102,7 @@ class Journal:
         """Let go of the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            descriptors.unlock(descriptor)
             with contextlib.suppress(OSError):  # all that matters was synced
                 os.close(descriptor)
 
