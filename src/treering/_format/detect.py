@@ -15,8 +15,9 @@ from typing import Final
 
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
+from treering._store.run_folder import RunFolder
 from treering._values.near import near
-from treering.errors import Format, NotFound, Unsupported
+from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 __all__ = ["Form", "detect"]
 
@@ -73,6 +74,8 @@ class Form(enum.Enum):
     """A folder with a ``treering.json``."""
     LEAVES = "leaves"
     """A folder with a ``tensorstore_index.json``, ours or another writer's; one with a ``treering.json`` is none."""
+    RUN = "run"
+    """A folder of steps, or with a ``run.json`` of ours; one with a ``treering.json`` is none."""
     SAFETENSORS = "safetensors"
     """One safetensors file, ours or another writer's."""
     MSGPACK = "msgpack"
@@ -181,6 +184,8 @@ def _folder(place: Path) -> Form:
         return Form.CHECKPOINT
     if any(os.path.lexists(place / name) for name in _LEAVES):
         return Form.LEAVES
+    if _is_run(place):
+        return Form.RUN
     holds_arrays = _holds_arrays(place)
     around = next((above for above in place.absolute().parents if os.path.lexists(above / _LEAVES[0])), None)
     if around is not None and (holds_arrays or os.path.lexists(place / ".zarray")):
@@ -192,6 +197,24 @@ def _folder(place: Path) -> Form:
         if os.path.lexists(place / name):
             raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
     return Form.LEAVES if holds_arrays else Form.CHECKPOINT
+
+
+def _is_run(place: Path) -> bool:
+    """Tell whether a folder has steps, or the document that a run keeps about them."""
+    with RunFolder(place) as run:
+        if run.steps():
+            return True
+        data = run.read_document()
+    if data is None:
+        return False
+    from treering._format.run_document import parse_run
+
+    try:
+        parse_run(data)
+    except (Corrupt, Format, Unsupported) as error:
+        # One of a newer version is a run's too.
+        return isinstance(error, Format)
+    return True
 
 
 def _holds_arrays(place: Path) -> bool:

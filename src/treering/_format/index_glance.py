@@ -17,7 +17,7 @@ from treering._format.document_parts import free_json, matching, texts
 from treering._format.signed import SignedForm
 from treering.errors import Corrupt
 
-__all__ = ["Glance", "digest_in", "glance"]
+__all__ = ["Glance", "digest_in", "glance", "names_in"]
 
 _FORM: Final = SignedForm(
     member="treering", version=VERSION, name=INDEX_NAME, hint="use another copy of the checkpoint"
@@ -76,6 +76,15 @@ def glance(data: bytes) -> Glance:
     return Glance(
         attempt=index.attempt, digest=digest or "", names=names, nbytes=sizes + len(data), metadata=index.metadata
     )
+
+
+def names_in(data: bytes) -> tuple[str, ...]:
+    """Return the data files that an index mentions: its own, and those that it superseded.
+
+    Raises:
+        Corrupt, Format, Unsupported: as `glance` says.
+    """
+    return glance(data).names
 
 
 def _members(data: bytes) -> dict[str, Any] | None:

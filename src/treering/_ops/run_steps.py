@@ -7,9 +7,10 @@ it never lies about a step that another program has saved anew.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from treering._format.document import INDEX_NAME
 from treering._format.index_glance import digest_in, glance
@@ -25,12 +26,21 @@ from treering._format.run_document import (
 from treering._ops.naming import naming
 from treering._store.run_folder import RunFolder, step_name
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
+from treering.retention import StepFacts
 
-if TYPE_CHECKING:
-    from treering.retention import StepFacts
+__all__ = [
+    "Records",
+    "facts",
+    "facts_of",
+    "forget_steps",
+    "missing_step",
+    "note_step",
+    "records_of",
+    "step_path",
+    "steps_of",
+]
 
-__all__ = ["Records", "facts_of", "forget_steps", "note_step", "records_of", "step_path", "steps_of"]
-
+_SHOWN_STEPS: Final = 6
 _NOT_READ: Final = (Corrupt, Format, Unsupported)
 
 
@@ -75,6 +85,21 @@ def steps_of(path: Path) -> list[int]:
         return []
 
 
+def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
+    """Return the error that a step is not there, which names those that are.
+
+    Example:
+        >>> print(missing_step(Path("run"), 7, range(0, 100, 10)))
+        the run 'run' has no step 7; its steps are 0, 10, 20, 30 ... 80, 90 (10 steps)
+    """
+    shown = ", ".join(map(str, steps))
+    if len(steps) > _SHOWN_STEPS:
+        first, last = (", ".join(map(str, part)) for part in (steps[: _SHOWN_STEPS - 2], steps[-2:]))
+        shown = f"{first} ... {last} ({len(steps)} steps)"
+    message = f"the run {os.fspath(path)!r} has no step {step}"
+    return NotFound(message, hint=f"its steps are {shown}" if steps else "it has no step at all")
+
+
 def facts_of(path: Path) -> list[StepFacts]:
     """Return what a policy asks of each step that can be read, ascending; none where no run is yet.
 
@@ -86,8 +111,6 @@ def facts_of(path: Path) -> list[StepFacts]:
 
 def facts(record: StepRecord) -> StepFacts:
     """Return what a policy asks of one step."""
-    from treering.retention import StepFacts
-
     return StepFacts(
         step=record.step,
         saved=record.saved,

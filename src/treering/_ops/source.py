@@ -1,4 +1,4 @@
-"""Whatever stands at a path, opened for reading leaves: a checkpoint, a leaves directory, a single file."""
+"""Whatever stands at a path, opened for reading leaves: a checkpoint, the latest of a run, leaves, a single file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from treering._ops.msgpack_source import msgpack_source
 from treering._ops.naming import naming
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
-from treering.errors import Corrupt, Unsupported
+from treering._store.run_folder import RunFolder, step_name
+from treering.errors import Corrupt, NotFound, Unsupported
 
 __all__ = ["check_data_file", "open_stored", "opened_source", "require_path"]
 
@@ -64,14 +65,14 @@ def require_path(path: object) -> None:
 def open_stored(
     path: str | os.PathLike[str], form: Form, files: contextlib.ExitStack, *, mapped: bool
 ) -> tuple[Index, StoredArrays]:
-    """Open a checkpoint or a safetensors file; its files stay open until ``files`` closes them."""
+    """Open a checkpoint, a run's latest, or a safetensors file; its files stay open until ``files`` closes them."""
     place = Path(path)
     if form is Form.SAFETENSORS:
         file = files.enter_context(LocalFile(place))
         with naming(place):
             index = parse_safetensors(file.size, file.read)
         return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
-    index, opened = _open_checkpoint(place)
+    place, index, opened = _open_latest(place) if form is Form.RUN else (place, *_open_checkpoint(place))
     for data in opened:
         if data is not None:
             files.enter_context(data)
@@ -107,6 +108,26 @@ def _pieces(file: LocalFile, end: int) -> Iterator[bytes]:
     """Read a header bit by bit: how long it is, the file says."""
     for start in range(0, end, _PIECE_BYTES):
         yield file.read(start, min(_PIECE_BYTES, end - start))
+
+
+def _open_latest(path: Path) -> tuple[Path, Index, list[LocalFile | None]]:
+    """Open a run's latest step. One that goes meanwhile has a newer one beside it."""
+    step = -1
+    for _ in range(_TRIES):
+        with RunFolder(path) as run:
+            steps = run.steps()
+        if not steps:
+            raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor says what is there")
+        step, before = steps[-1], step
+        place = path / step_name(step)
+        try:
+            return (place, *_open_checkpoint(place))
+        except NotFound:
+            if step == before:
+                raise
+    raise Corrupt(
+        f"the steps of {os.fspath(path)!r} were replaced {_TRIES} times while they were read", hint="try again"
+    )
 
 
 def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:

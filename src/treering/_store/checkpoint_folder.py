@@ -28,6 +28,7 @@ from treering._store.new_file import require_data_name, write_new_file
 from treering._store.notes import FolderNotes, Notes, dead_notes
 from treering._store.open_folder import index_bytes
 from treering._store.pieces import Buffer
+from treering._store.tombstones import finish_removals, listed_by_tombstones
 from treering.errors import Busy, Exists, StoreFailed, TreeringError
 
 __all__ = ["CheckpointFolder"]
@@ -153,6 +154,21 @@ class CheckpointFolder:
             self._written.append(name)
             write_new_file(folder, name, buffers, size, self._old)
 
+    def link_file(self, name: str, source: Folder) -> bool:
+        """Give the file ``name`` of another folder the same name here, as a second name of the same bytes.
+
+        Returns:
+            False where that cannot be, on another file system for one: then its bytes have to be written.
+
+        Raises:
+            StoreFailed: the system refused.
+            ValueError: the name is not one of this attempt.
+        """
+        require_data_name(self.attempt, name)
+        with naming(self._shown, "write"):
+            self._written.append(name)
+            return self._open_folder.link_from(source, name)
+
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
 
@@ -241,8 +257,11 @@ class CheckpointFolder:
         """Refuse a folder that holds anything but what dead attempts left there."""
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
         ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_note, names)}
+        ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
+        for _, listed in listed_by_tombstones(self._open_folder, names, self._names_in):
+            ours.update(listed)
         foreign = sorted(set(names) - ours)
         if foreign:
             what = f"it is not empty and holds no checkpoint ({foreign[0]!r} is there)"
@@ -258,6 +277,8 @@ class CheckpointFolder:
                 data = [name for name in checkpoint_names.data_of(attempt, names) if name not in listed]
                 if not remove_leftover(folder, journal, data):
                     raise self._busy("another process is saving to this checkpoint")
+        with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
+            finish_removals(folder, names, self._names_in, listed)
         # No other attempt is alive: its journal would be locked.
         for note in dead_notes(names, self.attempt.__eq__, FolderNotes(folder).get):
             with contextlib.suppress(OSError):  # it stands in nobody's way

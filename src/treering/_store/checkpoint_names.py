@@ -10,6 +10,7 @@ __all__ = [
     "aside_of_note",
     "attempt_of_journal",
     "attempt_of_note",
+    "attempt_of_tombstone",
     "begin_note",
     "data_of",
     "is_begin_note",
@@ -17,6 +18,7 @@ __all__ = [
     "is_note",
     "journal_of",
     "part_note",
+    "tombstone_of",
     "verdict_note",
     "waiting_note",
 ]
@@ -25,6 +27,7 @@ INDEX = "treering.json"
 """The index; its being there is the commit."""
 
 _JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
+_TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
 _DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")
 # What the processes of a job write to each other, and what becomes such a note by being renamed.
 _NOTE = re.compile(
@@ -51,6 +54,27 @@ def attempt_of_journal(name: str) -> str | None:
         '0123456789abcdef'
     """
     found = _JOURNAL.fullmatch(name)
+    return found[1] if found else None
+
+
+def tombstone_of(attempt: str) -> str:
+    """Return the name that the index of an attempt gets when its checkpoint is removed; what it lists may go.
+
+    Example:
+        >>> tombstone_of("0123456789abcdef")
+        '.treering.json.0123456789abcdef.removed'
+    """
+    return f".{INDEX}.{attempt}.removed"
+
+
+def attempt_of_tombstone(name: str) -> str | None:
+    """Return the attempt whose removed index has this name; None for any other name.
+
+    Example:
+        >>> attempt_of_tombstone(".treering.json.0123456789abcdef.removed")
+        '0123456789abcdef'
+    """
+    found = _TOMBSTONE.fullmatch(name)
     return found[1] if found else None
 
 

@@ -24,6 +24,20 @@ FROM_DESCRIPTOR = (
 )
 """Whether this platform looks names up from an open folder."""
 
+# No hard links here, none to there, none to files of others, or no more to this one.
+_NO_LINKS = frozenset(
+    {
+        errno.EXDEV,
+        errno.EPERM,
+        errno.EACCES,
+        errno.ENOTSUP,
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+        errno.EMLINK,
+        errno.EINVAL,
+    }
+)
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -116,6 +130,21 @@ class Folder:
     def link(self, name: str, new: str) -> None:
         """Give the file ``name`` a second name that must not be there."""
         os.link(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+
+    def link_from(self, source: Folder, name: str) -> bool:
+        """Give the file ``name`` of another folder the same name here; False where there can be no such link."""
+        found = source.find(name)
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return False
+        try:
+            # No link is followed; a platform that knows no such wish does not follow them either.
+            follow = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}
+            os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **follow)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return False
+        return True
 
     def replace(self, name: str, new: str) -> None:
         """Rename the file ``name`` to ``new``, in the place of whatever is there."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from treering._store.checkpoint_names import INDEX
+from treering._store.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._store.folder import Folder
 from treering._store.folders import resolved_folder
 from treering._store.reading import LocalFile
@@ -137,13 +137,20 @@ class OpenFolder:
         checkpoints = [name for name in names if os.path.lexists(os.path.join(self._folder.path, name, INDEX))]
         if checkpoints:
             return f"there are checkpoints in it: {shown_names(checkpoints)}"
+        if any(attempt_of_tombstone(name) for name in names):
+            return "it holds the remains of one that was removed"
         if any(name.startswith(f".{INDEX}.") for name in names):
             return "it holds the files of a save that is running, or did not end; try again"
         return f"it holds {shown_names(names)}"
 
 
-def index_bytes(folder: Folder, path: Path) -> bytes:
+def index_bytes(folder: Folder, path: Path, name: str = INDEX) -> bytes:
     """Return the bytes of the index in an open folder, which the caller calls ``path``.
+
+    Args:
+        folder: the folder.
+        path: what the caller calls the index.
+        name: its name in the folder; one that was removed has another.
 
     Raises:
         NotFound: there is none.
@@ -151,7 +158,7 @@ def index_bytes(folder: Folder, path: Path) -> bytes:
         Format: it is larger than any index.
         StoreFailed: the system refuses.
     """
-    with opened(folder, INDEX, path) as file:
+    with opened(folder, name, path) as file:
         if file.size > LARGEST_INDEX:
             raise Format(f"{os.fspath(path)!r} has {file.size} bytes: no index is that large")
         return file.read(0, file.size)
