@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treering._cli.output import write_lines
+from treering._cli.run_path import latest_of
 from treering._cli.slice_text import Selected, ranges_of, split_request
 from treering._cli.terminal import GOOD, note
 from treering._format.index import OpaqueLeaf
@@ -48,10 +49,12 @@ _COLUMNS = 100
 def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     """Print the leaf KEY of PATH, or the part of it in brackets; only what is needed is read, and checked.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file; treering ls names its keys.
-    In the brackets stand integers, start:stop:step and ..., with commas between them, as in Python. Arrays of more than
-    1000 items are shown by their edges, unless --all says otherwise. Python values are printed as Python writes them.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest step
+    is meant; treering inspect names its keys. In the brackets stand integers, start:stop:step and ..., with commas
+    between them, as in Python. Arrays of more than 1000 items are shown by their edges, unless --all says otherwise.
+    Python values are printed as Python writes them.
     """
+    path = latest_of(path)
     with open_leaves(path) as leaves:
         leaf, name, slices = _found(leaves, path, key)
         record = record_of(leaf)

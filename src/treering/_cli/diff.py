@@ -9,6 +9,7 @@ import click
 
 from treering._cli.output import write_lines
 from treering._cli.progress import ProgressLine
+from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
 from treering._ops.diff import Diff, sameness
 from treering._ops.diff import diff as compare
@@ -32,9 +33,11 @@ __all__ = ["diff"]
 def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
 
-    Each is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file; what only one of the two
-    forms keeps is no difference. Exit code 0: they are the same; 1: they differ; 2: they could not be compared.
+    Each is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest step
+    is meant; what only one of the two forms keeps is no difference. Exit code 0: they are the same; 1: they differ; 2:
+    they could not be compared.
     """
+    a, b = latest_of(a), latest_of(b)
     try:
         with ProgressLine("comparing") as progress:
             found = compare(a, b, values=values, progress=progress)

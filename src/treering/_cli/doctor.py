@@ -7,6 +7,7 @@ import click
 from treering._cli.output import write_lines
 from treering._cli.terminal import GOOD, NO
 from treering._ops.doctor import diagnosed
+from treering._ops.doctor_run import diagnosed_run, holds_run
 from treering._view.doctor_text import doctor_json, doctor_lines
 
 __all__ = ["doctor"]
@@ -23,13 +24,21 @@ __all__ = ["doctor"]
 def doctor(path: str, as_json: bool) -> int:
     """Say what stands in the folder PATH, which saves into it are in flight or dead, and what to do about each.
 
-    PATH is a checkpoint's folder or a leaves directory, also one in which no save ever ended. Of a save by several
-    processes it says which of them have handed in their part, failed or not come, and where they run. That the files
-    of the committed state are there, and as large as the index says, is looked at too; `treering verify` reads them.
+    PATH is a checkpoint's folder, a leaves directory or a run, also one in which no save ever ended; of a run the
+    folder of every step is looked at, and those in which there is more than a checkpoint are told of. Of a save by
+    several processes it says which of them have handed in their part, failed or not come, and where they run. That the
+    files of the committed state are there, and as large as the index says, is looked at too; `treering verify` reads
+    them.
 
     Nothing is locked, written or removed: a save that is running does not notice. Exit code 0: nothing has to be done;
     1: files are missing or damaged, or a dead save holds bytes; 2: it could not be looked at.
     """
+    if holds_run(path):
+        from treering._view.run_doctor_text import run_doctor_json, run_doctor_lines
+
+        run = diagnosed_run(path, diagnosed)
+        write_lines(run_doctor_json(run) if as_json else run_doctor_lines(run))
+        return GOOD if run.ok else NO
     found = diagnosed(path)
     write_lines(doctor_json(found) if as_json else doctor_lines(found))
     return GOOD if found.ok else NO

@@ -8,6 +8,7 @@ import click
 
 from treering._cli.depth import DEPTH
 from treering._cli.output import nothing_matches, write_lines
+from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, look_of
 from treering._ops.inspect import listing_of
 from treering._values.keys import Glob
@@ -39,10 +40,11 @@ _USUAL_DEPTH = 2
 def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """Show where the bytes in PATH are: the branches N levels down and the leaves above them, the largest first.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. The lines add up to the
-    whole, no byte is counted twice; names, headers, checksums and compressors are not counted. GLOBs choose leaves as
-    in treering ls.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which the latest
+    step is shown; treering log shows the bytes of every step. The lines add up to the whole, no byte is counted twice;
+    names, headers, checksums and compressors are not counted. GLOBs choose leaves as in treering ls.
     """
+    path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
     root = listing_of(path).root
     layout = lay_out(root, globs=patterns, depth=depth)

@@ -8,6 +8,7 @@ import click
 
 from treering._cli.depth import DEPTH
 from treering._cli.output import nothing_matches, write_lines
+from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, look_of
 from treering._ops.inspect import listing_of
 from treering._values.keys import Glob
@@ -41,11 +42,12 @@ __all__ = ["inspect"]
 def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """Show the tree in PATH: dtype, shape and size of every leaf, totals of every branch.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. Only headers are read, so
-    any size takes a moment. With GLOBs only the leaves that one of them matches are shown, and everything below a
-    branch that one matches: * is any run inside a part of a key, ** any number of parts. Quote them, or the shell
-    expands them.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which the latest
+    step is shown. Only headers are read, so any size takes a moment. With GLOBs only the leaves that one of them
+    matches are shown, and everything below a branch that one matches: * is any run inside a part of a key, ** any
+    number of parts. Quote them, or the shell expands them.
     """
+    path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
     listing = listing_of(path)
     layout = lay_out(listing.root, globs=patterns, depth=depth)

@@ -1,4 +1,4 @@
-"""``treering ls``: the leaves of a checkpoint, leaves directory or file, one a line."""
+"""``treering ls``: the leaves of a checkpoint, leaves directory or file, or the steps of a run, one a line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import click
 
 from treering._cli.output import nothing_matches, write_lines
+from treering._cli.run_path import is_run, latest_of
 from treering._cli.terminal import GOOD, look_of
 from treering._ops.inspect import listing_of
 from treering._values.keys import Glob
@@ -27,12 +28,16 @@ __all__ = ["ls"]
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with plain numbers.")
 def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
-    """List the leaves in PATH, one a line: key, dtype, shape or value, bytes.
+    """List the leaves in PATH, one a line: key, dtype, shape or value, bytes; of a run its steps.
 
     PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. With GLOBs only the leaves
     that one of them matches, and everything below a branch that one matches: * is any run inside a part of a key, **
-    any number of parts. Quote them, or the shell expands them.
+    any number of parts. Quote them, or the shell expands them. Of a run its steps are listed, with GLOBs the leaves of
+    the latest one.
     """
+    if not globs and is_run(path):
+        return _steps(path, as_json=as_json)
+    path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
     listing = listing_of(path)
     leaves = list(leaves_of(listing.root, patterns))
@@ -41,3 +46,13 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     else:
         write_lines(key_lines(leaves, look_of(sys.stdout)))
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
+
+
+def _steps(path: str, *, as_json: bool) -> int:
+    from treering._ops.run_listing import listed_run
+    from treering._view.run_json import steps_json
+    from treering._view.run_text import step_lines
+
+    listing = listed_run(path)
+    write_lines(steps_json(listing) if as_json else step_lines(listing, look_of(sys.stdout)))
+    return GOOD

@@ -27,8 +27,10 @@ _VERBS = {
     "diff": ("treering._cli.diff", "Compare two checkpoints or files."),
     "doctor": ("treering._cli.doctor", "Say which saves are in flight or dead, and what to do about each."),
     "du": ("treering._cli.du", "Show where the bytes are."),
+    "gc": ("treering._cli.gc", "Show which steps of a run go, and by which rule; remove them with --yes."),
     "inspect": ("treering._cli.inspect", "Show what is in a checkpoint or file, from its headers alone."),
-    "ls": ("treering._cli.ls", "List the leaves, one a line."),
+    "log": ("treering._cli.log", "Show the steps of a run, and what is known of each."),
+    "ls": ("treering._cli.ls", "List the leaves, or the steps of a run, one a line."),
     "verify": ("treering._cli.verify", "Read every byte and compare the checksums."),
 }
 """Verb -> the module that has its command, and what it does."""
@@ -37,6 +39,7 @@ _IN_PYTHON = {
     "save": "treering.save(path, tree)",
     "load": "treering.load(path)",
     "open": "treering.open(path)",
+    "run": "treering.Run(path)",
 }
 """What only a program can do, and how."""
 
@@ -104,13 +107,14 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "  treering inspect checkpoint\n"
     "  treering verify checkpoint\n"
     "  treering cat checkpoint 'params/w[:2]'\n"
-    "  treering diff before after --values\n",
+    "  treering diff before after --values\n"
+    "  treering log run\n",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )
 def cli() -> None:
-    """Save JAX pytrees, load them back bit for bit, and look inside checkpoints, safetensors and msgpack files."""
+    """Save JAX pytrees, load them back bit for bit, and look into runs, checkpoints, safetensors and msgpack files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

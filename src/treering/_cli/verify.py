@@ -30,9 +30,9 @@ _LONGEST = 1000
 def verify(path: str, as_json: bool) -> int:
     """Read every byte of PATH and compare it with its checksums; every damaged place is one line.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. What another program wrote,
-    and msgpack, has no checksums: then only headers and sizes are checked, and the answer says so. Exit code 0: nothing
-    is wrong; 1: it is damaged; 2: it could not be read.
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which every step
+    is checked. What another program wrote, and msgpack, has no checksums: then only headers and sizes are checked, and
+    the answer says so. Exit code 0: nothing is wrong; 1: it is damaged; 2: it could not be read.
     """
     with ProgressLine("checking") as progress:
         found = check(path, progress=progress)
@@ -56,6 +56,8 @@ def _json_lines(found: Verification) -> Iterator[str]:
         "leaves": found.leaves,
         "nbytes": found.nbytes,
     }
+    if found.steps is not None:
+        head["steps"] = found.steps
     yield json_text(head)[:-1] + ","
     yield ' "findings": ['
     for place, finding in enumerate(found.findings, 1):

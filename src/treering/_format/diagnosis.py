@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-__all__ = ["Attempt", "Committed", "Diagnosis", "Life", "ProcessState"]
+__all__ = ["Attempt", "Committed", "Diagnosis", "Life", "ProcessState", "RunDiagnosis", "StepDiagnosis"]
 
 
 class Life(enum.StrEnum):
@@ -119,3 +119,47 @@ class Diagnosis:
     def ok(self) -> bool:
         """Whether nothing has to be done."""
         return not self.problems and not any(attempt.needs_attention for attempt in self.attempts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepDiagnosis:
+    """What stands in the folder of one step of a run."""
+
+    step: int
+    """Its number."""
+    found: Diagnosis
+    """What is in it."""
+
+    @property
+    def has_something_to_tell(self) -> bool:
+        """Whether there is more in it than a checkpoint."""
+        return bool(self.found.problems or self.found.attempts) or self.found.committed is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunDiagnosis:
+    """What stands in a run's folder.
+
+    Example:
+        >>> found = RunDiagnosis(path="run", steps=[10, 20], nbytes=2048, saved=0.0, folders=(), notes=())
+        >>> found.ok
+        True
+    """
+
+    path: str
+    """The folder, as it was given."""
+    steps: Sequence[int]
+    """The steps that can be loaded, ascending."""
+    nbytes: int
+    """Bytes of their files together."""
+    saved: float | None
+    """When the latest was saved, in seconds since 1970; None where there is none."""
+    folders: Sequence[StepDiagnosis]
+    """What is in each step's folder, also in those that cannot be loaded."""
+    notes: Sequence[str]
+    """What is good to know, a sentence each."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has to be done."""
+        return all(folder.found.ok for folder in self.folders)

@@ -1,4 +1,4 @@
-"""A checkpoint, leaves directory or file -> what its headers say, without jax or numpy."""
+"""A checkpoint, leaves directory, run or file -> what its headers say, without jax or numpy."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     No array is read, so that any size takes a moment. Neither jax nor numpy is imported.
 
     Args:
-        path: a checkpoint's folder, a leaves directory, in which prefixes are branches, or a file.
+        path: a checkpoint's folder, a leaves directory, in which prefixes are branches, a run, whose latest step is
+            meant, or a file.
 
     Raises:
         NotFound: nothing is there, or a folder that is neither.
@@ -128,6 +129,10 @@ def listing_of(path: str | os.PathLike[str]) -> Listing:
             return _checkpoint(path)
         case Form.LEAVES:
             return _leaves(path)
+        case Form.RUN:
+            from treering._ops.run_latest import of_latest
+
+            return of_latest(path, _checkpoint)
         case Form.SAFETENSORS:
             return _safetensors(path)
         case _:

@@ -59,7 +59,7 @@ class OpenLeaves:
 
 @contextlib.contextmanager
 def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
-    """Open what stands at ``path`` for as long as the block runs.
+    """Open what stands at ``path``, of a run the latest step, for as long as the block runs.
 
     Raises:
         NotFound, Format, Unsupported: as ``detect`` says.
@@ -67,6 +67,10 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
         StoreFailed: the system refuses.
     """
     form = detect(path)
+    if form is Form.RUN:
+        from treering._ops.run_latest import latest_step
+
+        path, form = latest_step(path), Form.CHECKPOINT
     if form in (Form.MSGPACK, Form.GZIP):
         with LocalFile(Path(path)) as file:
             fetch: Fetch = file.read

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from treering._codec.gzip import decompressed
 from treering._codec.msgpack.window import WINDOW_BYTES
-from treering._format.blocks import chunks_of_file, file_digest, first_blocks
+from treering._format.blocks import file_digest, first_blocks
 from treering._format.detect import Form, detect
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, merged
@@ -43,8 +43,9 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     What `treering.load` would refuse is a finding here, and the reverse. All damage is listed, not only the first.
 
     Args:
-        path: a checkpoint's folder, a leaves directory, a ``.safetensors`` file or a msgpack file. Of what treering did
-            not write, and of msgpack, only headers and sizes can be checked; ``note`` says so, ``checked`` is False.
+        path: a checkpoint's folder, a leaves directory, a run, of which every step is checked, a ``.safetensors`` file
+            or a msgpack file. Of what treering did not write, and of msgpack, only headers and sizes can be checked;
+            ``note`` says so, ``checked`` is False.
         progress: called as ``progress(done, total)``, in bytes, now and then, in the caller's thread.
 
     Returns:
@@ -69,6 +70,10 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
             from treering._ops.verify_leaves import verify_leaves
 
             return verify_leaves(path, progress)
+        case Form.RUN:
+            from treering._ops.verify_run import verify_run
+
+            return verify_run(path, progress, _verify_folder)
         case Form.SAFETENSORS:
             return _verify_safetensors(path, progress)
         case _:
@@ -138,7 +143,7 @@ def _open_all(index: Index, folder: OpenFolder) -> tuple[list[LocalFile | None],
 def _lost(index: Index, file: int) -> str:
     """Say which leaves lie in a file."""
     chunks = index.chunks
-    lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks_of_file(chunks, file)))
+    lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))
     if not lost:
         return ""
     more = f" and {len(lost) - 1} more leaves" if len(lost) > 1 else ""
@@ -190,7 +195,7 @@ def _spans(index: Index, files: Sequence[LocalFile | None]) -> Iterator[tuple[Lo
             continue
         pieces: list[_Piece] = []
         begin = held = 0
-        for chunk in chunks_of_file(chunks, number):
+        for chunk in chunks.of_file(number):
             nbytes, block = chunks.nbytes[chunk], chunks.block[chunk]
             for start in range(0, nbytes, _PIECE_BYTES):
                 stop = min(start + _PIECE_BYTES, nbytes)

@@ -10,7 +10,7 @@ from treering._values.human import bytes_text, duration_text
 from treering._view.plain import cell_width, padded, visible
 from treering._view.tree_text import UNICODE, Look
 
-__all__ = ["RunListing", "RunStep", "gc_lines", "log_lines", "step_lines"]
+__all__ = ["RunListing", "RunStep", "gc_lines", "log_lines", "step_lines", "when_text"]
 
 _LONGEST = 200
 _MOST_METRICS = 6
@@ -76,7 +76,7 @@ def step_lines(listing: RunListing, look: Look = UNICODE) -> Iterator[str]:
     numbers = max((len(str(step.step)) for step in listing.steps), default=0)
     sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
     for step in listing.steps:
-        cells = [f"{step.step:>{numbers}}", _when(step.saved), f"{bytes_text(step.nbytes):>{sizes}}"]
+        cells = [f"{step.step:>{numbers}}", when_text(step.saved), f"{bytes_text(step.nbytes):>{sizes}}"]
         told = [f"{visible(name, _LONGEST, look.ellipsis)} {_number(value)}" for name, value in step.metrics.items()]
         if step.temporary:
             told.append("temporary")
@@ -184,7 +184,13 @@ def _number(value: float) -> str:
     return f"{value:.5g}"
 
 
-def _when(seconds: float) -> str:
+def when_text(seconds: float) -> str:
+    """Write a time for people.
+
+    Example:
+        >>> when_text(1.5e9), when_text(float("inf"))
+        ('2017-07-14 02:40:00 UTC', 'at no known time')
+    """
     try:
         return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):

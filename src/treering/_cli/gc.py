@@ -1,0 +1,70 @@
+"""``treering gc``: which steps of a run go, and by which rule the others stay."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from pathlib import Path
+
+import click
+
+from treering._cli.output import write_lines
+from treering._cli.run_path import require_run
+from treering._cli.terminal import GOOD, look_of
+
+__all__ = ["gc"]
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  treering gc run\n"
+    "  treering gc run --keep-last 3 --keep-best loss\n"
+    "  treering gc run --keep \"KeepLast(3) | KeepBest('accuracy', mode='max')\" --yes\n"
+)
+@click.argument("path", metavar="RUN", type=click.Path(path_type=str))
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the last N steps.")
+@click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Keep the steps that are multiples of N.")
+@click.option("--keep-best", multiple=True, metavar="METRIC", help="Keep the step where METRIC is least.")
+@click.option("--keep-step", type=click.IntRange(0), multiple=True, metavar="STEP", help="Keep this step.")
+@click.option("--keep", metavar="RULES", help="Keep what these rules keep, as Python writes them.")
+@click.option("--yes", is_flag=True, help="Remove the steps that no rule keeps; without it nothing is changed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with plain numbers.")
+def gc(
+    path: str,
+    *,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    keep_step: tuple[int, ...],
+    keep: str | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Show which steps of RUN go, and which rule keeps each of the others; with --yes, remove those that go.
+
+    Without options the run's own rules say it, else those that are given, all together: a step stays that any of them
+    keeps. The newest always stays. Only what treering wrote is removed; a removal that was cut short is ended.
+    """
+    require_run(path)
+    from treering._ops.run_gc import collect
+    from treering._ops.run_listing import listed, own_rules
+    from treering._ops.run_policy import policy_of
+    from treering._ops.run_steps import records_of
+    from treering._view.run_json import gc_json
+    from treering._view.run_text import gc_lines
+    from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
+
+    given: list[Policy] = [KeepBest(metric) for metric in keep_best]
+    given += [KeepLast(keep_last)] if keep_last else []
+    given += [KeepEvery(steps=keep_every)] if keep_every else []
+    given += [KeepSteps(*keep_step)] if keep_step else []
+    given += [policy_of(keep)] if keep is not None else []
+    records = records_of(Path(path))
+    chosen = functools.reduce(operator.or_, given) if given else None
+    rules = own_rules(records) if chosen is None else chosen
+    verdicts = collect(Path(path), rules, dry_run=not yes)
+    listing = listed(path, Path(path), records, verdicts, keep=chosen)
+    lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
+    write_lines(gc_json(listing, removed=yes) if as_json else lines)
+    return GOOD
