@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering
 from torture.checkpoint_scenes import BUT, CheckpointScene
 from torture.leaves_scenes import LeavesScene
+from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -37,8 +38,10 @@ class JointScene:
 
     name: str
     """What people call it."""
-    form: Literal["checkpoint", "leaves"]
-    """Of which of the two."""
+    form: Literal["checkpoint", "leaves", "run"]
+    """Of which of them; a run's steps are saved in the background."""
+    background: bool = False
+    """A thread writes it, and the caller waits for that."""
     old: bool = True
     """Something was saved there already."""
     wanted: dict[str, PartitionSpec] | None = None
@@ -63,7 +66,11 @@ class JointScene:
     def save(self, path: Path, version: int, *, old: bool, timeout: float) -> None:
         """Save a version as one process of the job; ``old``: there is something already."""
         tree = _global_tree(version, self.rows)
-        if self.form == "checkpoint":
+        if self.form == "run":
+            treering.Run(path, keep=treering.KeepLast(1), timeout=timeout).save(version, tree).result()
+        elif self.background:
+            treering.save_async(path, tree, overwrite=old, timeout=timeout).result()
+        elif self.form == "checkpoint":
             treering.save(path, tree, overwrite=old, timeout=timeout)
         else:
             tree_serialize_leaves(path, tree, timeout=timeout)
@@ -102,7 +109,12 @@ class JointScene:
 
     def found(self, path: Path) -> str | None:
         """Load and verify, which must agree; None when nothing is there."""
-        if self.form == "checkpoint":
+        if self.form == "run":
+            step = treering.Run(path).latest()
+            if step is None:
+                return None
+            path = path / f"step_{step:08d}"
+        if self.form != "leaves":
             try:
                 tree: Any = treering.load(path)
             except NotFound:
@@ -130,6 +142,8 @@ class JointScene:
     @property
     def _alone(self) -> Scene:
         old = self.old and not self.loads
+        if self.form == "run":
+            return RunScene(name=self.name, old=old)
         if self.form == "checkpoint":
             return CheckpointScene(name=self.name, old=old)
         return LeavesScene(name=self.name, old=old)
@@ -178,6 +192,10 @@ SCENES = (
     JointScene(name="save checkpoint, overwrite", form="checkpoint"),
     JointScene(name="save leaves, first", form="leaves", old=False),
     JointScene(name="save leaves, overwrite", form="leaves"),
+    JointScene(name="background, first", form="checkpoint", old=False, background=True),
+    JointScene(name="background, overwrite", form="checkpoint", background=True),
+    JointScene(name="run, first step", form="run", old=False),
+    JointScene(name="run, next step", form="run"),
     JointScene(name="load checkpoint, direct", form="checkpoint", wanted=_ALONG),
     JointScene(name="load checkpoint, exchange", form="checkpoint", wanted=_ACROSS, rows=1 << 15),
     JointScene(name="load leaves, direct", form="leaves", wanted=_ALONG),

@@ -21,6 +21,7 @@ _JOINED_LEAVES: Final = "treering._store.leaves_joined:JoinedLeaves"
 _JOINED: Final = "treering._store.joined_folder:JoinedFolder"
 _WRITES: Final = "treering._store.staged_files:StagedFiles.write_small"
 _MOVING: Final = "treering._store.leaves_commit:LeavesCommit"
+_HAND_OVER: Final = "treering._ops.background:Writer.hand_over"
 _TOGETHER: Final = "treering._ops.joint_load"
 _MEETING: Final = "treering._arrays.calls:exchanged"
 
@@ -53,6 +54,11 @@ _CHECKPOINT: Final = (
 )
 _FIRST: Final = (
     Point(name="the index is there", place=f"{_JOURNAL}.become_first", when="after", of="leader", done=True),
+)
+# What is handed over is written while the caller goes on: how far that has come cannot be known.
+_BACKGROUND: Final = (
+    Point(name="it is not handed over yet", place=_HAND_OVER, when="before"),
+    Point(name="it is handed over", place=_HAND_OVER, when="after", done=None),
 )
 _OVERWRITE: Final = (
     Point(name="the index is replaced", place=f"{_JOURNAL}.become_next", when="after", of="leader", done=True),
@@ -103,4 +109,7 @@ def points_of(scene: JointScene, layer: Layer) -> tuple[Point, ...]:
     talk = _TALK if layer == "forged" else (*_AGREEING, *_TALK)
     if scene.form == "leaves":
         return (*talk, *_LEAVES)
-    return (*talk, *_CHECKPOINT, *(_OVERWRITE if scene.old else _FIRST))
+    thread = _BACKGROUND if scene.background or scene.form == "run" else ()
+    # The folder of a step is new, whatever steps there are.
+    commit = _OVERWRITE if scene.old and scene.form == "checkpoint" else _FIRST
+    return (*talk, *_CHECKPOINT, *thread, *commit)

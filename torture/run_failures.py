@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-import treering
 from torture.children import PATIENCE_SECONDS, Answer, in_child
 from torture.faults import Fault, Injector, Kind
 from torture.judging import NEW, fresh, next_save, told
@@ -137,17 +136,14 @@ def _heard(scene: BackgroundScene | RunScene, path: Path, injector: _Pausing, he
     if hearing == "result":
         pending.result(PATIENCE_SECONDS)
         return
-    # Nobody asks; the next one who loads from there is told.
+    # Nobody asks; whoever loads from there next, or saves, is told.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not pending.done():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path}: not done")
         time.sleep(_LOOK_SECONDS)
     injector.over = True
-    if isinstance(scene, RunScene):
-        treering.Run(path).load()
-    else:
-        treering.load(path)
+    scene.go_on(path)
 
 
 def _leaving(begin: Callable[[], Any], path: Path, injector: Injector) -> Answer:
@@ -155,7 +151,10 @@ def _leaving(begin: Callable[[], Any], path: Path, injector: Injector) -> Answer
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _leave(begin, writer, injector)
+        try:
+            _leave(begin, writer, injector)
+        finally:
+            os._exit(3)
     os.close(writer)
     parts: list[bytes] = []
     hung = False
@@ -168,8 +167,8 @@ def _leaving(begin: Callable[[], Any], path: Path, injector: Injector) -> Answer
         parts.append(part)
     if hung:
         os.kill(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.close(reader)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     said = b"".join(parts).decode(errors="replace")
     # Two lines of the harness: which calls were made, and what `begin` raised; all the rest is what a person reads.
     lines = said.splitlines()
@@ -188,21 +187,16 @@ _RAISED: Final = "@raised "
 def _leave(begin: Callable[[], Any], pipe: int, injector: Injector) -> None:
     """Be a program that begins a save and ends; what it prints goes into the pipe."""
     write = os.write
-    code = 1
+    os.dup2(pipe, 2)
+    atexit.register(lambda: write(pipe, f"{_CALLS}{json.dumps(injector.calls)}\n".encode()))
+    code = 0
     try:
-        os.dup2(pipe, 2)
-        try:
-            begin()
-            code = 0
-        except OSError as error:
-            write(pipe, f"{_RAISED}{json.dumps(f'{type(error).__name__}: {error}')}\n".encode())
-        write_calls = lambda: write(pipe, f"{_CALLS}{json.dumps(injector.calls)}\n".encode())  # noqa: E731
-        # Runs after all that was registered while the save began; what must end last is registered earlier still.
-        with contextlib.suppress(BaseException):
-            atexit._run_exitfuncs()
-        write_calls()
-    finally:
-        os._exit(code)
+        begin()
+    except OSError as error:
+        write(pipe, f"{_RAISED}{json.dumps(f'{type(error).__name__}: {error}')}\n".encode())
+        code = 1
+    # The whole end of an interpreter, and nothing of what stands further up on this stack.
+    ctypes.pythonapi.Py_Exit(code)
 
 
 def _ways_to_leave(code: int, lines: Sequence[str], raised: str | None, path: Path) -> Iterator[str]:

@@ -27,6 +27,18 @@ class BackgroundScene(CheckpointScene):
         """Begin a save and return what one waits for."""
         return treering.save_async(path, state(self.size, version), overwrite=old)
 
+    def go_on(self, path: Path) -> None:
+        """Do what a program does next, that never asked how the save ended.
+
+        Raises:
+            AssertionError: nothing was saved, and nobody says so.
+        """
+        if (path / "treering.json").exists():
+            treering.load(path)
+            return
+        treering.save_async(path, {})
+        raise AssertionError("the next save begins as if nothing had happened")
+
     def save(self, path: Path, version: int, *, old: bool) -> None:
         """Save a version, and wait for it."""
         self.begin(path, version, old=old).result(PATIENCE_SECONDS)
@@ -61,6 +73,19 @@ class RunScene(Scene):
         run = treering.Run(path, keep=treering.KeepLast(1))
         back = self.back and version <= (run.latest() or 0)
         return run.save(version, state(self.size, version), overwrite=back).pending
+
+    def go_on(self, path: Path) -> None:
+        """Do what a program does next, that never asked how the save ended.
+
+        Raises:
+            AssertionError: nothing was saved, and nobody says so.
+        """
+        run = treering.Run(path)
+        if run.steps():
+            run.load()
+            return
+        run.save(OLD, {})
+        raise AssertionError("the next save begins as if nothing had happened")
 
     def save(self, path: Path, version: int, *, old: bool) -> None:
         """Save a version as the step of that number, and wait for it."""
