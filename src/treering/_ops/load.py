@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -16,29 +17,35 @@ from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._ops.arrivals import Report, planned
+from treering._ops.background import settle
 from treering._ops.into_like import into_like
 from treering._ops.joint_load import Company, Named
 from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
 from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import Matched, array_dtype, as_stored, aval_shape, matched
+from treering._tree.likeness import Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
 from treering.errors import KeptOnHost, Unsupported
 
 __all__ = ["Wanted", "Wishes", "load", "loaded", "part_of", "require_sense", "wanted"]
 
+_OF_LIKE: Final = Wording()
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the caller of a load asks for beside the tree; ``treering.load`` says what each means."""
+    """What the caller of a load asks for beside the tree; ``treering.load`` says what each means.
+
+    With "leave" for ``missing`` leaves of ``like`` that are not stored stay in the result, abstract ones too.
+    """
 
     only: str | Sequence[str] | None = None
     at: str | None = None
     shardings: Shardings = None
     mesh: Any = None
     rename: Mapping[str, str] | None = None
-    missing: Literal["error", "keep"] = "error"
+    missing: Literal["error", "keep", "leave"] = "error"
     cast: bool = False
     mapped: bool = False
     progress: Progress | None = None
@@ -72,7 +79,11 @@ def load(
         (tree,) = loaded(source, [wanted(source, part_of(source, wishes), like, wishes)], progress, company)
         return tree
 
-    return on_one_state(lambda: opened_source(path, mapped=mapped), work, company)
+    def opened() -> AbstractContextManager[Source]:
+        settle(path)
+        return opened_source(path, mapped=mapped)
+
+    return on_one_state(opened, work, company)
 
 
 def part_of(source: Source, wishes: Wishes) -> Selection:
@@ -108,7 +119,7 @@ class Wanted:
         return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
 
 
-def wanted(source: Source, part: Selection, like: Any, wishes: Wishes) -> Wanted:
+def wanted(source: Source, part: Selection, like: Any, wishes: Wishes, *, wording: Wording = _OF_LIKE) -> Wanted:
     """Hold a part of a stored tree against what is wanted of it.
 
     Raises:
@@ -123,8 +134,9 @@ def wanted(source: Source, part: Selection, like: Any, wishes: Wishes) -> Wanted
         return Wanted(part=part, like=None, target=None, matches=matches, placements=placements)
     target = flatten_like(like)
     matches = matched(
-        index, part, target, rename=wishes.rename, missing=wishes.missing, cast=wishes.cast, raw_keys=source.raw_keys
-    )
+        index, part, target, rename=wishes.rename, missing=wishes.missing, cast=wishes.cast,
+        raw_keys=source.raw_keys, wording=wording,
+    )  # fmt: skip
     placements = _placements(index, target.keys, matches, target, asked)
     return Wanted(part=part, like=like, target=target, matches=matches, placements=placements)
 

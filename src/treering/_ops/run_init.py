@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import jax
+from jax.sharding import NamedSharding, Sharding
+
+from treering._arrays.source import Source
+from treering._ops.joint_load import Company, Named
+from treering._ops.load import Wishes, loaded, part_of, wanted
+from treering._ops.one_state import on_one_state
+from treering._ops.source import opened_source
+from treering._tree.flatten import Flattened, flatten_like
+from treering._tree.likeness import KEPT, Wording
+from treering._tree.placement import aval_of, resolved
+from treering._tree.unflatten import rebuilt
+from treering.errors import Mismatch, Unsupported
 
 __all__ = ["loaded_or_initialised"]
+
+_WORDING: Final = Wording("init_fn", "with load(like=...): ")
+_WISHES: Final = Wishes(missing="leave")
+_TRACED: Final = ("jax", "key")
 
 
 def loaded_or_initialised(
@@ -15,7 +34,8 @@ def loaded_or_initialised(
     """Return the tree, and the key texts of the leaves that were initialised.
 
     Of the leaves that are loaded no array is ever made by ``init_fn``; the others come out of one jitted call, each on
-    its sharding. What ``init_fn`` returns beside arrays of jax is taken as it is: numpy arrays, Python values, functions.
+    its sharding. What ``init_fn`` returns beside arrays of jax (numpy arrays, Python values, functions) is taken as it
+    is.
 
     Args:
         path: the checkpoint; None initialises everything.
@@ -26,7 +46,121 @@ def loaded_or_initialised(
 
     Raises:
         Mismatch: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
-        Unsupported: ``init_fn`` cannot be traced, or something is no sharding.
+        Unsupported: ``init_fn`` is no function, or something is no sharding.
         TreeringError: as ``treering.load``.
     """
-    raise NotImplementedError((path, init_fn, shardings, mesh, timeout))
+    if not callable(init_fn):
+        raise Unsupported(f"init_fn is a {type(init_fn).__name__}, it has to be a function without arguments")
+    fresh = _Fresh.of(init_fn, shardings, mesh)
+    if path is None:
+        return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
+    company = Company(path, timeout=timeout, named=Named(None, None, fresh.like))
+    tree, missing = on_one_state(
+        lambda: opened_source(path, mapped=False), lambda source: _stored(source, fresh.like, company), company
+    )
+    return fresh.completed(tree, missing), tuple(missing)
+
+
+def _stored(source: Source, like: Any, company: Company) -> tuple[Any, list[str]]:
+    """Return what is stored in the containers of ``like``, and the keys of the leaves that are not."""
+    part = part_of(source, _WISHES)
+    asked = wanted(source, part, like, _WISHES, wording=_WORDING)
+    (tree,) = loaded(source, [asked], None, company)
+    return tree, [key for key, match in zip(flatten_like(like).keys, asked.matches, strict=True) if match.fit is KEPT]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Fresh:
+    """What ``init_fn`` makes, before it is made."""
+
+    init_fn: Callable[[], Any]
+    like: Any
+    """The tree, with a ``jax.ShapeDtypeStruct`` for each array of jax."""
+    flat: Flattened
+    """The same, flattened."""
+    shardings: dict[str, Sharding | None]
+    """Key -> where the array goes, for each of those; None is the default device."""
+
+    @classmethod
+    def of(cls, init_fn: Callable[[], Any], shardings: Any, mesh: Any) -> _Fresh:
+        """Trace ``init_fn``, and find out where its arrays go."""
+        trees: list[Any] = []
+
+        def arrays() -> list[jax.Array]:
+            tree = init_fn()
+            flat = flatten_like(tree)
+            traced = [number for number, kind in enumerate(flat.kinds) if kind in _TRACED]
+            if "abstract" in flat.kinds:
+                key = flat.keys[flat.kinds.index("abstract")]
+                raise Unsupported(f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it has to make the array")
+            # No tracer may outlive the trace: of the tree only the containers are kept, and what jax does not trace.
+            leaves = list(flat.leaves)
+            for number in traced:
+                leaves[number] = _HOLE
+            trees.append(rebuilt(tree, leaves))
+            return [flat.leaves[number] for number in traced]
+
+        avals = jax.eval_shape(arrays)
+        skeleton = trees[-1]
+        flat = flatten_like(skeleton)
+        holes = [number for number, leaf in enumerate(flat.leaves) if leaf is _HOLE]
+        keys = [flat.keys[number] for number in holes]
+        plain = {key: aval_of(aval.shape, aval.dtype) for key, aval in zip(keys, avals, strict=True)}
+        if shardings is None and mesh is None:
+            places = {key: _own_sharding(aval) for key, aval in zip(keys, avals, strict=True)}
+        else:
+            places = resolved(shardings, mesh, plain, flat.keys)
+        leaves = list(flat.leaves)
+        for number, key in zip(holes, keys, strict=True):
+            leaves[number] = _placed(plain[key], places[key])
+        like = rebuilt(skeleton, leaves)
+        return cls(init_fn=init_fn, like=like, flat=flatten_like(like), shardings=places)
+
+    def completed(self, tree: Any, missing: Sequence[str]) -> Any:
+        """Return the tree with the arrays made that are missing."""
+        absent = set(missing)
+        leaves = flatten_like(tree).leaves
+        groups: dict[Hashable, list[int]] = {}
+        for number, key in enumerate(self.flat.keys):
+            if key in absent and key in self.shardings:
+                groups.setdefault(_devices(self.shardings[key]), []).append(number)
+        for numbers in groups.values():
+            for number, array in zip(numbers, self._made(numbers), strict=True):
+                leaves[number] = array
+        return rebuilt(self.like, leaves)
+
+    def _made(self, numbers: Sequence[int]) -> list[jax.Array]:
+        """Return arrays that ``init_fn`` makes; what no array needs is not computed."""
+
+        def arrays() -> list[jax.Array]:
+            flat = flatten_like(self.init_fn())
+            if flat.keys != self.flat.keys:
+                raise Mismatch("init_fn returns another tree each time", hint="it has to make the same keys each time")
+            return [flat.leaves[number] for number in numbers]
+
+        places = [self.shardings[self.flat.keys[number]] for number in numbers]
+        made: list[jax.Array] = jax.jit(arrays, out_shardings=places)()
+        return made
+
+
+_HOLE: Final = aval_of((), bool)
+
+
+def _own_sharding(aval: jax.ShapeDtypeStruct) -> Sharding | None:
+    """Return where ``init_fn`` itself puts an array, which its type says where meshes have explicit axes."""
+    sharding, mesh = getattr(aval, "sharding", None), jax.sharding.get_mesh()
+    if not isinstance(sharding, NamedSharding) or mesh.empty or not isinstance(mesh, jax.sharding.Mesh):
+        return None
+    return NamedSharding(mesh, sharding.spec)
+
+
+def _placed(aval: jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
+    placed: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return placed
+
+
+def _devices(sharding: Sharding | None) -> Hashable:
+    """Return on which devices an array goes: one jitted call makes arrays for the same devices in the same order."""
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.mesh.devices.flat)
+    return None if sharding is None else frozenset(sharding.device_set)

@@ -73,7 +73,7 @@ def matched(
     target: Flattened,
     *,
     rename: Mapping[str, str] | None,
-    missing: Literal["error", "keep"],
+    missing: Literal["error", "keep", "leave"],
     cast: bool,
     raw_keys: bool,
     wording: Wording = Wording(),
@@ -85,7 +85,7 @@ def matched(
         selection: which part of it takes part.
         target: ``like``, flattened.
         rename: wanted key -> stored key, of leaves or of branches.
-        missing: what to do where nothing is stored for a leaf.
+        missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
         cast: see ``fitted``.
         raw_keys: see ``fitted``.
         wording: how the differences are told.
@@ -103,7 +103,7 @@ def matched(
         source = renamed.get(key, key)
         number = stored.get(source)
         if number is None:
-            if missing == "keep" and kind != "abstract":
+            if missing == "leave" or (missing == "keep" and kind != "abstract"):
                 result.append(Matched(-1, KEPT))
             else:
                 report.lines.append(_Missing(key, source, wanted_text(leaf, kind), missing == "keep"))
