@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import Outgoing, checked_bytes
-from treering._format.blocks import chunks_of_file, first_blocks
+from treering._format.blocks import first_blocks
 from treering._format.index import Chunks
 
 __all__ = ["Layout", "Written", "content"]
@@ -56,7 +56,7 @@ class Written:
         """Yield the data of one file, in the order of the file."""
         chunks = self._layout.chunks
         total = self._layout.data_bytes
-        for chunk in chunks_of_file(chunks, file):
+        for chunk in chunks.of_file(file):
             data = self._layout.leaves.data_of(chunks.leaf[chunk], chunks.box[chunk])
             for piece in checked_bytes(data, chunks.block[chunk], self.checksums, self._starts[chunk]):
                 yield piece

@@ -14,7 +14,7 @@ from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, pack
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
-__all__ = ["chunks_of_file", "damage", "file_digest", "file_digests", "first_blocks", "leaf_bytes", "shown_chunk"]
+__all__ = ["damage", "file_digest", "file_digests", "first_blocks", "leaf_bytes", "shown_chunk"]
 
 DAMAGE_HINT: Final = "use another copy; `treering verify` lists all damage"
 
@@ -45,18 +45,6 @@ def first_blocks(chunks: Chunks) -> list[int]:
     return list(itertools.accumulate(map(block_count, nbytes, chunks.block), initial=0))
 
 
-def chunks_of_file(chunks: Chunks, file: int) -> list[int]:
-    """Return the numbers of the chunks of one file, in the order in which they lie there."""
-    return _in_file_order(chunks, [number for number, found in enumerate(chunks.file) if found == file])
-
-
-def _in_file_order(chunks: Chunks, mine: list[int]) -> list[int]:
-    # Empty arrays lie where the next one starts; among themselves they keep their order.
-    offset, nbytes = chunks.offset, chunks.nbytes
-    mine.sort(key=lambda chunk: 2 * offset[chunk] + (nbytes[chunk] > 0))
-    return mine
-
-
 def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts: Sequence[int] | None = None) -> str:
     """Return the digest of a data file: over its header, then the checksums of its blocks as they lie in it.
 
@@ -67,19 +55,13 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts
         starts: what `first_blocks` gave, if it is known.
     """
     starts = first_blocks(index.chunks) if starts is None else starts
-    return _digest(index, chunks_of_file(index.chunks, file), header, starts)
+    return _digest(index, index.chunks.of_file(file), header, starts)
 
 
 def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
-    """Return the digest of each data file, given their headers; of a thousand files in one look at the chunks."""
+    """Return the digest of each data file, given their headers."""
     starts = first_blocks(index.chunks)
-    by_file: list[list[int]] = [[] for _ in headers]
-    for chunk, file in enumerate(index.chunks.file):
-        by_file[file].append(chunk)
-    return [
-        _digest(index, _in_file_order(index.chunks, mine), header, starts)
-        for mine, header in zip(by_file, headers, strict=True)
-    ]
+    return [file_digest(index, file, header, starts) for file, header in enumerate(headers)]
 
 
 def _digest(index: Index, mine: Sequence[int], header: bytes | Iterable[bytes], starts: Sequence[int]) -> str:

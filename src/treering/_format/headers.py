@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import json_text, quoted
-from treering._format.blocks import chunks_of_file, leaf_bytes
+from treering._format.blocks import leaf_bytes
 from treering._format.index import Chunks, Index, LeafType
 from treering._format.structure_text import sound_key
 from treering._values.boxes import Box, shape_of, size_of, text_of
@@ -201,7 +201,7 @@ def rows_of_file(index: Index, file: int) -> list[tuple[int, Box | None, int, in
     chunks, base = index.chunks, index.files[file].header
     return [
         (chunks.leaf[chunk], chunks.box[chunk], chunks.offset[chunk] - base, chunks.nbytes[chunk])
-        for chunk in chunks_of_file(chunks, file)
+        for chunk in chunks.of_file(file)
     ]
 
 

@@ -120,9 +120,29 @@ class Chunks:
     """How many bytes: the box in C order, little endian."""
     block: Sequence[int]
     """Bytes of a checksummed block."""
+    _of_files: dict[int, list[int]] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    """The rows of each file, once somebody asked: of a thousand files in one look at the columns."""
 
     def __len__(self) -> int:
         return len(self.leaf)
+
+    def of_file(self, file: int) -> Sequence[int]:
+        """Return the numbers of the rows of one file, in the order in which they lie there.
+
+        Example:
+            >>> rows = dict(leaf=[0, 1, 2], box=[None] * 3, offset=[68, 0, 0], nbytes=[4, 4, 64], block=[65536] * 3)
+            >>> Chunks(**rows, file=[1, 0, 1]).of_file(1)
+            [2, 0]
+        """
+        if not self._of_files and self.file:
+            found: dict[int, list[int]] = {}
+            for number, place in enumerate(self.file):
+                found.setdefault(place, []).append(number)
+            for rows in found.values():
+                # Empty arrays lie where the next one starts; among themselves they keep their order.
+                rows.sort(key=lambda row: 2 * self.offset[row] + (self.nbytes[row] > 0))
+            self._of_files.update(found)
+        return self._of_files.get(file, ())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
