@@ -12,7 +12,7 @@ from typing import Final, NoReturn, Protocol
 from treering._arrays.jobs import Progress
 from treering.errors import Cancelled, TreeringError
 
-__all__ = ["UNWATCHED", "Flight", "Stage", "Watch"]
+__all__ = ["UNWATCHED", "Flight", "Stage", "Watch", "writes_here"]
 
 
 class Watch(Protocol):
@@ -50,6 +50,20 @@ class Stage(enum.IntEnum):
     """It is being committed, or handed to process 0 for that: nobody can call it off."""
     ENDED = 3
     """It is saved, or it failed."""
+
+
+class _Here(threading.local):
+    """What is known of the thread that asks."""
+
+    writes = False
+
+
+_here: Final = _Here()
+
+
+def writes_here() -> bool:
+    """Tell whether this thread is writing a save in flight: it would wait for itself if it waited for one."""
+    return _here.writes
 
 
 class Flight:
@@ -103,6 +117,7 @@ class Flight:
         """Note that its turn has come."""
         with self._lock:
             self.stage = Stage.WRITING
+        _here.writes = True
         self.moved_at = time.monotonic()
 
     def move(self) -> None:
@@ -152,6 +167,7 @@ class Flight:
             self.stage = Stage.ENDED
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, Cancelled))
+        _here.writes = False
         self.moved_at = time.monotonic()
         self._ended.set()
 
@@ -171,8 +187,14 @@ class Flight:
         return self._ended.is_set()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it has ended; whether it has within ``timeout`` seconds."""
+        """Wait until it has ended; whether it has within ``timeout`` seconds.
+
+        Raises:
+            TreeringError: it can never end as long as this thread waits; or this is another process.
+        """
         self.require_own()
+        if writes_here() and not self._ended.is_set():
+            raise TreeringError(f"the thread that writes the saves cannot wait for the one to {self.shown!r}")
         return self._ended.wait(timeout)
 
     def stalled(self) -> bool:

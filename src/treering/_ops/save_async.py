@@ -38,7 +38,7 @@ from treering._values.processes import Processes
 __all__ = ["begin"]
 
 After: TypeAlias = Callable[[], None] | None
-Write: TypeAlias = Callable[[], None]
+Write: TypeAlias = Callable[[Asked], None]
 
 
 def begin(
@@ -138,19 +138,13 @@ class _Begun:
         with writer().room_for(flight):
             held = plan.snapshot()
 
-        def write() -> None:
-            asked = self.asked
-            flight.move()
-            save_checkpoint(
-                asked.place,
-                held,
-                metadata=metadata,
-                overwrite=asked.overwrite,
-                progress=flight.progress(asked.progress),
-                watch=flight,
-            )
+            def write(asked: Asked) -> None:
+                progress = flight.progress(asked.progress)
+                save_checkpoint(
+                    asked.place, held, metadata=metadata, overwrite=asked.overwrite, progress=progress, watch=flight
+                )
 
-        return self._handed_over(flight, write)
+            return self._handed_over(flight, write)
 
     def _together(self, plan: Planned | Exception, wishes: Wishes, processes: Processes) -> PendingSave:
         """Begin with a folder that several processes write.
@@ -165,17 +159,19 @@ class _Begun:
         try:
             with writer().room_for(flight):
                 held = _unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")
+
+                def write(asked: Asked) -> None:
+                    take_part(call, asked.place, held, wishes, flight)
+
+                return self._handed_over(flight, write)
         except BaseException as error:
+            if writer().has_taken(flight):  # an interrupt, after all; the save goes on
+                raise
             why = error if isinstance(error, Exception) else reworded(error, f"could not {flight.doing}")
             telling = self._flight(0)
             telling.told = True  # by the error that is raised here
             writer().hand_over(telling, functools.partial(take_part, call, place, why, wishes, telling))
             raise
-
-        def write() -> None:
-            take_part(call, place, held, wishes, flight)
-
-        return self._handed_over(flight, write)
 
     def msgpack(self, tree: Any) -> PendingSave:
         """Begin with a msgpack file."""
@@ -184,13 +180,11 @@ class _Begun:
         with writer().room_for(flight):
             held = _held_pieces(pieces)
 
-        def write() -> None:
-            asked = self.asked
-            flight.move()
-            progress = flight.progress(asked.progress)
-            write_msgpack(asked.place, held, overwrite=asked.overwrite, progress=progress, watch=flight)
+            def write(asked: Asked) -> None:
+                progress = flight.progress(asked.progress)
+                write_msgpack(asked.place, held, overwrite=asked.overwrite, progress=progress, watch=flight)
 
-        return self._handed_over(flight, write)
+            return self._handed_over(flight, write)
 
     def safetensors(self, tree: Any) -> PendingSave:
         """Begin with a safetensors file."""
@@ -201,22 +195,20 @@ class _Begun:
         flight = self._flight(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
         with writer().room_for(flight):
             held = snapshot(leaves, rows)
-        flat = dataclasses.replace(flat, leaves=[])
+            flat = dataclasses.replace(flat, leaves=[])
 
-        def write() -> None:
-            asked = self.asked
-            flight.move()
-            write_safetensors(
-                asked.place,
-                flat,
-                held,
-                metadata=metadata,
-                overwrite=asked.overwrite,
-                progress=flight.progress(asked.progress),
-                watch=flight,
-            )
+            def write(asked: Asked) -> None:
+                write_safetensors(
+                    asked.place,
+                    flat,
+                    held,
+                    metadata=metadata,
+                    overwrite=asked.overwrite,
+                    progress=flight.progress(asked.progress),
+                    watch=flight,
+                )
 
-        return self._handed_over(flight, write)
+            return self._handed_over(flight, write)
 
     # ---------------------------------------------------------------------------------------------------- handing over
 
@@ -225,10 +217,10 @@ class _Begun:
         return Flight(resolved(asked.place), shown=self.shown, run=self.run, timeout=asked.timeout, nbytes=nbytes)
 
     def _handed_over(self, flight: Flight, write: Write) -> PendingSave:
-        after = self.after
+        asked, after = self.asked, self.after
 
         def write_and_more() -> None:
-            write()
+            write(asked)
             if after is not None:
                 try:
                     after()
@@ -248,7 +240,9 @@ def _unless_failed(plan: Planned | Exception) -> Planned:
 def _held_bytes(plan: Planned) -> int:
     """Return how much memory the snapshot of a plan will hold on to."""
     leaves = plan.leaves
-    return sum(source.data.nbytes for sources in leaves.sources.values() for source in sources)
+    nbytes = list(map(leaf_bytes, leaves.types))
+    own: int = sum(source.data.nbytes for leaf in leaves.spread for source in leaves.sources[leaf])
+    return own + sum(nbytes[leaves.leaf_types[leaf]] for leaf in leaves.sources if leaf not in leaves.spread)
 
 
 def _held_pieces(pieces: list[Piece]) -> list[Piece]:
