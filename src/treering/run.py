@@ -152,7 +152,7 @@ class Run:
             >>> run.save_on_signal(signal.SIGUSR1)
             >>> run.close()                            # puts the handler back
         """
-        self._state.save_on_signal(signum)
+        self._state.signals.watch(signum)
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -201,7 +201,8 @@ class Run:
             ({'params': {'w': 1.5}, 'count': 3}, {'w': 1.5})
             >>> run.close()
         """
-        from treering._ops.run_load import Wishes, load_step
+        from treering._ops.load import Wishes
+        from treering._ops.run_load import load_step
 
         wishes = Wishes(
             only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast, mapped=mapped,
@@ -335,13 +336,14 @@ class Run:
         """
         from treering._ops.run_load import branched
 
-        branched(self._state, step, path)
-        return Run(
+        new = Run(
             path,
             keep=self.keep if keep is None else keep,
             save_every=self.save_every if save_every is None else save_every,
             timeout=self._state.timeout,
         )
+        branched(self._state, step, new._state)
+        return new
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every save is durable and every step is removed that has to go.
@@ -372,4 +374,6 @@ class Run:
         self._state.leave(error)
 
     def __repr__(self) -> str:
-        return f"Run({os.fspath(self.path)!r}{self._state.policies})"
+        given = {"keep": self._state.keep_text, "save_every": self._state.save_every_text}
+        policies = "".join(f", {name}={text}" for name, text in given.items() if text is not None)
+        return f"Run({self._state.shown!r}{policies})"

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-__all__ = ["Stateful", "saved_items", "stateful_items"]
+from treering._arrays.source import Source
+from treering._format.key_text import key_text
+from treering._format.selection import Selection, select
+from treering._ops.joint_load import Company
+from treering._ops.load import Wishes, loaded, part_of, wanted
+from treering._values.keys import escape_part
+from treering.errors import Mismatch
+
+__all__ = ["LoadedItems", "Stateful", "given_back", "loaded_items", "saved_items", "stateful_items"]
 
 
 @runtime_checkable
@@ -62,3 +72,100 @@ def saved_items(tree: Any) -> Any:
 def _is_stateful(item: object) -> TypeGuard[Stateful]:
     # A class has the methods too, but only of its instances.
     return isinstance(item, Stateful) and not isinstance(item, type)
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedItems:
+    """What was loaded for a tree that holds objects which take their state back, before they have it."""
+
+    like: Any
+    """The tree as the caller gave it."""
+    rest: Any
+    """What was loaded for all but those objects."""
+    states: dict[Any, Any]
+    """Item -> the state that was loaded for it; the key None for the tree itself."""
+
+
+def loaded_items(source: Source, like: Any, wishes: Wishes, company: Company) -> LoadedItems:
+    """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
+
+    Raises:
+        Mismatch: they do not fit; or ``only`` leaves out a part of such a state.
+    """
+    part = part_of(source, wishes)
+    objects = stateful_items(like)
+    parts: dict[Any, Selection] = {}
+    for name in objects:
+        stored = _stored_key(name, wishes)
+        if wishes.missing == "error" or _has(part, stored):
+            parts[name] = _whole(source, part, stored, wishes)
+    as_saved = Wishes(progress=wishes.progress)
+    pieces = [wanted(source, one, None, as_saved) for one in parts.values()]
+    rest = None
+    if None not in objects:
+        rest, left, asked = like, part, wishes
+        if objects:
+            keys = [_stored_key(name, wishes) for name in objects]
+            renamed = {name: stored for name, stored in (wishes.rename or {}).items() if stored not in keys}
+            rest = {name: item for name, item in like.items() if name not in objects}
+            left, asked = _without(part, keys), dataclasses.replace(wishes, rename=renamed)
+        pieces.insert(0, wanted(source, left, rest, asked))
+    trees = loaded(source, pieces, wishes.progress, company)
+    if None not in objects:
+        rest = trees.pop(0)
+    return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)))
+
+
+def given_back(items: LoadedItems) -> Any:
+    """Give the objects their states; return the tree, with them in their places."""
+    objects = stateful_items(items.like)
+    for name, state in items.states.items():
+        objects[name].set_state(state)
+    if not objects:
+        return items.rest
+    if None in objects:
+        return items.like
+    return {name: objects[name] if name in objects else items.rest[name] for name in items.like}
+
+
+def _stored_key(name: Any, wishes: Wishes) -> str:
+    """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
+    key = "" if name is None else escape_part(key_text(name))
+    return (wishes.rename or {}).get(key, key)
+
+
+def _below(key: str, stored: str) -> bool:
+    return not stored or key == stored or key.startswith(f"{stored}/")
+
+
+def _has(part: Selection, stored: str) -> bool:
+    return any(_below(key, stored) for key in part.keys)
+
+
+def _without(part: Selection, stored: Sequence[str]) -> Selection:
+    """Return a part without some branches; its structure tells of them still, which only ``like`` is asked for."""
+    stay = [number for number, key in enumerate(part.keys) if not any(_below(key, one) for one in stored)]
+    return Selection(
+        structure=part.structure,
+        leaves=[part.leaves[number] for number in stay],
+        keys=[part.keys[number] for number in stay],
+    )
+
+
+def _whole(source: Source, part: Selection, stored: str, wishes: Wishes) -> Selection:
+    """Return the branch of an item's state.
+
+    Raises:
+        Mismatch: it is not there, or ``only`` keeps a part of it.
+    """
+    found = select(part.structure, part.keys, at=stored, only=None)
+    index = source.index
+    at = "/".join(filter(None, (wishes.at, stored)))
+    all_of_it = select(index.structure, index.keys, at=at, only=None)
+    if len(found.keys) != len(all_of_it.keys):
+        what = f"only= keeps a part of {at or 'the tree'!r}, whose state is given back as a whole"
+        raise Mismatch(what, hint="name all of it, or leave the object out of `like`")
+    return all_of_it

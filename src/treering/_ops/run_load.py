@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
 
+from treering._arrays.processes import this_processes
+from treering._arrays.source import Source
+from treering._ops.background import raise_unreported, settle, wait_for
+from treering._ops.joint_load import Company, Named
+from treering._ops.load import Wishes, require_sense
+from treering._ops.one_state import on_one_state
+from treering._ops.run_branch import branch_step
+from treering._ops.run_gc import collect
+from treering._ops.run_init import loaded_or_initialised
+from treering._ops.run_items import given_back, loaded_items
+from treering._ops.run_meeting import said_by_first
+from treering._ops.run_save import require_step_number
 from treering._ops.run_state import RunState
+from treering._ops.run_steps import facts_of, records_of, step_path, steps_of
+from treering._ops.source import opened_source
+from treering._values.steps_text import steps_text
+from treering.errors import NotFound
+from treering.retention import Verdict, best_steps
 
-if TYPE_CHECKING:
-    from treering.retention import Verdict
-
-__all__ = ["Resumed", "Wishes", "best_step", "branched", "collected", "load_or_init", "load_step", "metrics_of"]
+__all__ = ["Resumed", "best_step", "branched", "collected", "load_or_init", "load_step", "metrics_of"]
 
 
 class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has no room for slots
@@ -34,6 +48,9 @@ class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has 
         pair.initialised = initialised
         return pair
 
+    def __getnewargs__(self) -> tuple[int | None, Any, tuple[str, ...]]:
+        return (*self, self.initialised)
+
     @property
     def step(self) -> int | None:
         """The step that was loaded; None where nothing was saved."""
@@ -45,46 +62,127 @@ class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has 
         return self[1]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the caller of a load asks for; ``treering.load`` says what each means."""
-
-    only: str | Sequence[str] | None
-    at: str | None
-    shardings: Any
-    mesh: Any
-    rename: Mapping[str, str] | None
-    missing: Literal["error", "keep"]
-    cast: bool
-    mapped: bool
-    progress: Callable[[int, int], object] | None
-
-
 def load_step(run: RunState, step: int | None, like: Any, wishes: Wishes) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
-    raise NotImplementedError((run, step, like, wishes))
+    require_sense(like, wishes)
+    if step is not None:
+        return _loaded(run, require_step_number(step), like, wishes)
+    latest = _agreed_latest(run)
+    while True:
+        if latest is None:
+            raise NotFound(f"the run {run.shown!r} has no step yet", hint="load_or_init begins where nothing was saved")
+        try:
+            return _loaded(run, latest, like, wishes)
+        except NotFound:
+            # Somebody else's program may have saved newer steps, and removed this one, since it was looked for.
+            newer = max(steps_of(run.path), default=None)
+            if this_processes(()).count > 1 or newer in (None, latest):
+                raise
+            latest = newer
 
 
 def load_or_init(run: RunState, init_fn: Callable[[], Any], *, shardings: Any, mesh: Any) -> Resumed:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
-    raise NotImplementedError((run, init_fn, shardings, mesh))
+    step = _agreed_latest(run)
+    path = None if step is None else step_path(run.path, step)
+    tree, initialised = loaded_or_initialised(path, init_fn, shardings=shardings, mesh=mesh, timeout=run.timeout)
+    return Resumed(step, tree, initialised)
 
 
 def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | None:
-    """Return the step whose metric is best."""
-    raise NotImplementedError((run, metric, mode))
+    """Return the step whose metric is best; ``Run.best`` says more."""
+    return next(iter(best_steps(facts_of(run.path), metric, mode)), None)
 
 
 def metrics_of(run: RunState, step: int) -> dict[str, float]:
-    """Return the metrics of a step."""
-    raise NotImplementedError((run, step))
+    """Return the metrics of a step; ``Run.metrics`` says more."""
+    step = require_step_number(step)
+    records = records_of(run.path)
+    if step in records.unreadable:
+        raise records.unreadable[step]
+    for record in records.steps:
+        if record.step == step:
+            return dict(record.metrics)
+    raise _no_such(run, step)
 
 
 def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
     """Return what stays and what goes; ``Run.gc`` says more."""
-    raise NotImplementedError((run, dry_run))
+    if dry_run:
+        return collect(run.path, run.keep, dry_run=True)
+    doing = f"remove steps of {run.shown!r}"
+    verdicts: list[Verdict] = []
+
+    def judge() -> None:
+        settle(run.path)
+        verdicts.extend(collect(run.path, run.keep, dry_run=True))
+
+    def remove() -> None:
+        collect(run.path, run.keep, dry_run=False)
+
+    # First all look, then process 0 removes: nobody is to miss a step because it is gone already.
+    said_by_first(lambda: None, path=run.path, doing=doing, timeout=run.timeout, before=judge)
+    said_by_first(remove, path=run.path, doing=doing, timeout=run.timeout)
+    return verdicts
 
 
-def branched(run: RunState, step: int, path: str | os.PathLike[str]) -> None:
+def branched(run: RunState, step: int, new: RunState) -> None:
     """Copy a step into a new run; ``Run.branch`` says more."""
-    raise NotImplementedError((run, step, path))
+    step = require_step_number(step)
+
+    def copy() -> None:
+        if step not in steps_of(run.path):
+            raise _no_such(run, step)
+        branch_step(run.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)
+
+    doing = f"branch from step {step} of {run.shown!r}"
+    said_by_first(copy, path=run.path, doing=doing, timeout=run.timeout, before=lambda: settle(run.path))
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+def _agreed_latest(run: RunState) -> int | None:
+    """Return the latest step, that of process 0 on all; nothing of the run is in flight then.
+
+    Raises:
+        TreeringError: an earlier save failed; or another process did, or did not come.
+    """
+    return said_by_first(
+        lambda: max(steps_of(run.path), default=None),
+        path=run.path,
+        doing=f"look for the latest step of {run.shown!r}",
+        timeout=run.timeout,
+        before=lambda: settle(run.path),
+    )
+
+
+def _loaded(run: RunState, step: int, like: Any, wishes: Wishes) -> Any:
+    path = step_path(run.path, step)
+    company = Company(path, timeout=run.timeout, named=Named(wishes.shardings, wishes.mesh, like))
+    items = on_one_state(
+        lambda: _opened(run, step, path, mapped=wishes.mapped),
+        lambda source: loaded_items(source, like, wishes, company),
+        company,
+    )
+    # Only now all of it was checked, and the other processes have theirs.
+    return given_back(items)
+
+
+@contextlib.contextmanager
+def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[Source]:
+    """Open a step; a save of it that is in flight is waited for."""
+    wait_for(path)
+    raise_unreported(run.path)
+    with contextlib.ExitStack() as files:
+        try:
+            source = files.enter_context(opened_source(path, mapped=mapped))
+        except NotFound as error:
+            raise _no_such(run, step) from error
+        yield source
+
+
+def _no_such(run: RunState, step: int) -> NotFound:
+    there = steps_of(run.path)
+    found = steps_text(there) if there else "no step yet"
+    return NotFound(f"the run {run.shown!r} has no step {step}; it has {found}")

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import operator
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+import jax
+import numpy as np
+
+from treering._arrays.processes import this_processes
+from treering._format.document import INDEX_NAME
+from treering._format.run_document import StepNote, noted
+from treering._ops.background import in_flight, raise_unreported, wait_for
 from treering._ops.pending import PendingSave
+from treering._ops.run_gc import collect, remove_steps
+from treering._ops.run_items import saved_items
+from treering._ops.run_meeting import said_by_first
 from treering._ops.run_state import RunState
+from treering._ops.run_steps import note_step, step_path, steps_of
+from treering._ops.save_async import begin
+from treering._store.run_folder import HIGHEST_STEP, step_of_name
+from treering._values.steps_text import steps_text
+from treering.cadence import Decision
+from treering.errors import Exists, Unsupported
 
-__all__ = ["StepSave", "save_step"]
+__all__ = ["StepSave", "require_step_number", "save_step"]
+
+_NUMBERS: Final = (int, float, np.generic, np.ndarray, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +73,198 @@ def save_step(
     force: bool,
 ) -> StepSave:
     """Save a step of ``run``; ``Run.save`` says more."""
-    raise NotImplementedError((run, step, tree, metrics, metadata, overwrite, force))
+    run.require_open()
+    step = require_step_number(step)
+    processes = this_processes(())
+    decision = run.pace.decide(step, processes, latest=_first_latest(run), force=force)
+    if not decision.save:
+        raise_unreported(run.path)
+        return StepSave(step=step, saved=False, reason=decision.reason)
+    order = _Order(replaced=False, left=())
+    items, described = None, dict[str, Any]()
+    refusal: Exception | None = None
+    try:
+        raise_unreported(run.path)
+        described = _described(run, step, metrics=metrics, metadata=metadata, temporary=decision.temporary)
+        if processes.leads or overwrite:
+            order = _order(run, step, overwrite=overwrite)
+        items = saved_items(tree)
+    except Exception as error:
+        if processes.count == 1:
+            raise
+        refusal = error  # the others wait for this process, and are told
+    pending = begin(
+        step_path(run.path, step),
+        items,
+        metadata=described,
+        overwrite=overwrite,
+        progress=None,
+        processes="all",
+        host_local="first",
+        timeout=run.timeout,
+        run=run.path,
+        after=_Afterwards(run, step, overwrite=overwrite) if processes.leads else None,
+        refusal=refusal,
+    )
+    run.highest = step
+    if decision.final:
+        _see_to_its_end(run, pending, decision)
+    return StepSave(
+        step=step,
+        saved=True,
+        reason=decision.reason + order.text(step),
+        temporary=decision.temporary,
+        pending=pending,
+    )
+
+
+def require_step_number(step: Any) -> int:
+    """Return a step as an int; numpy's and jax's are taken too.
+
+    Raises:
+        Unsupported: it is no number of a step.
+
+    Example:
+        >>> require_step_number(np.int32(7))
+        7
+    """
+    hint = "steps are ints from 0 on"
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise Unsupported(f"{step!r:.100} is no step", hint=hint) from None
+    if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
+        raise Unsupported(f"{step!r:.100} is no step", hint=hint)
+    return number
+
+
+# ------------------------------------------------------------------------------------------------ before it is written
+
+
+def _first_latest(run: RunState) -> int | None:
+    """Return the latest step, where the rules count from it; alike on all processes."""
+    if run.save_every is None or run.paced:
+        return None
+    latest = said_by_first(
+        lambda: max(steps_of(run.path), default=None),
+        path=run.path,
+        doing=f"look for the latest step of {run.shown!r}",
+        timeout=run.timeout,
+    )
+    run.paced = True
+    return latest
+
+
+def _described(
+    run: RunState,
+    step: int,
+    *,
+    metrics: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any] | None,
+    temporary: bool,
+) -> dict[str, Any]:
+    """Return the metadata of a step's checkpoint: the user's, and the run's own note."""
+    if not isinstance(metadata, Mapping | None):
+        raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
+    note = StepNote(step=step, saved=run.now(), metrics=_numbers(metrics), temporary=temporary)
+    return noted(metadata or {}, note)
+
+
+def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    if not isinstance(metrics, Mapping | None):
+        raise Unsupported(f"metrics is a {type(metrics).__name__}, not a dict of numbers")
+    return {_name(name): _number(name, value) for name, value in (metrics or {}).items()}
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise Unsupported(f"the metric {name!r:.100} has no name: names are str")
+    return name
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, _NUMBERS) and np.ndim(value) == 0:
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}, which is no float") from error
+    hint = "metrics are numbers: int, float, or an array without axes"
+    raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Order:
+    """Where a step stands among those that are there."""
+
+    replaced: bool
+    """Whether there was such a step."""
+    left: Sequence[int]
+    """Later steps, which are left behind."""
+
+    def text(self, step: int) -> str:
+        """Return what becomes of them, to follow the reason of a save."""
+        replaced = f"; it replaces step {step}" if self.replaced else ""
+        gone = f"; what was saved later goes, {steps_text(self.left)}" if self.left else ""
+        return replaced + gone
+
+
+def _order(run: RunState, step: int, *, overwrite: bool) -> _Order:
+    """Hold a step against those that are there and in flight.
+
+    Raises:
+        Exists: it is there, or a later one is, and nobody said what becomes of them.
+    """
+    if run.highest is not None and step > run.highest:
+        return _Order(replaced=False, left=())  # a look at thousands of steps would hold up the loop
+    if run.highest is None and os.path.lexists(run.path / INDEX_NAME):
+        raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
+    flying = [step_of_name(pending.path.name) for pending in in_flight(run.path)]
+    there = sorted({*steps_of(run.path), *(number for number in flying if number is not None)})
+    run.highest = max(there, default=-1)
+    later = [number for number in there if number > step]
+    if not overwrite and step in there:
+        what = f"step {step} of the run {run.shown!r} is there already"
+        raise Exists(what, hint="overwrite=True replaces it, and removes the steps after it")
+    if not overwrite and later:
+        raise Exists(
+            f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}",
+            hint=f"run.branch(step, path) goes on from an older step in a new run; overwrite=True goes on here, and "
+            f"removes the steps after {step}",
+        )
+    return _Order(replaced=step in there, left=later)
+
+
+# --------------------------------------------------------------------------------------------------- once it is durable
+
+
+@dataclasses.dataclass(slots=True)
+class _Afterwards:
+    """What process 0 does on the writing thread when a step is committed."""
+
+    run: RunState
+    step: int
+    overwrite: bool = dataclasses.field(kw_only=True)
+    begun: float = dataclasses.field(default_factory=time.monotonic)
+
+    def __call__(self) -> None:
+        run = self.run
+        seconds = time.monotonic() - self.begun
+        if self.overwrite:
+            # Saves end in the order in which they began: what is later by now is of the branch that was left.
+            remove_steps(run.path, [step for step in steps_of(run.path) if step > self.step])
+        note_step(
+            run.path,
+            self.step,
+            seconds=seconds,
+            keep=run.keep_text,
+            save_every=run.save_every_text,
+        )
+        collect(run.path, run.keep, dry_run=False)
+
+
+def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:
+    """Wait until the last step is durable; then let the signal that asked for it have its way."""
+    wait_for(pending.path)
+    pending.result()
+    if decision.signum is not None:
+        run.signals.let_go(decision.signum)

@@ -1,19 +1,26 @@
-"""A run, as its recipes see it: where it lies, its policies, what is in flight, and whether it is closed."""
+"""A run, as its recipes see it: where it lies, its policies, what it waits for, and whether it is closed."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from treering._ops.background import raise_unreported, settle, wait_for
 from treering._ops.folder_path import folder_path
+from treering._ops.run_pace import Pace
+from treering._ops.run_signal import Signals
 from treering._values.processes import timeout_seconds
+from treering.cadence import Cadence
+from treering.errors import TreeringError, Unsupported
+from treering.retention import Policy
 
-if TYPE_CHECKING:
-    from treering.cadence import Cadence
-    from treering.retention import Policy
+__all__ = ["ClosedRun", "RunState"]
 
-__all__ = ["RunState"]
+
+class ClosedRun(TreeringError, ValueError):
+    """The run was closed; files say ``ValueError`` then."""
 
 
 class RunState:
@@ -26,11 +33,19 @@ class RunState:
         timeout: seconds to wait for other processes; None for what the environment says.
 
     Attributes:
-        path: its folder.
+        path: its folder; absolute, for the folder of the program may be another one when a save's turn comes.
+        shown: the same, as the caller named it.
         keep: which steps stay.
         save_every: when to save.
         timeout: seconds to wait for other processes.
-        closed: whether it saves no more.
+        signals: those that let the next step be saved.
+        pace: decides when to save.
+        paced: whether the pace knows from which step it counts.
+        now: the clock that a step's time is taken from, in POSIX seconds.
+        highest: the highest step that is there or in flight, as far as this process knows; None before it looked.
+
+    Raises:
+        Unsupported: an argument has no meaning.
     """
 
     def __init__(
@@ -41,29 +56,72 @@ class RunState:
         save_every: Cadence | None,
         timeout: float | None,
     ) -> None:
-        self.path: Path = folder_path(path)
+        _require_rule("keep", keep, Policy, "KeepLast(3)")
+        _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
+        self.path: Path = folder_path(path).absolute()
+        self.shown = os.fspath(path)
         self.keep = keep
         self.save_every = save_every
         self.timeout = timeout_seconds(timeout)
-        self.closed = False
+        self.signals = Signals()
+        self.pace = Pace(save_every, self.signals, path=self.path, timeout=self.timeout)
+        self.paced = False
+        self.now: Callable[[], float] = time.time
+        self.highest: int | None = None
+        self._closed = False
+
+    def require_open(self) -> None:
+        """Refuse to save where nothing would wait for it.
+
+        Raises:
+            ClosedRun: the run was closed.
+        """
+        if self._closed:
+            raise ClosedRun(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until nothing of the run is in flight; raise what failed."""
+        """Wait until nothing of the run is in flight; raise what failed, unless that was told.
+
+        Raises:
+            Timeout: it takes longer, or shows no progress any more.
+            TreeringError: a save failed.
+        """
+        wait_for(self.path, timeout)
+        raise_unreported(self.path)
 
     def close(self) -> None:
-        """Wait, and save no more."""
+        """Wait, put handlers of signals back, and save no more.
+
+        Raises:
+            TreeringError: a save failed.
+        """
+        self._closed = True
+        try:
+            settle(self.path)
+        finally:
+            self.signals.close()
 
     def leave(self, error: BaseException | None) -> None:
-        """Close at the end of a block; where that ended with an error, it passes, with a note of what failed here."""
-
-    def save_on_signal(self, signum: int) -> None:
-        """Let a signal save the next step."""
+        """Close at the end of a block; an error that ended the block passes, with a note of what failed here."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except TreeringError as failed:
+            error.add_note(f"Beside this, in the run {self.shown!r}: {failed}")
 
     @property
-    def policies(self) -> str:
-        """The policies, as they follow the path in a ``repr``."""
-        return "".join(
-            f", {name}={policy!r}"
-            for name, policy in (("keep", self.keep), ("save_every", self.save_every))
-            if policy is not None
-        )
+    def keep_text(self) -> str | None:
+        """Which steps stay, as ``run.json`` has it; None where all do."""
+        return None if self.keep is None else repr(self.keep)
+
+    @property
+    def save_every_text(self) -> str | None:
+        """When to save, as ``run.json`` has it; None: whenever a step is offered."""
+        return None if self.save_every is None else repr(self.save_every)
+
+
+def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise Unsupported(f"{name} is {given!r:.100}, which is no rule", hint=f"write {name}=treering.{example}, say")
