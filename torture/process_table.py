@@ -21,7 +21,7 @@ _JOINED_LEAVES: Final = "treering._store.leaves_joined:JoinedLeaves"
 _JOINED: Final = "treering._store.joined_folder:JoinedFolder"
 _WRITES: Final = "treering._store.staged_files:StagedFiles.write_small"
 _MOVING: Final = "treering._store.leaves_commit:LeavesCommit"
-_HAND_OVER: Final = "treering._ops.background:Writer.hand_over"
+_HAND_OVER: Final = "treering._ops.writer:Writer.hand_over"
 _TOGETHER: Final = "treering._ops.joint_load"
 _MEETING: Final = "treering._arrays.calls:exchanged"
 

@@ -7,7 +7,6 @@ written; and what hangs must not hold the program for ever. ``treering._ops.leav
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 import traceback
