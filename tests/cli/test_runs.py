@@ -17,7 +17,9 @@ import treering as tr
 from tests.cli.command import inside, treering
 from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
-from treering._store.checkpoint_names import INDEX
+from treering._format.index_glance import names_in
+from treering._store.checkpoint_folder import CheckpointFolder
+from treering._store.checkpoint_names import INDEX, tombstone_of
 from treering._store.run_folder import RUN_DOCUMENT
 
 
@@ -172,6 +174,30 @@ def test_doctor_of_a_run_whose_first_save_was_killed(tmp_path: Path) -> None:
     found = told("doctor", str(run), code=1)
     assert (found["steps"], found["latest"], found["folders"][0]["step"]) == ([], None, 4)
     assert "a run of 0 steps" in inside("doctor", str(run), code=1)[0]
+
+
+def test_doctor_tells_of_a_removal_that_was_cut_short(run: Path) -> None:
+    step = run / "step_00000001"
+    attempt = next(step.glob("data-*")).name.split("-")[1]
+    (step / INDEX).rename(step / tombstone_of(attempt))
+    found = told("doctor", str(run), code=1)["folders"][0]
+    assert (found["step"], found["attempts"][0]["life"]) == (1, "dead")
+    assert found["attempts"][0]["reason"] == "it was removed, which was cut short"
+    next(step.glob("data-*")).unlink()
+    out = inside("doctor", str(run), code=0)[0]
+    assert f"note: a checkpoint was removed here, which was cut short: {tombstone_of(attempt)!r} goes last" in out
+    inside("gc", str(run), "--keep-last", "9", "--yes", code=0)
+    assert len(inside("doctor", str(run), code=0)[0].splitlines()) == 1
+    assert not step.exists()
+
+
+def test_gc_says_which_step_could_not_go(run: Path) -> None:
+    with CheckpointFolder(run / "step_00000001", overwrite=True, names_in=names_in):
+        out = inside("gc", str(run), "--yes", code=1)[0]
+    assert "keep    1" in out
+    assert "somebody is saving to it" in out
+    assert "0 of 3 steps were removed" in out
+    assert tr.Run(run).steps() == [1, 2, 3]
 
 
 def test_other_verbs_take_the_latest_step_and_say_so(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import sys
@@ -11,9 +12,11 @@ import click
 
 from treering._cli.output import write_lines
 from treering._cli.run_path import require_run
-from treering._cli.terminal import GOOD, look_of
+from treering._cli.terminal import GOOD, NO, look_of
 
 __all__ = ["gc"]
+
+_STAYS = "no rule keeps it, but somebody is saving to it, or has saved it anew"
 
 
 @click.command(
@@ -44,13 +47,14 @@ def gc(
     """Show which steps of RUN go, and which rule keeps each of the others; with --yes, remove those that go.
 
     Without options the run's own rules say it, else those that are given, all together: a step stays that any of them
-    keeps. The newest always stays. Only what treering wrote is removed; a removal that was cut short is ended.
+    keeps. The newest always stays. Only what treering wrote is removed; a removal that was cut short is ended. Exit
+    code 1: a step that should go is still there, because somebody is saving to it.
     """
     require_run(path)
     from treering._ops.run_gc import collect
     from treering._ops.run_listing import listed, own_rules
     from treering._ops.run_policy import policy_of
-    from treering._ops.run_steps import records_of
+    from treering._ops.run_steps import records_of, steps_of
     from treering._view.run_json import gc_json
     from treering._view.run_text import gc_lines
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
@@ -64,7 +68,13 @@ def gc(
     chosen = functools.reduce(operator.or_, given) if given else None
     rules = own_rules(records) if chosen is None else chosen
     verdicts = collect(Path(path), rules, dry_run=not yes)
+    there = steps_of(Path(path)) if yes else ()
+    stayed = [verdict.step for verdict in verdicts if not verdict.kept and verdict.step in there]
+    verdicts = [
+        dataclasses.replace(verdict, kept=True, reasons=(_STAYS,)) if verdict.step in stayed else verdict
+        for verdict in verdicts
+    ]
     listing = listed(path, Path(path), records, verdicts, keep=chosen)
     lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
-    return GOOD
+    return NO if stayed else GOOD

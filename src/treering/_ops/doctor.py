@@ -64,6 +64,7 @@ def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
 def _diagnosed(path: str, looked: Looked) -> Diagnosis:
     names = set(looked.names)
     known, problems, notes = Known(), list[str](), list[str]()
+    removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]
     committed = None
     # Their readers take a moment to import, and a folder of leftovers needs none.
     if checkpoint_names.INDEX in names:
@@ -76,13 +77,15 @@ def _diagnosed(path: str, looked: Looked) -> Diagnosis:
         committed, known, problems = leaves_state(path)
     elif not names:
         notes.append("the folder is empty")
-    elif not (looked.saved or looked.staged or looked.notes or looked.lock_file or looked.trouble):
+    elif not (looked.saved or looked.staged or looked.notes or looked.lock_file or looked.trouble or removed):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known
             raise NotFound(f"there is nothing of treering's in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
         notes.append("nothing was saved here")
     else:
         notes.append("nothing is committed here")
+    if removed:
+        notes.append(f"a checkpoint was removed here, which was cut short: {shown_names(removed)} goes last")
     if looked.trouble is not None:
         problems.append(f"staged files cannot be looked at: {looked.trouble}")
     attempts = judged_attempts(looked, known, time.time())

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from treering._format.diagnosis import Attempt, Life, ProcessState
 from treering._ops.doctor_life import life_of
 from treering._store.attempts import Looked, NoteFile, Remains
+from treering._store.checkpoint_names import attempt_of_tombstone
 from treering._store.leaves_names import INDEX as LEAVES_INDEX
 from treering._store.leaves_names import PENDING, RECORD
 from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
@@ -21,6 +22,8 @@ _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
 _SWEPT: Final = "the next save removes it: nothing to do"
 _NOTES_GO: Final = "its notes go when all its processes know, or with the next save: nothing to do"
 _WAIT: Final = "wait: it ends by itself"
+_REMOVED: Final = "it was removed, which was cut short"
+_GOES_ON: Final = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
 _TAKEN_UP: Final = "treering.leaves.index_leaves takes it up"
 _NO_LOCK: Final = "nothing but notes is there, which have none"
 _LOOK: Final = "look there whether it still runs; if not, the next save removes it"
@@ -119,6 +122,7 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
 
 
 def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
+    removed = {attempt_of_tombstone(name) for name in looked.names}
     for remains in looked.saved.values():
         files = {name: size for name, size in remains.files.items() if name not in known.files}
         if not files:
@@ -126,6 +130,8 @@ def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], n
         said = notes.get(remains.attempt)
         proved = remains.journal
         judged = _journaled(remains, looked, known, said) if proved else _without_journal(files, looked, known)
+        if remains.attempt in removed and not proved:
+            judged = _being_removed(looked)
         lying = dataclasses.replace(remains, files=files, count=len(files))
         yield _attempt(lying, "checkpoint", judged, said=said, now=now)
 
@@ -149,6 +155,14 @@ def _without_journal(files: Mapping[str, int], looked: Looked, known: Known) -> 
         return _Judgement(Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT)
     reason = "no index names these files, and no journal proves that they are leftovers"
     return _Judgement(Life.DEAD, reason, "no save removes them; if nobody is saving here, remove them by hand")
+
+
+def _being_removed(looked: Looked) -> _Judgement:
+    """Judge data files of a checkpoint whose index has become a tombstone."""
+    if looked.saver is not None:
+        who = f"process {looked.saver} of this machine is at work in this folder"
+        return _Judgement(Life.IN_FLIGHT, f"it was removed; {who}", _WAIT)
+    return _Judgement(Life.DEAD, _REMOVED, _GOES_ON)
 
 
 # ------------------------------------------------------------------------------------------------------------ leaves
