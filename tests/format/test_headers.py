@@ -68,6 +68,18 @@ def test_single_files_come_back_and_every_bit_of_the_header_counts(index: Index,
         parsed(bad)
 
 
+def test_half_a_character_in_the_index_is_damage() -> None:
+    """JSON can spell half of a pair of surrogates, which is no text: one bit makes it of a pair."""
+    kind = LeafType(kind="numpy", dtype="uint8", shape=(3,))
+    _, header = single_file(index_of(["w"], [kind], [0], [[(0, None)]], single=True))
+    wanted = rb'"treering.index":"{'
+    assert wanted in header
+    bad = header.replace(wanted, wanted[:-1] + rb"\ud83c")[: len(header)]  # the header ends in spaces
+    content = bad + bytes(3)
+    with pytest.raises(Corrupt):
+        parse_safetensors(len(content), lambda offset, count: content[offset : offset + count])
+
+
 @pytest.mark.parametrize("leaves", [0, 1, 30, 300, 3000])
 def test_single_files_of_many_sizes(leaves: int) -> None:
     kind = LeafType(kind="numpy", dtype="uint8", shape=(3,))

@@ -193,7 +193,11 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
 
 
 def _ours(text: str, size: int, raw: bytes) -> Index:
-    index = parse_index(text.encode("utf-8"), embedded=True)
+    try:
+        document = text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
+        raise Corrupt("the index in the header is no text", hint=_DAMAGED) from None
+    index = parse_index(document, embedded=True)
     for number, kind in enumerate(index.types):
         if _reason(kind) is not None:
             raise Corrupt(
