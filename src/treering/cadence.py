@@ -74,7 +74,8 @@ class Cadence(abc.ABC):
     def __or__(self, other: Cadence) -> Cadence:
         if not isinstance(other, Cadence):
             return NotImplemented
-        return AnyTime(tuple(dict.fromkeys((*_rules(self), *_rules(other)))))
+        rules = tuple(dict.fromkeys((*_rules(self), *_rules(other))))
+        return AnyTime(rules) if len(rules) > 1 else self
 
 
 def _rules(cadence: Cadence) -> tuple[Cadence, ...]:

@@ -83,7 +83,8 @@ class Policy(abc.ABC):
     def __or__(self, other: Policy) -> Policy:
         if not isinstance(other, Policy):
             return NotImplemented
-        return AnyRule(tuple(dict.fromkeys((*_rules(self), *_rules(other)))))
+        rules = tuple(dict.fromkeys((*_rules(self), *_rules(other))))
+        return AnyRule(rules) if len(rules) > 1 else self
 
 
 def _rules(policy: Policy) -> tuple[Policy, ...]:
