@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 
@@ -22,55 +22,87 @@ from treering._values.processes import Processes
 __all__ = ["KnownLeaves"]
 
 _TEXTS: Final = ("str", "bytes", "bytearray")
-_SHAPE: Final = operator.attrgetter("shape")
-_DTYPE: Final = operator.attrgetter("dtype")
+_AVAL: Final = operator.attrgetter("aval")
+_SHAPE_AND_DTYPE: Final = operator.attrgetter("shape", "dtype")
 _SHARDING: Final = operator.attrgetter("sharding")
 _DELETED: Final = operator.methodcaller("is_deleted")
 
-
-class _Pick(NamedTuple):
-    """Where a box of an array is found among its shards."""
-
-    box: Box
-    """Which box."""
-    shard: int
-    """Number of the shard."""
-    device: Any
-    """The device that holds it."""
+_Picks = tuple[tuple[Box, Any], ...]
+"""The boxes of an array that are wanted, each with the device that holds it."""
 
 
-class _Column:
-    """What numpy arrays or jax arrays have to be, one row for each of them."""
+class _Sources(Mapping[int, tuple[Source, ...]]):
+    """The boxes of leaves that are alike: for thousands of leaves nothing is made until it is asked for."""
 
-    def __init__(self, numbers: Sequence[int], leaves: Sequence[Any]) -> None:
-        self.numbers = numbers
-        arrays = [leaves[number] for number in numbers]
-        self._shapes = list(map(_SHAPE, arrays))
-        self._dtypes = list(map(_DTYPE, arrays))
-        sharded = bool(arrays) and isinstance(arrays[0], jax.Array)
-        self._shardings = list(map(_SHARDING, arrays)) if sharded else None
+    def __init__(
+        self,
+        order: Sequence[int],
+        whole: Mapping[int, Box],
+        picked: Mapping[int, _Picks],
+        anew: Mapping[int, tuple[Source, ...]],
+        leaves: Sequence[Any],
+    ) -> None:
+        self._order = order
+        self._whole = whole
+        self._picked = picked
+        self._anew = anew
+        self._leaves = leaves
 
-    def fits(self, leaves: Sequence[Any]) -> bool:
-        """Tell whether these leaves are alike."""
-        arrays = [leaves[number] for number in self.numbers]
-        if list(map(_SHAPE, arrays)) != self._shapes or list(map(_DTYPE, arrays)) != self._dtypes:
-            return False
-        if self._shardings is None:
-            return True
-        return not any(map(_DELETED, arrays)) and self._lie_alike(list(map(_SHARDING, arrays)), self._shardings)
+    def __getitem__(self, number: int) -> tuple[Source, ...]:
+        box = self._whole.get(number)
+        if box is not None:
+            return (Source(box, self._leaves[number]),)
+        picks = self._picked.get(number)
+        if picks is None:
+            return self._anew[number]
+        held = {shard.device: shard.data for shard in self._leaves[number].addressable_shards}
+        return tuple(Source(box, held[device]) for box, device in picks)
 
-    @staticmethod
-    def _lie_alike(mine: Sequence[Any], known: Sequence[Any]) -> bool:
-        if all(map(operator.is_, mine, known)):
-            return True
-        # Most are a few objects, each met many times.
-        pairs = {(id(one), id(other)): (one, other) for one, other in zip(mine, known, strict=True)}
-        return all(itertools.starmap(_same_sharding, pairs.values()))
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class _NumpyColumn:
+    """What numpy arrays have to be."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._facts = list(map(_SHAPE_AND_DTYPE, arrays))
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Tell whether these arrays are alike, one by one."""
+        return list(map(_SHAPE_AND_DTYPE, arrays)) == self._facts
+
+
+class _JaxColumn:
+    """What jax arrays have to be."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._avals = list(map(_AVAL, arrays))
+        self._shardings = list(map(_SHARDING, arrays))
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Tell whether these arrays are alike, one by one, and have bytes."""
+        return (
+            _all_alike(map(_AVAL, arrays), self._avals, _same_aval)
+            and _all_alike(map(_SHARDING, arrays), self._shardings, _same_sharding)
+            and not any(map(_DELETED, arrays))
+        )
+
+
+def _all_alike(found: Iterable[Any], known: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
+    # What one jitted function gives time and again are a few objects; others are compared once for each pair.
+    others = {(id(one), id(other)): (one, other) for one, other in zip(found, known, strict=True) if one is not other}
+    return all(itertools.starmap(alike, others.values()))
+
+
+def _same_aval(one: Any, other: Any) -> bool:
+    return bool(one.shape == other.shape and one.dtype == other.dtype)
 
 
 def _same_sharding(one: jax.sharding.Sharding, other: jax.sharding.Sharding) -> bool:
-    if one is other:
-        return True
     if type(one) is not type(other) or one != other:
         return False
     # Equal specs may be written in two ways, and their text goes into the index.
@@ -101,26 +133,28 @@ class KnownLeaves:
     def __init__(self, flat: Flattened, leaves: Outgoing, processes: Processes) -> None:
         self.processes = processes
         self._empty = dataclasses.replace(leaves, sources={}, values={})
-        self._sources = list(leaves.sources)
+        self._order = list(leaves.sources)
         self._values = list(leaves.values)
         self._opaque = {number: value for number, value in leaves.values.items() if flat.kinds[number] == "opaque"}
         self._texts = [(number, flat.kinds[number]) for number in leaves.values if flat.kinds[number] in _TEXTS]
-        self._plain: list[tuple[int, Box]] = []
-        self._picked: list[tuple[int, tuple[_Pick, ...]]] = []
+        self._whole: dict[int, Box] = {}
+        self._picked: dict[int, _Picks] = {}
         self._anew: list[tuple[int, str, LeafType, tuple[Box, ...]]] = []
-        shared: dict[tuple[_Pick, ...], tuple[_Pick, ...]] = {}
+        shared: dict[_Picks, _Picks] = {}
         for number, sources in leaves.sources.items():
             kind, leaf = flat.kinds[number], flat.leaves[number]
             if kind in ("jax", "numpy") and len(sources) == 1 and sources[0].data is leaf:
-                self._plain.append((number, sources[0].box))
+                self._whole[number] = sources[0].box
             elif kind == "jax":
                 picks = _picks(leaf, sources)
-                self._picked.append((number, shared.setdefault(picks, picks)))
+                self._picked[number] = shared.setdefault(picks, picks)
             else:
                 boxes = tuple(source.box for source in sources)
                 self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]], boxes))
-        by_kind = [[n for n in leaves.sources if flat.kinds[n] == kind] for kind in ("jax", "numpy", "key")]
-        self._columns = [_Column(numbers, flat.leaves) for numbers in by_kind if numbers]
+        self._columns: list[tuple[list[int], _NumpyColumn | _JaxColumn]] = []
+        for kind, column in (("jax", _JaxColumn), ("numpy", _NumpyColumn), ("key", _JaxColumn)):
+            numbers = [number for number in leaves.sources if flat.kinds[number] == kind]
+            self._columns.append((numbers, column([flat.leaves[number] for number in numbers])))
 
     def described(self, leaves: Sequence[Any]) -> Outgoing | None:
         """Describe leaves of the same kinds, in the same order; None where one of them is not alike.
@@ -130,20 +164,15 @@ class KnownLeaves:
         """
         if any(is_large(kind, leaves[number]) for number, kind in self._texts):
             return None
-        if not all(column.fits(leaves) for column in self._columns):
-            return None
-        # The order in which leaves stand in here is that of their numbers, as it was.
-        sources: dict[int, tuple[Source, ...]] = dict.fromkeys(self._sources, ())
-        sources.update([(number, (Source(box, leaves[number]),)) for number, box in self._plain])
-        for number, picks in self._picked:
-            found = _picked(leaves[number], picks)
-            if found is None:
+        for numbers, column in self._columns:
+            if not column.fits([leaves[number] for number in numbers]):
                 return None
-            sources[number] = found
-        if not self._describe_anew(leaves, sources):
+        anew: dict[int, tuple[Source, ...]] = {}
+        if not self._describe_anew(leaves, anew):
             return None
         values = {number: leaves[number] for number in self._values}
         values.update(self._opaque)
+        sources = _Sources(self._order, self._whole, self._picked, anew, leaves)
         return dataclasses.replace(self._empty, sources=sources, values=values)
 
     def _describe_anew(self, leaves: Sequence[Any], sources: dict[int, tuple[Source, ...]]) -> bool:
@@ -163,16 +192,7 @@ class KnownLeaves:
         return all(found_types[found] == row[2] for found, row in zip(types, self._anew, strict=True))
 
 
-def _picks(leaf: jax.Array, sources: Sequence[Source]) -> tuple[_Pick, ...]:
-    shards = leaf.addressable_shards
-    places = {id(shard.data): place for place, shard in enumerate(shards)}
-    return tuple(
-        _Pick(source.box, places[id(source.data)], shards[places[id(source.data)]].device) for source in sources
-    )
-
-
-def _picked(leaf: jax.Array, picks: Sequence[_Pick]) -> tuple[Source, ...] | None:
-    shards = leaf.addressable_shards
-    if any(shards[pick.shard].device is not pick.device for pick in picks):
-        return None
-    return tuple(Source(pick.box, shards[pick.shard].data) for pick in picks)
+def _picks(leaf: jax.Array, sources: Sequence[Source]) -> _Picks:
+    # Which device holds which box follows from sharding and shape.
+    devices = {id(shard.data): shard.device for shard in leaf.addressable_shards}
+    return tuple((source.box, devices[id(source.data)]) for source in sources)

@@ -72,7 +72,7 @@ class Outgoing:
     """Number of the type of each leaf."""
     values: dict[int, Any]
     """Values of the leaves that lie in no file."""
-    sources: dict[int, tuple[Source, ...]]
+    sources: Mapping[int, tuple[Source, ...]]
     """Leaf number -> its distinct boxes that this process holds, of the leaves that lie in files. Empty for a leaf
     of which it holds nothing."""
     meshes: Sequence[str]
