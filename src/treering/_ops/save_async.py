@@ -103,7 +103,11 @@ def begin(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
-    """A save on its way out of the caller's hands."""
+    """A save on its way out of the caller's hands.
+
+    What was copied lies in a list, out of which the one who writes it takes it: the functions here live as long as an
+    error that was raised in them.
+    """
 
     asked: Asked
     """What the caller asks for; the path is absolute."""
@@ -136,12 +140,17 @@ class _Begun:
         check_json(metadata, "metadata")
         flight = self._flight(_held_bytes(plan))
         with writer().room_for(flight):
-            held = plan.snapshot()
+            held = [plan.snapshot()]
 
             def write(asked: Asked) -> None:
                 progress = flight.progress(asked.progress)
                 save_checkpoint(
-                    asked.place, held, metadata=metadata, overwrite=asked.overwrite, progress=progress, watch=flight
+                    asked.place,
+                    held.pop(),
+                    metadata=metadata,
+                    overwrite=asked.overwrite,
+                    progress=progress,
+                    watch=flight,
                 )
 
             return self._handed_over(flight, write)
@@ -158,10 +167,10 @@ class _Begun:
         wishes = dataclasses.replace(wishes, progress=flight.progress(wishes.progress))
         try:
             with writer().room_for(flight):
-                held = _unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")
+                held = [_unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")]
 
                 def write(asked: Asked) -> None:
-                    take_part(call, asked.place, held, wishes, flight)
+                    take_part(call, asked.place, held.pop(), wishes, flight)
 
                 return self._handed_over(flight, write)
         except BaseException as error:
@@ -178,11 +187,11 @@ class _Begun:
         pieces = msgpack_pieces(tree, self.asked.kept())
         flight = self._flight(pieces_size(pieces))
         with writer().room_for(flight):
-            held = _held_pieces(pieces)
+            held = [_held_pieces(pieces)]
 
             def write(asked: Asked) -> None:
                 progress = flight.progress(asked.progress)
-                write_msgpack(asked.place, held, overwrite=asked.overwrite, progress=progress, watch=flight)
+                write_msgpack(asked.place, held.pop(), overwrite=asked.overwrite, progress=progress, watch=flight)
 
             return self._handed_over(flight, write)
 
@@ -194,14 +203,14 @@ class _Begun:
         rows = [(number, source.box) for number, sources in leaves.sources.items() for source in sources]
         flight = self._flight(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
         with writer().room_for(flight):
-            held = snapshot(leaves, rows)
+            held = [snapshot(leaves, rows)]
             flat = dataclasses.replace(flat, leaves=[])
 
             def write(asked: Asked) -> None:
                 write_safetensors(
                     asked.place,
                     flat,
-                    held,
+                    held.pop(),
                     metadata=metadata,
                     overwrite=asked.overwrite,
                     progress=flight.progress(asked.progress),
@@ -225,7 +234,9 @@ class _Begun:
                 try:
                     after()
                 except Exception as error:
-                    raise reworded(error, f"{flight.shown!r} is saved, but not what comes after it") from error
+                    raise reworded(
+                        error, f"the save to {flight.shown!r} is committed; what comes after it failed"
+                    ) from error
 
         writer().hand_over(flight, write_and_more)
         return PendingSave(flight)
