@@ -67,6 +67,8 @@ def test_plain_jax_and_optax_with_a_state_that_each_step_donates(tmp_path: Path)
             losses[step] = bits(loss)
             if step < LAST:
                 run.save(step, state, metrics={"loss": loss})
+            if step == 2:
+                assert run.metrics(2) == {"loss": float(loss)}  # it may be in flight still
 
     again = tr.Run(tmp_path / "run")
     assert again.steps() == [LAST - 2, LAST - 1]

@@ -97,6 +97,7 @@ def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | 
 def metrics_of(run: RunState, step: int) -> dict[str, float]:
     """Return the metrics of a step; ``Run.metrics`` says more."""
     step = require_step_number(step)
+    wait_for(step_path(run.path, step))
     records = records_of(run.path)
     if step in records.unreadable:
         raise records.unreadable[step]

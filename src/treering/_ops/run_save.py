@@ -222,9 +222,9 @@ def _order(run: RunState, step: int, *, overwrite: bool) -> _Order:
     there = sorted({*steps_of(run.path), *(number for number in flying if number is not None)})
     run.highest = max(there, default=-1)
     later = [number for number in there if number > step]
-    if not overwrite and step in there:
+    if not overwrite and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
-        raise Exists(what, hint="overwrite=True replaces it, and removes the steps after it")
+        raise Exists(what, hint=f"a loop that goes on from it begins at {step + 1}; overwrite=True replaces it")
     if not overwrite and later:
         raise Exists(
             f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}",
