@@ -72,8 +72,8 @@ def test_plain_jax_and_optax_with_a_state_that_each_step_donates(tmp_path: Path)
 
     again = tr.Run(tmp_path / "run")
     assert again.steps() == [LAST - 2, LAST - 1]
-    step, state = again.load_or_init(fresh)
-    assert step == LAST - 1
+    found, state = again.load_or_init(fresh)
+    assert found == LAST - 1
     assert type(state["opt"]) is type(fresh()["opt"])
     assert bits(train_step(state, BATCHES[LAST])[1]) == losses[LAST]
     # From the step before it, as somebody would who wants to see what happened there.
