@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,8 @@ class Run:
         ([20, 30], 30, 30)
         >>> run.load(20)["w"]
         Array([20, 20], dtype=int32)
+
+    ``print(run)`` shows what ``treering log`` does.
     """
 
     def __init__(
@@ -377,3 +380,11 @@ class Run:
         given = {"keep": self._state.keep_text, "save_every": self._state.save_every_text}
         policies = "".join(f", {name}={text}" for name, text in given.items() if text is not None)
         return f"Run({self._state.shown!r}{policies})"
+
+    def __str__(self) -> str:
+        from treering._ops.run_text import run_text
+
+        return run_text(self._state)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

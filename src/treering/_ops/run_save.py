@@ -31,6 +31,8 @@ from treering.errors import Exists, Unsupported
 __all__ = ["StepSave", "require_step_number", "save_step"]
 
 _NUMBERS: Final = (int, float, np.generic, np.ndarray, jax.Array)
+# Of numpy: truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
+_KINDS: Final = "biufV"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,8 @@ def _name(name: object) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, _NUMBERS) and np.ndim(value) == 0:
+    kind = value.dtype.kind if isinstance(value, np.generic | np.ndarray | jax.Array) else "f"
+    if isinstance(value, _NUMBERS) and np.ndim(value) == 0 and kind in _KINDS:
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError) as error:

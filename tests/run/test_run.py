@@ -1,0 +1,454 @@
+"""The door to runs: what a save does and says, what is refused, what waits, and where errors come out."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treering as tr
+from treering._ops import run_save
+from treering._ops.background import wait_for
+from treering._store import checkpoint_folder
+from treering.errors import Exists, NotFound, StoreFailed, Timeout, Unsupported
+
+TREE = {"w": np.arange(3.0), "step": 0}
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[tr.Run]:
+    with tr.Run(tmp_path / "run") as opened:
+        yield opened
+
+
+class Gate:
+    """Holds every commit until it is opened; or lets it fail."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+        self.error: Exception | None = None
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """The gate before commits; it is opened at the end in any case, for the thread that writes is shared."""
+    gate = Gate()
+    commit: Callable[..., Any] = checkpoint_folder.CheckpointFolder.commit
+
+    def held(folder: Any, *arguments: Any) -> Any:
+        gate.reached.set()
+        assert gate.opened.wait(60)
+        if gate.error is not None:
+            raise gate.error
+        return commit(folder, *arguments)
+
+    monkeypatch.setattr(checkpoint_folder.CheckpointFolder, "commit", held)
+    yield gate
+    gate.opened.set()
+
+
+# ------------------------------------------------------------------------------------------------------------- saving
+
+
+def test_a_new_run_makes_nothing(tmp_path: Path) -> None:
+    run = tr.Run(tmp_path / "deep" / "run", keep=tr.KeepLast(1))
+    assert (run.steps(), run.latest(), run.best("loss"), run.gc()) == ([], None, None, [])
+    with pytest.raises(NotFound, match="no step yet"):
+        run.load()
+    run.wait()
+    run.close()
+    assert names(tmp_path) == []
+
+
+def test_a_step_is_a_checkpoint_that_says_what_it_is(run: tr.Run) -> None:
+    before = datetime.datetime.now(datetime.UTC)
+    saved = run.save(1200, TREE, metrics={"loss": 0.5, "worst": math.inf}, metadata={"git": "3f2c1ab"})
+    assert saved
+    assert (saved.step, saved.saved, saved.temporary) == (1200, True, False)
+    saved.result(60)
+    step = run.path / "step_00001200"
+    assert tr.load(step)["w"].tolist() == [0.0, 1.0, 2.0]
+    with tr.open(step) as checkpoint:
+        note = dict(checkpoint.metadata["treering"])
+        assert checkpoint.metadata["git"] == "3f2c1ab"
+    assert before <= datetime.datetime.fromisoformat(note.pop("saved")) <= datetime.datetime.now(datetime.UTC)
+    assert note == {"step": 1200, "metrics": {"loss": 0.5, "worst": "inf"}, "temporary": False, "branch": None}
+    document = json.loads((run.path / "run.json").read_bytes())
+    assert [(one["step"], one["seconds"] > 0) for one in document["steps"]] == [(1200, True)]
+
+
+def test_what_changes_right_after_a_save_is_not_saved(run: tr.Run, gate: Gate) -> None:
+    own = np.zeros(1000)
+    given = jnp.arange(1000.0)
+    run.save(1, {"own": own, "given": given})
+    own += 7
+    jax.jit(lambda x: x + 1, donate_argnums=0)(given).block_until_ready()
+    gate.opened.set()
+    run.wait(60)
+    loaded = run.load(1)
+    assert not loaded["own"].any()
+    assert np.asarray(loaded["given"]).tolist() == list(range(1000))
+
+
+def test_save_every_says_which_step_is_next(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=10)) as run:
+        said = {step: run.save(step, TREE) for step in range(1, 26)}
+        assert [step for step, saved in said.items() if saved] == [10, 20]
+        assert said[25].pending is None
+        assert "the next is 30" in said[25].reason
+        said[25].result()
+        forced = run.save(25, TREE, force=True)
+        assert (forced.saved, forced.reason) == (True, "force=True")
+    assert run.steps() == [10, 20, 25]
+
+
+def test_a_resumed_run_counts_from_its_latest_step(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(9, TREE)
+    with tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=10)) as run:
+        # Step 10 was not offered since step 9 was saved.
+        assert run.save(11, TREE)
+        assert not run.save(12, TREE)
+
+
+def test_old_steps_go_when_a_new_one_is_there(tmp_path: Path) -> None:
+    keep = tr.KeepLast(2) | tr.KeepBest("loss") | tr.KeepEvery(steps=4)
+    with tr.Run(tmp_path / "run", keep=keep) as run:
+        for step, loss in enumerate([0.9, 0.2, 0.5, 0.4, 0.6, 0.7, 0.8], start=1):
+            run.save(step, TREE, metrics={"loss": loss})
+        run.wait()
+        assert run.steps() == [2, 4, 6, 7]
+        assert names(run.path) == ["run.json", *(f"step_{step:08d}" for step in (2, 4, 6, 7))]
+        assert (run.best("loss"), run.best("loss", "max"), run.best("accuracy")) == (2, 7, None)
+        assert run.metrics(6) == {"loss": 0.7}
+
+
+@pytest.mark.parametrize(
+    "value", [1, 1.0, True, np.float32(1), np.int64(1), np.ones(()), jnp.ones(()), jnp.ones((), "bfloat16")]
+)
+def test_metrics_are_numbers_of_any_make(run: tr.Run, value: Any) -> None:
+    run.save(1, TREE, metrics={"m": value}).result(60)
+    found = run.metrics(1)
+    assert (found, type(found["m"])) == ({"m": 1.0}, float)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_metrics_that_json_has_no_number_for(run: tr.Run, text: str) -> None:
+    run.save(1, TREE, metrics={"m": float(text)}).result(60)
+    assert str(run.metrics(1)["m"]) == text
+    assert run.best("m") == (None if text == "nan" else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"metrics": {"loss": "low"}}, "the metric 'loss' is 'low'"),
+        ({"metrics": {"loss": np.ones(2)}}, "metrics are numbers"),
+        ({"metrics": {"loss": 1j}}, "metrics are numbers"),
+        ({"metrics": {"loss": np.complex64(1)}}, "metrics are numbers"),
+        ({"metrics": {"loss": np.str_("1.5")}}, "metrics are numbers"),
+        ({"metrics": {"loss": np.zeros((), [("a", "f4")])}}, "no float"),
+        ({"metrics": {"loss": 10**400}}, "no float"),
+        ({"metrics": {3: 0.5}}, "names are str"),
+        ({"metrics": [0.5]}, "metrics is a list"),
+        ({"metadata": {"treering": 1}}, "may not have the member 'treering'"),
+        ({"metadata": {"f": abs}}, "metadata"),
+        ({"metadata": "text"}, "metadata is a str"),
+        ({"step": -1}, "-1 is no step"),
+        ({"step": 1.0}, "1.0 is no step"),
+        ({"step": True}, "True is no step"),
+        ({"step": "1"}, "'1' is no step"),
+        ({"step": 2**63}, "is no step"),
+        ({"tree": {"x": object()}}, "x"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once(run: tr.Run, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        run.save(**{"step": 1, "tree": TREE, **arguments})
+    run.wait()
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize("step", [np.int64(7), jnp.asarray(7), np.asarray(7)])
+def test_steps_are_ints_of_any_make(run: tr.Run, step: Any) -> None:
+    assert type(run.save(step, TREE).step) is int
+    assert run.load(step)["step"] == 0
+    assert run.metrics(step) == {}
+
+
+@pytest.mark.parametrize("arguments", [{"keep": 3}, {"save_every": 100}, {"keep": "KeepLast(3)"}, {"timeout": 0}])
+def test_what_a_run_cannot_be_made_with(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported):
+        tr.Run(tmp_path / "run", **arguments)
+
+
+def test_the_folder_of_the_program_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tr.Run("run/")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with run:
+        run.save(1, TREE)
+    assert run.steps() == [1]
+    assert names(tmp_path / "elsewhere") == []
+
+
+# --------------------------------------------------------------------------------------------------------- their order
+
+
+def test_a_step_that_is_there_is_an_error(run: tr.Run) -> None:
+    run.save(1, TREE).result(60)
+    with pytest.raises(
+        Exists, match=r"step 1 of the run .* is there already; a loop that goes on from it begins at 2;"
+    ):
+        run.save(1, {"w": 2})
+    assert run.load(1)["step"] == 0
+
+
+def test_a_step_that_is_being_saved_is_an_error(run: tr.Run, gate: Gate) -> None:
+    run.save(1, TREE)
+    with pytest.raises(Exists, match="is there already"):
+        run.save(1, TREE)
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_older_step_is_an_error_that_names_the_latest(run: tr.Run, again: bool) -> None:
+    run.save(10, TREE)
+    run.save(30, TREE)
+    if again:  # also in a program that has not saved yet
+        run.wait(60)
+    other = tr.Run(run.path) if again else run
+    with pytest.raises(Exists, match=r"step 20 .* older than its latest step, 30; run.branch\(step, path\)"):
+        other.save(20, TREE)
+    run.wait(60)
+    assert run.steps() == [10, 30]
+
+
+def test_overwriting_goes_on_from_an_older_step(run: tr.Run) -> None:
+    for step in (10, 20, 30, 40):
+        run.save(step, TREE | {"step": step})
+    saved = run.save(20, TREE | {"step": 21}, overwrite=True)
+    assert saved.reason.endswith("; it replaces step 20; what was saved later goes, steps 30 and 40")
+    run.save(30, TREE | {"step": 31})
+    run.wait(60)
+    assert run.steps() == [10, 20, 30]
+    assert [run.load(step)["step"] for step in (10, 20, 30)] == [10, 21, 31]
+
+
+def test_overwriting_where_no_such_step_was(run: tr.Run) -> None:
+    for step in (10, 30):
+        run.save(step, TREE)
+    assert run.save(20, TREE, overwrite=True).reason.endswith("; what was saved later goes, step 30")
+    run.wait(60)
+    assert run.steps() == [10, 20]
+    assert run.save(40, TREE, overwrite=True).reason == "each step that is offered"
+
+
+def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, gate: Gate) -> None:
+    gate.opened.set()
+    for step in (10, 20):
+        run.save(step, TREE | {"step": step})
+    run.wait(60)
+    gate.error = StoreFailed("no room")
+    run.save(10, TREE, overwrite=True)
+    with pytest.raises(StoreFailed, match="no room"):
+        run.wait(60)
+    assert run.steps() == [10, 20]
+    assert [run.load(step)["step"] for step in (10, 20)] == [10, 20]
+
+
+def test_a_step_that_failed_can_be_saved_again(run: tr.Run, gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
+    saved = run.save(1, TREE)
+    gate.opened.set()
+    with pytest.raises(StoreFailed, match="no room"):
+        saved.result(60)
+    gate.error = None
+    run.save(1, TREE).result(60)
+    assert run.steps() == [1]
+
+
+def test_a_checkpoint_is_no_run(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", TREE)
+    there = names(tmp_path / "ckpt")
+    with pytest.raises(Exists, match="is a checkpoint, not a run"):
+        tr.Run(tmp_path / "ckpt").save(1, TREE)
+    assert names(tmp_path / "ckpt") == there
+
+
+def test_a_folder_of_a_users_is_no_step(run: tr.Run) -> None:
+    folder = run.path / "step_00000001"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    assert run.steps() == []
+    with pytest.raises(Exists):
+        run.save(1, TREE).result(60)
+    assert names(folder) == ["notes.txt"]
+
+
+# -------------------------------------------------------------------------------------- where errors and waits come out
+
+
+def test_an_error_that_nobody_asked_for_is_raised_by_the_next_save(run: tr.Run, gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
+    gate.opened.set()
+    run.save(1, TREE)
+    wait_for(run.path, 60)
+    with pytest.raises(StoreFailed, match=r"the earlier save to .*step_00000001' failed: no room"):
+        run.save(2, TREE)
+    gate.error = None
+    run.save(3, TREE)
+    run.wait(60)
+    assert run.steps() == [3]
+
+
+def test_an_error_is_raised_also_where_the_next_step_is_not_saved(tmp_path: Path, gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
+    gate.opened.set()
+    run = tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=10))
+    run.save(10, TREE)
+    wait_for(run.path, 60)
+    with pytest.raises(StoreFailed, match="no room"):
+        run.save(11, TREE)
+    assert not run.save(12, TREE)
+    run.close()
+
+
+@pytest.mark.parametrize("ask", ["wait", "close", "load", "load one", "load_or_init", "gc", "branch"])
+def test_an_error_is_raised_by_whatever_comes_next(tmp_path: Path, gate: Gate, ask: str) -> None:
+    gate.opened.set()
+    run = tr.Run(tmp_path / "run")
+    run.save(1, TREE).result(60)
+    gate.error = StoreFailed("no room")
+    run.save(2, TREE)
+    asks: dict[str, Callable[[], object]] = {
+        "wait": run.wait,
+        "close": run.close,
+        "load": run.load,
+        "load one": lambda: run.load(2),
+        "load_or_init": lambda: run.load_or_init(lambda: {"w": jnp.zeros(3), "step": 0}),
+        "gc": lambda: run.gc(dry_run=False),
+        "branch": lambda: run.branch(1, tmp_path / "other"),
+    }
+    with pytest.raises(StoreFailed, match="no room"):
+        asks[ask]()
+    assert not (tmp_path / "other").exists()
+    run.wait()  # who was told is not told again
+
+
+def test_what_fails_after_the_commit_is_told_and_the_step_stays(run: tr.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise StoreFailed("no rights")
+
+    monkeypatch.setattr(run_save, "collect", refuse)
+    run.save(1, TREE)
+    with pytest.raises(StoreFailed, match=r"step_00000001' is committed; what comes after it failed: no rights"):
+        run.wait(60)
+    assert run.steps() == [1]
+
+
+def test_waiting_has_an_end(run: tr.Run, gate: Gate) -> None:
+    run.save(1, TREE)
+    with pytest.raises(Timeout, match="not done"):
+        run.wait(0.05)
+    gate.opened.set()
+    run.wait(60)
+    assert run.steps() == [1]
+
+
+def test_a_block_waits_at_its_end(tmp_path: Path, gate: Gate) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, TREE)
+        assert gate.reached.wait(60)
+        assert run.steps() == []
+        gate.opened.set()
+    assert run.steps() == [1]
+    with pytest.raises(ValueError, match="was closed; save inside its `with` block"):
+        run.save(2, TREE)
+    assert run.load(1)["step"] == 0
+    run.close()
+
+
+def test_a_block_raises_what_failed(tmp_path: Path, gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
+    gate.opened.set()
+    with pytest.raises(StoreFailed, match="no room"), tr.Run(tmp_path / "run") as run:
+        run.save(1, TREE)
+
+
+def test_a_block_that_ends_with_an_error_waits_and_lets_it_pass(tmp_path: Path, gate: Gate) -> None:
+    def fails(step: int) -> None:
+        with tr.Run(tmp_path / "run") as run:
+            run.save(step, TREE)
+            raise KeyError("mine")
+
+    gate.opened.set()
+    with pytest.raises(KeyError) as good:
+        fails(1)
+    assert tr.Run(tmp_path / "run").steps() == [1]
+    assert not hasattr(good.value, "__notes__")
+    gate.error = StoreFailed("no room")
+    with pytest.raises(KeyError) as bad:
+        fails(2)
+    assert "no room" in "".join(bad.value.__notes__)
+
+
+# ------------------------------------------------------------------------------------------------------- keeping order
+
+
+def test_gc_tells_first_and_removes_when_told_to(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        for step in (1, 2, 3):
+            run.save(step, TREE)
+    (run.path / "step_00000001" / "notes.txt").write_text("mine")
+    last = tr.Run(run.path, keep=tr.KeepLast(1))
+    plan = last.gc()
+    assert [(verdict.step, verdict.kept) for verdict in plan] == [(1, False), (2, False), (3, True)]
+    assert run.steps() == [1, 2, 3]
+    assert last.gc(dry_run=False) == plan
+    assert run.steps() == [3]
+    assert names(run.path) == ["run.json", "step_00000001", "step_00000003"]
+    assert names(run.path / "step_00000001") == ["notes.txt"]
+
+
+def test_a_branch_is_a_run_of_its_own(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "a", keep=tr.KeepLast(5), save_every=tr.SaveEvery(steps=1)) as run:
+        for step in (1, 2, 3):
+            run.save(step, TREE | {"step": step}, metrics={"loss": step})
+        other = run.branch(2, tmp_path / "b")  # of a step that may be in flight
+        assert (other.keep, other.save_every) == (run.keep, run.save_every)
+        with other:
+            other.save(3, TREE | {"step": 33})
+        assert (run.steps(), other.steps()) == ([1, 2, 3], [2, 3])
+        assert (run.load(3)["step"], other.load(3)["step"], other.metrics(2)) == (3, 33, {"loss": 2.0})
+        assert run.branch(2, tmp_path / "c", keep=tr.KeepLast(1)).keep == tr.KeepLast(1)
+        with pytest.raises(Exists):
+            run.branch(1, tmp_path / "b")
+        with pytest.raises(NotFound, match="it has steps 1, 2 and 3"):
+            run.branch(7, tmp_path / "d")
+        assert not (tmp_path / "d").exists()
+
+
+def test_a_run_shows_itself(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run", keep=tr.KeepLast(2), save_every=tr.SaveEvery(steps=1)) as run:
+        run.save(1, TREE, metrics={"a<b": 0.5})
+    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, keep=KeepLast(2), save_every=SaveEvery(steps=1))"
+    assert "keep: KeepLast(2)" in str(run)
+    assert "a<b" in str(run)
+    assert "a&lt;b" in run._repr_html_()
+    assert "every step" in str(tr.Run(run.path))
