@@ -1,0 +1,252 @@
+"""Signals that let the next step be saved, and then have their way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jax.experimental import multihost_utils
+
+from treering._ops.run_signal import Signals
+from treering.errors import Unsupported
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[list[int]]:
+    """The signals that reach the handler that was there before."""
+    heard: list[int] = []
+    kinds = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.signal(kind, lambda signum, frame: heard.append(signum)) for kind in kinds]
+    yield heard
+    for kind, handler in zip(kinds, before, strict=True):
+        signal.signal(kind, handler)
+
+
+def test_nothing_is_set_before_it_is_asked_for(heard: list[int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    signals = Signals()
+    assert (signals.watching, signals.noted) == (False, None)
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_signal_is_noted_and_reaches_nobody_until_it_has_its_way(heard: list[int]) -> None:
+    signals = Signals()
+    before = signal.getsignal(signal.SIGUSR1)
+    signals.watch(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    assert (signals.watching, signals.noted, heard) == (True, signal.SIGUSR1, [])
+    signals.let_go(signal.SIGUSR1)
+    assert (signals.watching, signals.noted, heard) == (False, None, [signal.SIGUSR1])
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_the_first_of_several_signals_counts(heard: list[int]) -> None:
+    signals = Signals()
+    signals.watch(signal.SIGUSR1)
+    signals.watch(signal.SIGUSR2)
+    signal.raise_signal(signal.SIGUSR2)
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.noted == signal.SIGUSR2
+    signals.let_go(signal.SIGUSR2)
+    assert heard == [signal.SIGUSR2]
+    assert not signals.watching
+
+
+def test_a_process_that_got_no_signal_itself_lets_it_go_with_the_others(heard: list[int]) -> None:
+    signals = Signals()
+    signals.watch(signal.SIGUSR1)
+    signals.let_go(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_closing_puts_handlers_back_and_sends_what_waited(heard: list[int]) -> None:
+    signals = Signals()
+    before = signal.getsignal(signal.SIGUSR1)
+    signals.watch(signal.SIGUSR1)
+    signals.close()
+    assert (signal.getsignal(signal.SIGUSR1), heard) == (before, [])
+    signals.watch(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    signals.close()
+    signals.close()
+    assert heard == [signal.SIGUSR1]
+
+
+def test_waiting_twice_for_a_signal_is_waiting_once(heard: list[int]) -> None:
+    signals = Signals()
+    signals.watch(signal.SIGUSR1)
+    signals.watch(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    signals.let_go(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+    signals.watch(signal.SIGUSR1)  # and once more afterwards
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.noted == signal.SIGUSR1
+    signals.close()
+    assert len(heard) == 2
+
+
+def test_a_handler_that_came_later_stays(heard: list[int]) -> None:
+    signals, later = Signals(), []
+    signals.watch(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda signum, frame: later.append(signum))
+    signals.let_go(signal.SIGUSR1)
+    signals.close()
+    signal.raise_signal(signal.SIGUSR1)
+    assert (heard, later) == ([], [signal.SIGUSR1] * 2)
+
+
+def test_two_runs_may_wait_for_one_signal(heard: list[int]) -> None:
+    runs = [Signals(), Signals()]
+    for run in runs:
+        run.watch(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    assert [run.noted for run in runs] == [None, signal.SIGUSR1]
+    runs[1].let_go(signal.SIGUSR1)  # to the other run
+    assert (runs[0].noted, heard) == (signal.SIGUSR1, [])
+    runs[0].let_go(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_runs_may_be_closed_in_any_order(heard: list[int]) -> None:
+    first, second = Signals(), Signals()
+    before = signal.getsignal(signal.SIGUSR1)
+    first.watch(signal.SIGUSR1)
+    second.watch(signal.SIGUSR1)
+    first.close()
+    second.close()
+    signal.raise_signal(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_another_thread_lets_a_signal_go_too(heard: list[int]) -> None:
+    signals = Signals()
+    before = signal.getsignal(signal.SIGUSR1)
+    signals.watch(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    thread = threading.Thread(target=signals.let_go, args=(signal.SIGUSR1,))
+    thread.start()
+    thread.join()
+    assert heard == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_what_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = Signals()
+    for signum, told in [(signal.SIGKILL, "SIGKILL cannot be"), (4000, "signal 4000 cannot be")]:
+        with pytest.raises(Unsupported, match=told):
+            signals.watch(signum)
+    refused: list[Exception] = []
+
+    def watch() -> None:
+        try:
+            signals.watch(signal.SIGUSR1)
+        except Unsupported as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(refused[0])
+    monkeypatch.setattr(signal, "getsignal", lambda signum: None)
+    with pytest.raises(Unsupported, match="Python could not put back"):
+        signals.watch(signal.SIGUSR1)
+    assert not signals.watching
+
+
+def test_a_signal_that_interrupts_interrupts(heard: list[int]) -> None:
+    signals = Signals()
+    signals.watch(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    assert signals.noted == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        signals.let_go(signal.SIGINT)
+    assert not signals.watching
+
+
+# ---------------------------------------------------------------------------------------------------- in a real process
+
+
+def ended(program: str, **wishes: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **wishes,
+    )
+
+
+def test_a_child_that_was_forked_off_ends_when_it_is_told_to() -> None:
+    program = """
+import os, signal, sys
+from treering._ops.run_signal import Signals
+signals = Signals()
+signals.watch(signal.SIGTERM)
+child = os.fork()
+if not child:
+    signal.raise_signal(signal.SIGTERM)
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), signals.noted, flush=True)
+signal.raise_signal(signal.SIGTERM)
+print(signals.noted == signal.SIGTERM, flush=True)
+signals.let_go(signal.SIGTERM)
+print("never")
+"""
+    end = ended(program)
+    assert (end.stdout.split(), end.returncode) == (["-15", "None", "True"], -signal.SIGTERM), end.stderr
+
+
+def test_what_jax_has_heard_reaches_every_run_once() -> None:
+    program = """
+import os, signal, socket, threading
+import jax
+with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
+from treering._ops.run_signal import Signals
+runs = [Signals(), Signals()]
+print([run.told() for run in runs], flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+pause = threading.Event()
+told = [0, 0]
+for _ in range(6000):
+    for number, run in enumerate(runs):
+        told[number] += run.told()
+    if all(told):
+        break
+    pause.wait(0.01)
+for _ in range(20):
+    for number, run in enumerate(runs):
+        told[number] += run.told()
+print(told, flush=True)
+"""
+    end = ended(program)
+    assert (end.stdout.splitlines(), end.returncode) == (["[False, False]", "[1, 1]"], 0), end.stderr
+
+
+def test_jax_without_the_service_has_heard_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(count: int) -> bool:
+        raise RuntimeError("Preemption sync manager has not been initialized.")
+
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", off)
+    assert not Signals().told()
+    monkeypatch.undo()
+    assert not Signals().told()
