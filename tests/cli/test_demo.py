@@ -15,10 +15,13 @@ from rich.console import Console
 
 import treering as package
 from tests.cli.command import treering
-from treering._cli.demo import FILES, digests, meshes, model, story, text
+from tests.cli.runs import add_step
+from treering._cli.demo import FILES, breaking, closing, digests, killing, meshes, model, moving, story, text
 from treering._cli.demo.children import Child, Failed
 from treering._cli.demo.display import TrainingDisplay, curve
 from treering._cli.demo.evidence import Evidence, compared
+from treering._cli.demo.killing import Save, Trained
+from treering._cli.demo.stage import Stage
 
 TINY = model.Config(alphabet_size=16, context=8, width=16, blocks=1, heads=2, batch=2, dropout=0.5)
 
@@ -41,15 +44,27 @@ def test_batches_are_fixed_by_their_position(corpus: text.Corpus) -> None:
     assert int(corpus.tokens.max()) < len(corpus.alphabet)
 
 
+def test_windows_go_on_where_others_stood(corpus: text.Corpus) -> None:
+    windows = text.Windows(corpus, 2)
+    first = [next(windows) for _ in range(3)]
+    assert np.array_equal(first[2], text.batch_at(corpus, 4, 2))
+    others = text.Windows(corpus, 2)
+    others.set_state(windows.get_state())
+    assert np.array_equal(others.peek(), text.batch_at(corpus, 6, 2))
+    assert np.array_equal(next(others), next(windows))
+    assert others.get_state() == windows.get_state() == {"position": 8}
+
+
 def test_training_lowers_the_loss_and_moves_every_part(corpus: text.Corpus) -> None:
     first, state = model.start(TINY._replace(alphabet_size=len(corpus.alphabet))), tiny(corpus)
     step = meshes.stepper(state, meshes.mesh_of(1, 1))
+    windows = text.Windows(corpus, 2)
     losses = []
     for _ in range(30):
-        state, loss = step(state, text.batch_at(corpus, state.position, 2))
+        state, loss = step(state, next(windows))
         losses.append(float(loss))
     assert np.mean(losses[-5:]) < losses[0] - 0.2
-    assert (state.step, state.position, int(state.adam.count)) == (30, 60, 30)
+    assert (state.step, windows.get_state()["position"], int(state.adam.count)) == (30, 60, 30)
     changed = jax.tree.map(lambda a, b: bool(np.any(np.asarray(a) != np.asarray(b))), first.params, state.params)
     assert all(jax.tree.leaves(changed))
     assert digests.fingerprints(first.key) != digests.fingerprints(state.key)
@@ -62,12 +77,14 @@ def test_every_rule_cuts_something(corpus: text.Corpus) -> None:
 
 
 def test_the_next_loss_depends_on_everything_that_is_saved(corpus: text.Corpus) -> None:
-    state = tiny(corpus)
-    batch = text.batch_at(corpus, 0, 2)
-    here = digests.evidence_of(state, batch, mesh="1x1")
-    assert digests.evidence_of(state, batch, mesh="1x1") == here
-    assert model.loss_of(state._replace(key=jax.random.key(7)), batch).hex() != here.next_loss
-    assert model.loss_of(state, text.batch_at(corpus, 99, 2)).hex() != here.next_loss
+    state, windows = tiny(corpus), text.Windows(corpus, 2)
+    here = digests.evidence_of(state, windows, mesh="1x1")
+    assert digests.evidence_of(state, windows, mesh="1x1") == here
+    assert model.loss_of(state._replace(key=jax.random.key(7)), windows.peek()).hex() != here.next_loss
+    windows.set_state({"position": 99})
+    there = digests.evidence_of(state, windows, mesh="1x1")
+    assert there.next_loss != here.next_loss
+    assert {key for key in here.leaves if here.leaves[key] != there.leaves[key]} == {"windows/position"}
 
 
 def test_fingerprints_see_every_bit() -> None:
@@ -105,41 +122,108 @@ def test_a_proof_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "b" in bits.detail
     assert not loss.held
     assert not compared(seen(leaves={}), seen(leaves={}))[0].held
-    stage = story._Stage(console=Console(width=100), folder=tmp_path, kept=True, symbols=False)
-    story._close(stage, [bits])
+    closing.close(Stage(console=Console(width=100), folder=tmp_path, kept=True, symbols=False), [bits])
     assert "NO" in capsys.readouterr().out
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> story._Stage:
-    package.save(tmp_path / FILES[0], {"w": np.arange(100.0), "step": 3})
-    return story._Stage(console=Console(width=100), folder=tmp_path, kept=True, symbols=False)
+def stage(tmp_path: Path) -> Stage:
+    for step in (3, 6):
+        add_step(tmp_path / FILES[0], step)
+    return Stage(console=Console(width=100), folder=tmp_path, kept=True, symbols=False)
 
 
-def test_what_a_save_leaves_is_found(stage: story._Stage) -> None:
-    assert story._nothing_left(stage).held
-    (stage.checkpoint / "data-left").write_bytes(b"")
-    assert not story._nothing_left(stage).held
+def test_what_a_save_leaves_is_found(stage: Stage) -> None:
+    assert moving.nothing_left(stage, 6).held
+    (stage.run / "step_00000006" / "data-left").write_bytes(b"")
+    assert not moving.nothing_left(stage, 6).held
 
 
-def test_a_kill_that_did_harm_is_found(stage: story._Stage) -> None:
-    trained = story._Trained(saves=[{"step": 3}])
-    assert story._kill_did_no_harm(stage, trained).held
-    assert not story._kill_did_no_harm(stage, story._Trained(saves=[{"step": 4}])).held
-    next(stage.checkpoint.glob("data-*")).unlink()
-    assert not story._kill_did_no_harm(stage, trained).held
+def trained(step: int) -> Trained:
+    """A training whose last acknowledged save was that of a step, and a later one was not."""
+    saves = [Save(step=step, stood_still=0.1, safe_after=1.0), Save(step=step + 3, stood_still=0.1)]
+    return Trained(saves={save.step: save for save in saves})
 
 
-def test_damage_is_undone_and_a_silent_load_is_found(stage: story._Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [proof.held for proof in story._damage(stage)] == [True]
-    assert package.verify(stage.checkpoint).ok
-    monkeypatch.setattr(story, "_complaint", lambda *_: "")
-    assert [proof.held for proof in story._damage(stage)] == [False]
+def test_a_kill_that_did_harm_is_found(stage: Stage) -> None:
+    assert killing.kill_did_no_harm(stage, trained(6)).held
+    assert not killing.kill_did_no_harm(stage, trained(9)).held
+    assert not killing.kill_did_no_harm(stage, trained(3)).held
+    next((stage.run / "step_00000003").glob("data-*")).unlink()
+    assert not killing.kill_did_no_harm(stage, trained(6)).held
+
+
+def test_damage_is_undone_and_a_silent_load_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [proof.held for proof in breaking.break_it(stage)] == [True]
+    assert package.verify(stage.run).ok
+    monkeypatch.setattr(breaking, "complaint_of", lambda *_: "")
+    assert [proof.held for proof in breaking.break_it(stage)] == [False]
+
+
+class Patient:
+    """A process that does what its test says when it is held still."""
+
+    def __init__(self, step: Path, *, quick: bool) -> None:
+        self.calls: list[str] = []
+        self.has_ended = False
+        self._step = step
+        self._quick = quick
+
+    def hold_still(self) -> None:
+        self.calls.append("held still")
+        if self._quick:
+            (self._step / "treering.json").touch()
+
+    def go_on(self) -> None:
+        self.calls.append("goes on")
+
+    def kill(self) -> None:
+        self.calls.append("killed")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_only_a_save_that_is_not_committed_is_killed(tmp_path: Path, quick: bool) -> None:
+    (tmp_path / "data").write_bytes(bytes(2 << 20))
+    child = Patient(tmp_path, quick=quick)
+    found = killing.killed_in_the_midst(child, tmp_path)  # type: ignore[arg-type]
+    assert found == (None if quick else 2 << 20)
+    assert child.calls == ["held still", "goes on" if quick else "killed"]
+    # One that is committed, or whose process has ended, is not even held still.
+    child = Patient(tmp_path, quick=False)
+    child.has_ended = not quick
+    assert killing.killed_in_the_midst(child, tmp_path) is None  # type: ignore[arg-type]
+    assert child.calls == []
+
+
+def test_a_process_is_held_still_goes_on_and_is_killed() -> None:
+    program = "tests.cli.counting"
+    with Child(program) as child:
+        events = child.events()
+        assert next(events)["event"] == "counted"
+        child.hold_still()
+        assert not child.has_ended
+        child.go_on()
+        assert next(events)["event"] == "counted"
+        child.kill()
+        assert child.has_ended
+        assert all(event["event"] == "counted" for event in child.last_words())
+
+
+def test_the_saves_are_shown_with_what_they_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stage = Stage(console=Console(width=100), folder=tmp_path, kept=True, symbols=False)
+    saves = [Save(step=step, stood_still=0.001 * step, safe_after=0.1 * step) for step in range(1, 21)]
+    closing.show_saves(stage, [*saves, Save(step=21, stood_still=0.021)], 2048)
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if " ms " in line and line.startswith("|")]
+    assert [row[1] for row in rows] == ["1", "2", "3", "4", "18", "19", "20", "21"]
+    assert rows[-1][2:] == ["21.0", "ms", "killed", "|"]
+    assert "..." in out
+    assert "stood still 11.0 ms for a save (median), 231 ms for all 21; one was safe after 1.05 s (median)." in out
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with (
-        Child("treering._cli.demo.resume", str(tmp_path / "nope")) as child,
+        Child("treering._cli.demo.resume", str(tmp_path / "nope"), "1x1", "latest", "0") as child,
         pytest.raises(Failed, match=r"ended with code 1: .*nope"),
     ):
         list(child.events())
@@ -149,7 +233,7 @@ def test_a_demo_whose_process_fails_is_not_proved(tmp_path: Path, monkeypatch: p
     def fails(*_: Any) -> Any:
         raise Failed("it fell over")
 
-    monkeypatch.setattr(story, "_train_and_kill", fails)
+    monkeypatch.setattr(story, "train_and_kill", fails)
     proofs = story.tell(Console(width=100, quiet=True), seconds=1.0, folder=tmp_path, kept=True)
     assert [(proof.held, proof.detail) for proof in proofs] == [(False, "it fell over")]
 
@@ -173,7 +257,7 @@ def test_the_display_shows_the_last_loss(terminal: bool) -> None:
 @pytest.fixture(scope="module")
 def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("demo") / "files"
-    done = treering("demo", "--seconds", "2", "--keep", str(folder), timeout=240)
+    done = treering("demo", "--seconds", "1", "--keep", str(folder), timeout=500)
     return done, folder
 
 
@@ -181,27 +265,31 @@ def test_the_short_form_proves_everything(short_demo: tuple[subprocess.Completed
     done, folder = short_demo
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.count("✓") == 6
+    assert done.stdout.count("✓") == 8
     assert "✗" not in done.stdout
     assert "\x1b" not in done.stdout
-    assert "of the save that was killed" in done.stdout
-    assert re.search(r"leaf 'params/pairs' is damaged: bytes \d+ to \d+", done.stdout)
+    assert re.search(r"saving step_\d+, \d+\.\d+ MiB of it were written when SIGKILL ended it", done.stdout)
+    assert "Moved to 2x2, every bit is there" in done.stdout
+    assert "Moved to 1x1, every bit is there" in done.stdout
+    assert re.search(r"The loop stood still [\d.]+ \w+ for a save \(median\)", done.stdout)
+    assert re.search(r"leaf 'state/params/pairs' is damaged: bytes \d+ to \d+ of step_\d{8}/data-", done.stdout)
     assert re.search(r"Corrupt: .*params/pairs.*hint|Corrupt: .*params/pairs.*;", done.stdout), "a message was cut"
     losses = re.findall(r"0x1\.[0-9a-f]+p[+-]\d+", done.stdout)
-    assert len(losses) == 2
-    assert losses[0] == losses[1]
+    assert len(losses) == 4
+    assert len(set(losses)) == 1
     assert max(map(len, done.stdout.splitlines()[-12:])) < 200
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
 
 
-def test_the_kept_checkpoint_opens_and_is_not_overwritten(
+def test_the_kept_run_opens_and_is_not_overwritten(
     short_demo: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     folder = short_demo[1]
-    checkpoint = str(folder / FILES[0])
-    listed = treering("inspect", checkpoint, "params", "--depth", "1", code=0).stdout
+    run = str(folder / FILES[0])
+    listed = treering("inspect", run, "state/params", "--depth", "2", code=0).stdout
     assert re.search(r"shown: 20 leaves, 4\.\d\d M parameters", listed)
-    assert "is whole" in treering("verify", checkpoint, code=0).stdout
+    assert "is whole: " in treering("verify", run, code=0).stdout
+    assert treering("log", run, code=0).stdout.count("KeepLast(3)") == 4
     assert "is not overwritten" in treering("demo", "--keep", str(folder), code=2).stderr
 
 

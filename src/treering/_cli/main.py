@@ -23,7 +23,7 @@ __all__ = ["Verbs", "cli", "main"]
 
 _VERBS = {
     "cat": ("treering._cli.cat", "Print one leaf, or a part of an array."),
-    "demo": ("treering._cli.demo.verb", "Train a small model, save it, and prove that every bit comes back."),
+    "demo": ("treering._cli.demo.verb", "Train a small model, kill it, move it, break it: every bit comes back."),
     "diff": ("treering._cli.diff", "Compare two checkpoints or files."),
     "doctor": ("treering._cli.doctor", "Say which saves are in flight or dead, and what to do about each."),
     "du": ("treering._cli.du", "Show where the bytes are."),

@@ -1,6 +1,6 @@
-"""The demo: a small real training run that is saved, killed, resumed on another mesh and proved equal to the bit."""
+"""The demo: a small real training run is killed while it saves, moved to other meshes, damaged, and proves its bits."""
 
 __all__ = ["FILES"]
 
-FILES = ("checkpoint",)
+FILES = ("run",)
 """What the demo leaves in its folder."""

@@ -1,9 +1,11 @@
-"""The demo's other processes: started, listened to, and killed."""
+"""The demo's other processes: started, listened to, held still, and killed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +70,11 @@ class Child:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is no more."""
+        return self._process.poll() is not None
+
     def events(self) -> Iterator[dict[str, Any]]:
         """Listen until it ends.
 
@@ -81,6 +88,31 @@ class Child:
             self._complaints.seek(0)
             complaint = self._complaints.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
             raise Failed(f"process {self.number} ended with code {code}: {complaint[-1]}")
+
+    def last_words(self) -> Iterator[dict[str, Any]]:
+        """Listen to what it had told before it was killed."""
+        for line in self._process.stdout or ():
+            # The kill may have come in the midst of a line.
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+    def hold_still(self) -> None:
+        """Stop all its threads, where the system can; it notices nothing.
+
+        Raises:
+            Failed: it has ended.
+        """
+        if os.name == "nt":
+            return
+        os.kill(self.number, signal.SIGSTOP)
+        _, status = os.waitpid(self.number, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            raise Failed(f"process {self.number} ended before it was held still")
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        if os.name != "nt":
+            os.kill(self.number, signal.SIGCONT)
 
     def kill(self) -> int:
         """End it at once, as a power failure would, and return how it ended: minus nine on POSIX."""

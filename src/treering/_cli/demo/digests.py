@@ -9,21 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from treering._cli.demo import model
+from treering._cli.demo import model, text
 from treering._cli.demo.evidence import Evidence
 from treering._values.keys import join_key
 
 __all__ = ["evidence_of", "fingerprints"]
 
 
-def evidence_of(state: model.TrainState, batch: np.ndarray, *, mesh: str) -> Evidence:
-    """Digest a state and compute the loss of its next step on ``batch``; the state stays as it is."""
+def evidence_of(state: model.TrainState, windows: text.Windows, *, mesh: str) -> Evidence:
+    """Digest what is saved of a run, and compute the loss of its next step; everything stays as it is."""
     return Evidence(
         process=os.getpid(),
         mesh=mesh,
         step=state.step,
-        leaves=fingerprints(state),
-        next_loss=model.loss_of(state, batch).hex(),
+        leaves=fingerprints({"state": state, "windows": windows.get_state()}),
+        next_loss=model.loss_of(state, windows.peek()).hex(),
     )
 
 

@@ -60,14 +60,14 @@ def compared(here: Evidence, there: Evidence) -> list[Proof]:
     same_loss = there.next_loss == here.next_loss
     return [
         Proof(
-            claim="Another mesh gets every bit",
+            claim=f"Moved to {there.mesh}, every bit is there",
             held=not unequal and bool(count),
             detail=f"{len(unequal)} leaves differ, the first is {unequal[0]}"
             if unequal
-            else f"{here.mesh} to {there.mesh}, {count} of {count} leaves equal by SHA-256",
+            else f"{count} of {count} leaves equal by SHA-256 to those on {here.mesh}",
         ),
         Proof(
-            claim="Training goes on unchanged",
+            claim=f"Moved to {there.mesh}, training goes on unchanged",
             held=same_loss,
             detail=f"next loss {float.fromhex(here.next_loss):.6f}, "
             + ("equal to the last bit" if same_loss else f"there {float.fromhex(there.next_loss):.6f}"),

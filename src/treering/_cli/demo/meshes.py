@@ -84,8 +84,7 @@ def stepper(state: model.TrainState, mesh: Mesh) -> Step:
 
     def step(state: model.TrainState, batch: np.ndarray) -> tuple[model.TrainState, jax.Array]:
         params, adam, key, loss = jitted(state.params, state.adam, state.key, jax.device_put(batch, batch_on))
-        position = state.position + config.batch
-        return state._replace(params=params, adam=adam, key=key, step=state.step + 1, position=position), loss
+        return state._replace(params=params, adam=adam, key=key, step=state.step + 1), loss
 
     return step
 

@@ -75,8 +75,6 @@ class TrainState(NamedTuple):
     """Typed PRNG key of shape ()."""
     step: int
     """Steps taken."""
-    position: int
-    """Index of the next window to read."""
     config: dict[str, int | float]
     """The fields of `Config`."""
 
@@ -96,7 +94,7 @@ def start(config: Config) -> TrainState:
         nu=jax.tree.map(np.zeros_like, params),
     )
     key = jax.random.key(config.seed)
-    return TrainState(params=params, adam=adam, key=key, step=0, position=0, config=config._asdict())
+    return TrainState(params=params, adam=adam, key=key, step=0, config=config._asdict())
 
 
 def loss_and_gradients(params: Params, batch: jax.Array, config: Config, drop: jax.Array) -> tuple[jax.Array, Params]:

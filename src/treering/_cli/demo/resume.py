@@ -1,6 +1,7 @@
-"""The fresh process of the demo: it knows the code and the checkpoint, nothing else of the run, and has two devices.
+"""A fresh process of the demo: it knows the code and the run's folder, nothing else, and has a mesh of its own.
 
-``python -m treering._cli.demo.resume FOLDER`` loads, trains on and saves, and tells of it in lines of JSON.
+``python -m treering._cli.demo.resume FOLDER LENGTHS STEP STEPS`` loads that step, or ``latest``, onto a mesh of 2x2,
+trains on for so many steps, saves if there were any, and tells of it in lines of JSON.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ import jax
 import treering
 from treering._cli.demo import digests, meshes, model, text
 from treering._cli.demo.telling import tell
+from treering._cli.demo.train import KEEP
 
-__all__ = ["MESH"]
-
-MESH = (1, 2)
-"""Lengths of the mesh's axes."""
-
-_STEPS = 5
+__all__: list[str] = []
 
 
-def _main(folder: Path) -> None:
-    meshes.use_host_devices(MESH[0] * MESH[1])
+def _main(folder: Path, lengths: str, which: str, steps: int) -> None:
+    along = [int(length) for length in lengths.split("x")]
+    meshes.use_host_devices(along[0] * along[1])
     config = model.Config(alphabet_size=0)
     corpus = text.load_corpus(context=config.context, seed=config.seed)
-    mesh = meshes.mesh_of(*MESH)
+    windows = text.Windows(corpus, config.batch)
+    mesh = meshes.mesh_of(*along)
     like = jax.tree.map(_wanted, model.start(config._replace(alphabet_size=len(corpus.alphabet), seed=1)))
-    began = time.perf_counter()
-    state = treering.load(folder, like, shardings=meshes.RULES, mesh=mesh)
-    seconds = time.perf_counter() - began
-    batch = text.batch_at(corpus, state.position, config.batch)
-    seen = digests.evidence_of(state, batch, mesh="x".join(map(str, MESH)))
-    tell("loaded", seconds=seconds, evidence=seen.members())
-    step = meshes.stepper(state, mesh)
-    loss = float("nan")
-    for _ in range(_STEPS):
-        state, measured = step(state, text.batch_at(corpus, state.position, config.batch))
-        loss = float(measured)
-        tell("step", loss=loss)
-    began = time.perf_counter()
-    treering.save(folder, state, metadata={"step": state.step, "loss": loss}, overwrite=True)
-    tell("saved", step=state.step, seconds=time.perf_counter() - began)
+    with treering.Run(folder, keep=KEEP) as run:
+        began = time.perf_counter()
+        number = None if which == "latest" else int(which)
+        loaded = run.load(number, {"state": like, "windows": windows}, shardings=meshes.RULES, mesh=mesh)
+        seconds = time.perf_counter() - began
+        state = loaded["state"]
+        tell("loaded", seconds=seconds, evidence=digests.evidence_of(state, windows, mesh=lengths).members())
+        if not steps:
+            return
+        step = meshes.stepper(state, mesh)
+        loss = float("nan")
+        for _ in range(steps):
+            state, measured = step(state, next(windows))
+            loss = float(measured)
+            tell("step", loss=loss)
+        run.save(state.step, {"state": state, "windows": windows}, metrics={"loss": loss})
+    tell("saved", step=state.step)
 
 
 def _wanted(leaf: Any) -> Any:
@@ -55,4 +56,4 @@ def _wanted(leaf: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    _main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

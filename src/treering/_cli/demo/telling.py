@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 __all__ = ["tell"]
 
+_lock = threading.Lock()
+
 
 def tell(event: str, **members: Any) -> None:
-    """Write one event to stdout, at once."""
-    sys.stdout.write(json.dumps({"event": event} | members) + "\n")
-    sys.stdout.flush()
+    """Write one event to stdout, at once; any thread may."""
+    line = json.dumps({"event": event} | members) + "\n"
+    with _lock:
+        sys.stdout.write(line)
+        sys.stdout.flush()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from typing import Any
 
 import numpy as np
 
 from treering.errors import NotFound
 
-__all__ = ["Corpus", "batch_at", "load_corpus"]
+__all__ = ["Corpus", "Windows", "batch_at", "load_corpus"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +66,43 @@ def batch_at(corpus: Corpus, position: int, size: int) -> np.ndarray:
     """
     turn = np.arange(position, position + size) % len(corpus.starts)
     return corpus.tokens[corpus.starts[turn][:, None] + np.arange(corpus.window)].astype(np.int32)
+
+
+class Windows:
+    """Reads batch after batch; it can be saved with the state that learns from it, and goes on where it stood.
+
+    Args:
+        corpus: what it reads.
+        size: windows in a batch.
+
+    Example:
+        >>> windows = Windows(load_corpus(context=64, seed=0), 4)
+        >>> _ = next(windows)
+        >>> windows.get_state(), next(windows).shape
+        ({'position': 4}, (4, 65))
+    """
+
+    def __init__(self, corpus: Corpus, size: int) -> None:
+        self._corpus = corpus
+        self._size = size
+        self._position = 0
+
+    def __iter__(self) -> Windows:
+        return self
+
+    def __next__(self) -> np.ndarray:
+        batch = self.peek()
+        self._position += self._size
+        return batch
+
+    def peek(self) -> np.ndarray:
+        """Return the next batch without moving on."""
+        return batch_at(self._corpus, self._position, self._size)
+
+    def get_state(self) -> dict[str, int]:
+        """Say where it stands."""
+        return {"position": self._position}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where another one stood."""
+        self._position = int(state["position"])

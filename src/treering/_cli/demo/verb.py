@@ -31,12 +31,13 @@ __all__ = ["demo"]
     help="Leave the files in DIR; without it they are removed at the end.",
 )
 def demo(seconds: float, keep: Path | None) -> int:
-    """Train a small real model, save it, kill it, and prove that every bit comes back.
+    """Train a small real model, kill it, move it, break it, and prove that every bit comes back.
 
-    A character-level transformer learns CPython's own help texts on eight host devices, saving as it goes. It is
-    killed in the middle of a save. A fresh process with two devices resumes from the last save: every leaf and the
-    next loss have to be the same to the last bit. Then one bit of a file is flipped, and verify has to name the leaf.
-    Half a minute in all, without network.
+    A character-level transformer learns CPython's own help texts on eight host devices, and saves in the background as
+    it goes. It is killed in the midst of a save. Fresh processes resume from the last save that was acknowledged, on a
+    2x2 mesh and on one device: every leaf and the next loss have to be the same to the last bit. Then one bit of a file
+    is flipped, and verify has to name the step and the leaf. At the end stands how long the loop stood still for each
+    save. Half a minute in all, without network.
     """
     in_the_way = next((keep / name for name in FILES if (keep / name).exists()), None) if keep else None
     if in_the_way:

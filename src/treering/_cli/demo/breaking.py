@@ -1,0 +1,67 @@
+"""The demo's last chapter: one bit of the run is flipped, and everybody who reads it says where."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from treering._cli.demo.evidence import Proof
+from treering._cli.demo.stage import Stage, short
+from treering._format.records import LeafRecord
+from treering._ops.inspect import inspect
+from treering._ops.open_leaves import open_leaves
+from treering._ops.run_steps import steps_of
+from treering._ops.verify import verify
+from treering._store.run_folder import step_name
+from treering.errors import Corrupt
+
+__all__ = ["break_it"]
+
+
+def break_it(stage: Stage) -> list[Proof]:
+    """Flip a bit of the largest leaf of the latest step, look who notices, and flip it back."""
+    stage.chapter(4, "Break it: flip one bit, and be told which leaf of which step it hit")
+    folder = stage.run / step_name(max(steps_of(stage.run)))
+    key, leaf = max(inspect(folder).leaves.items(), key=lambda item: item[1].nbytes)
+    file, place = folder / str(leaf.file), (leaf.offset or 0) + leaf.nbytes // (2 * leaf.chunks)
+    _flip_bit(file, place)
+    try:
+        found = verify(stage.run)
+        complaint = complaint_of(folder, leaf)
+    finally:
+        _flip_bit(file, place)
+    stage.say(f"one bit of byte {place:,} of {folder.name}/{short(file.name)} flipped")
+    stage.command("verify run", ())
+    for finding in found.findings:
+        stage.quote(str(finding).replace(file.name, short(file.name)), "yellow")
+    stage.say("and a load of that leaf:")
+    stage.quote(complaint.replace(file.name, short(file.name)) or "no complaint", "yellow")
+    mended = verify(stage.run).ok
+    stage.say("the bit flipped back: " + ("whole again" if mended else "still damaged"))
+    told = [(finding.key, finding.file) for finding in found.findings]
+    named = told == [(key, os.path.join(folder.name, file.name))]  # noqa: PTH118 - a text to compare with
+    return [
+        Proof(
+            claim="A flipped bit is found and named",
+            held=named and bool(complaint) and mended,
+            detail=f"one of {8 * leaf.nbytes:,} bits of {key}" if named else f"{key} was hit, verify says {found}",
+        )
+    ]
+
+
+def _flip_bit(file: Path, place: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        byte = opened.read(1)[0]
+        opened.seek(place)
+        opened.write(bytes([byte ^ 1]))
+
+
+def complaint_of(path: Path, leaf: LeafRecord) -> str:
+    """Return the message of the error that reading a damaged leaf raises, empty when it raises none."""
+    try:
+        with open_leaves(path) as leaves:
+            leaves.array(leaf)[...]
+    except Corrupt as error:
+        return f"Corrupt: {error}"
+    return ""

@@ -1,0 +1,100 @@
+"""The demo's third chapter: fresh processes resume the run on other meshes, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from contextlib import ExitStack
+
+from treering._cli.demo.children import Child, Failed
+from treering._cli.demo.evidence import Evidence, Proof, compared
+from treering._cli.demo.killing import Trained
+from treering._cli.demo.stage import Stage
+from treering._ops.inspect import listing_of
+from treering._ops.run_listing import listed_run
+from treering._store.run_folder import step_name
+from treering._values.human import bytes_text, duration_text, rate_text
+from treering._view.run_text import log_lines
+
+__all__ = ["move", "nothing_left"]
+
+_MESHES = ("2x2", "1x1")
+
+
+@dataclasses.dataclass(slots=True)
+class _Resumed:
+    """What a fresh process told."""
+
+    seen: Evidence | None = None
+    seconds: float = 0.0
+    losses: list[float] = dataclasses.field(default_factory=list)
+    saved: int | None = None
+
+
+def move(stage: Stage, trained: Trained) -> list[Proof]:
+    """Resume on four devices, and train on to the step whose save was killed; resume on one.
+
+    Raises:
+        Failed: a process did not get to its end.
+    """
+    stage.chapter(3, "Move it: resume in fresh processes, on a 2x2 mesh and on one device")
+    here, last, killed = trained.seen, trained.acknowledged, trained.killed
+    if here is None or last is None or killed is None:
+        raise Failed("no save was acknowledged before the kill")
+    # The first takes what is latest and saves over what the kill left; the second names its step.
+    wishes = ((_MESHES[0], "latest", killed - last), (_MESHES[1], str(last), 0))
+    with stage.patience("new Pythons start, load and compile ..."), ExitStack() as running:
+        module = "treering._cli.demo.resume"
+        children = [
+            running.enter_context(Child(module, os.fspath(stage.run), mesh, which, str(steps)))
+            for mesh, which, steps in wishes
+        ]
+        four, one = [_listened(child) for child in children]
+    if four.seen is None or one.seen is None or four.saved != killed:
+        raise Failed("the processes that resumed did not get to their ends")
+    size = listing_of(stage.run / step_name(last)).file_bytes
+    stage.say("run.load(like=like, shardings=rules, mesh=mesh)")
+    for resumed in (four, one):
+        _show(stage, here, resumed, size)
+    steps = " ".join(f"{loss:.3f}" for loss in four.losses)
+    stage.say(f"on {_MESHES[0]} {len(four.losses)} more steps, loss {steps}; then it saved {step_name(killed)} again")
+    stage.command("log run", log_lines(listed_run(stage.run, shown="run"), now=time.time(), look=stage.look))
+    proofs = [proof for resumed in (four, one) if resumed.seen for proof in compared(here, resumed.seen)]
+    return [*proofs, nothing_left(stage, killed)]
+
+
+def _listened(child: Child) -> _Resumed:
+    told = _Resumed()
+    for event in child.events():
+        match event["event"]:
+            case "loaded":
+                told.seen, told.seconds = Evidence(**event["evidence"]), event["seconds"]
+            case "step":
+                told.losses.append(event["loss"])
+            case "saved":
+                told.saved = event["step"]
+    return told
+
+
+def _show(stage: Stage, here: Evidence, there: _Resumed, size: int) -> None:
+    seen = there.seen
+    if seen is None:
+        return
+    stage.say(
+        f"process {seen.process} loaded step {seen.step}, {bytes_text(size)} in {duration_text(there.seconds)}, "
+        f"{rate_text(size, there.seconds)}, checked, from {here.mesh} onto {seen.mesh}"
+    )
+    stage.say(f"  its next loss  {seen.next_loss}   ours  {here.next_loss}")
+
+
+def nothing_left(stage: Stage, step: int) -> Proof:
+    """Prove that the save after the kill swept away what the killed one had left."""
+    folder = stage.run / step_name(step)
+    named = {file.name for file in listing_of(folder).files}
+    left = sorted({path.name for path in folder.iterdir()} - named)
+    return Proof(
+        claim="The next save sweeps up",
+        held=not left,
+        detail=f"{left[0]} is still there" if left else f"{len(named)} files in {folder.name}, each of them needed",
+    )
