@@ -260,7 +260,7 @@ class CheckpointFolder:
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
-        for _, listed in listed_by_tombstones(self._open_folder, names, self._names_in):
+        for _, listed in listed_by_tombstones(self._open_folder, self._shown, names, self._names_in):
             ours.update(listed)
         foreign = sorted(set(names) - ours)
         if foreign:
@@ -278,7 +278,7 @@ class CheckpointFolder:
                 if not remove_leftover(folder, journal, data):
                     raise self._busy("another process is saving to this checkpoint")
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
-            finish_removals(folder, names, self._names_in, listed)
+            finish_removals(folder, self._shown, names, self._names_in, listed)
         # No other attempt is alive: its journal would be locked.
         for note in dead_notes(names, self.attempt.__eq__, FolderNotes(folder).get):
             with contextlib.suppress(OSError):  # it stands in nobody's way

@@ -38,6 +38,9 @@ _NO_LINKS = frozenset(
     }
 )
 
+# Where links can be told from what they lead to; elsewhere none was there a moment ago.
+_NOT_FOLLOWED = {"follow_symlinks": False} if hasattr(os, "link") and os.link in os.supports_follow_symlinks else {}
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -137,9 +140,7 @@ class Folder:
         if found is None or not stat.S_ISREG(found.st_mode):
             return False
         try:
-            # No link is followed; a platform that knows no such wish does not follow them either.
-            follow = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}
-            os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **follow)
+            os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **_NOT_FOLLOWED)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise

@@ -53,21 +53,21 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         StoreFailed: the system refused.
         TreeringError: what ``attempt_of`` raises; nothing has changed.
     """
+    shown = run.path / step_name(step)
     with _locked(run, step) as folder:
         if folder is None:
             return False
-        _tidy(folder, names_in)
+        _tidy(folder, shown, names_in)
         old = folder.find(INDEX)
         if old is None:
             return False
-        shown = run.path / step_name(step) / INDEX
         if not stat.S_ISREG(old.st_mode):
-            raise LinkRefused(f"{os.fspath(shown)!r} is not a file of its own", hint="remove it by hand")
-        attempt = attempt_of(index_bytes(folder, shown))
+            raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it by hand")
+        attempt = attempt_of(index_bytes(folder, shown / INDEX))
         if attempt is None:
             return False
         _bury(folder, checkpoint_names.tombstone_of(attempt), old)
-        _tidy(folder, names_in)
+        _tidy(folder, shown, names_in)
     return True
 
 
@@ -90,7 +90,7 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn) -> None:
             return
     with _locked(run, step) as locked:
         if locked is not None:
-            _tidy(locked, names_in)
+            _tidy(locked, run.path / step_name(step), names_in)
 
 
 @contextlib.contextmanager
@@ -126,25 +126,25 @@ def _bury(folder: Folder, tombstone: str, old: os.stat_result) -> None:
             raise
 
 
-def _tidy(folder: Folder, names_in: NamesIn) -> None:
+def _tidy(folder: Folder, shown: Path, names_in: NamesIn) -> None:
     """Finish removals and sweep what dead attempts left; the folder is locked."""
     names = set(folder.names())
     live: Sequence[str] = ()
     if INDEX in names:
         try:
-            live = names_in(index_bytes(folder, Path(folder.path, INDEX)))
+            live = names_in(index_bytes(folder, shown / INDEX))
         except TreeringError as error:
             if isinstance(error, OSError):
                 raise
             return  # nobody can say which files are its own
-    finish_removals(folder, names, names_in, live)
+    finish_removals(folder, os.fspath(shown), names, names_in, live)
     dead: set[str] = set()
     for journal in names:
         attempt = checkpoint_names.attempt_of_journal(journal)
         if attempt is not None:
             data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
             if not remove_leftover(folder, journal, data):
-                raise _busy(folder.path)
+                raise _busy(os.fspath(shown))
             dead.add(attempt)
     if dead:
         for note in dead_notes(names, lambda attempt: attempt not in dead, FolderNotes(folder).get):

@@ -6,7 +6,7 @@ were its own, and goes after them.
 
 from __future__ import annotations
 
-import os
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +19,7 @@ __all__ = ["finish_removals", "listed_by_tombstones"]
 
 
 def listed_by_tombstones(
-    folder: Folder, names: Iterable[str], names_in: Callable[[bytes], Sequence[str]]
+    folder: Folder, shown: str, names: Iterable[str], names_in: Callable[[bytes], Sequence[str]]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield each tombstone that can be read, with the names that it lists, those of data files only.
 
@@ -27,6 +27,7 @@ def listed_by_tombstones(
 
     Args:
         folder: the folder.
+        shown: what the caller calls it.
         names: names in it, of any kind.
         names_in: gives the names of all data files that an index mentions.
 
@@ -36,20 +37,28 @@ def listed_by_tombstones(
     for name in names:
         if attempt_of_tombstone(name) is None:
             continue
+        found = folder.find(name)
+        if found is None or not stat.S_ISREG(found.st_mode):
+            continue
         try:
-            listed = names_in(index_bytes(folder, Path(os.path.join(folder.path, name)), name))
+            listed = names_in(index_bytes(folder, Path(shown, name), name))
         except (NotFound, Corrupt, Format, Unsupported):
             continue
         yield name, [data for data in listed if is_data(data)]
 
 
 def finish_removals(
-    folder: Folder, names: Collection[str], names_in: Callable[[bytes], Sequence[str]], live: Collection[str]
+    folder: Folder,
+    shown: str,
+    names: Collection[str],
+    names_in: Callable[[bytes], Sequence[str]],
+    live: Collection[str],
 ) -> None:
     """Remove what tombstones list, then the tombstones. The caller has the lock of the folder.
 
     Args:
         folder: the folder.
+        shown: what the caller calls it.
         names: the names in it.
         names_in: gives the names of all data files that an index mentions.
         live: names that the index lists that is there now; they stay.
@@ -57,13 +66,12 @@ def finish_removals(
     Raises:
         OSError: the system refused; a tombstone is left for whoever comes next.
     """
-    synced = False
-    for tombstone, listed in listed_by_tombstones(folder, names, names_in):
-        if not synced:
-            # That the index is gone must be durable before the first of its files goes: whoever gave it this name
-            # may have died before that.
-            folder.sync()
-            synced = True
+    if not any(map(attempt_of_tombstone, names)):
+        return
+    # That the index is gone must be durable before the first of its files goes: whoever gave it this name may have died
+    # before that.
+    folder.sync()
+    for tombstone, listed in listed_by_tombstones(folder, shown, names, names_in):
         data = [name for name in listed if name in names and name not in live]
         for name in data:
             folder.remove(name)
