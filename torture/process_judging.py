@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from torture.judging import fresh, told
 from torture.process_jobs import Answer, Said
@@ -13,6 +14,9 @@ from torture.process_scenes import NEW, OLD, JointScene
 from torture.process_workers import Action, Layer
 
 __all__ = ["Case", "judged", "outcome"]
+
+# Words by which an error says that what was saved is there, or may be.
+_MAY_BE_THERE: Final = ("known", "in place", "committed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,5 +110,5 @@ def _wrong_answer(case: Case, number: int, answer: Answer, *, new: bool, replace
         yield f"process {number} does not name process {case.victim}: {answer.error}"
     if another and case.action == "kill" and case.point.done and case.victim != 0:
         yield f"process {number} fails, though nobody was needed any more: {answer.error}"
-    if new and "known" not in answer.error and "in place" not in answer.error:
+    if new and not any(words in answer.error for words in _MAY_BE_THERE):
         yield f"process {number} does not say that it may be saved: {answer.error}"

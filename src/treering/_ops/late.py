@@ -26,6 +26,8 @@ def reworded(error: BaseException, said: str) -> TreeringError:
         late = Failure.of(error).error(said, getattr(error, "processes", ()))
         if isinstance(late, Mismatch) and isinstance(error, Mismatch):
             late.differences = error.differences
+        if isinstance(late, OSError) and isinstance(error, OSError):
+            late.errno, late.strerror, late.filename = error.errno, error.strerror, error.filename
     else:
         late = TreeringError(f"{said}: {error_text(error)}")
     late.__cause__ = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -79,7 +80,8 @@ class LocalFile:
         """Close the file; mappings made from it stay valid."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):  # what was read was read
+                os.close(descriptor)
 
     def read(self, offset: int, count: int) -> bytes:
         """Return the ``count`` bytes from ``offset`` on.

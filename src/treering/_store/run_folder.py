@@ -113,7 +113,8 @@ class RunFolder:
         Raises:
             StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
         """
-        return [step for step in self.folders() if self._has_index(step)]
+        with naming(os.fspath(self.path), "read"):
+            return [step for step in self.folders() if self._has_index(step)]
 
     def open_step(self, step: int) -> Folder | None:
         """Open a step's folder, which the caller closes; None when there is none, or a link or file in its place.
