@@ -116,6 +116,14 @@ def test_gc_takes_rules_that_are_joined(run: Path) -> None:
         assert "rule" in inside("gc", str(run), "--keep", rules, code=2)[1]
 
 
+@pytest.mark.parametrize("rule", [("--keep-best", "los"), ("--keep", "KeepLast(1) | KeepBest('los')")])
+def test_gc_refuses_a_metric_that_no_step_has(run: Path, rule: tuple[str, str]) -> None:
+    err = inside("gc", str(run), *rule, "--yes", code=2)[1]
+    assert "has the metric 'los'" in err
+    assert "did you mean 'loss'?" in err
+    assert tr.Run(run).steps() == [1, 2, 3]
+
+
 def test_verify_names_the_step(run: Path) -> None:
     assert "is whole: 3 steps, 6 leaves" in inside("verify", str(run), code=0)[0]
     flip(run / "step_00000002")
