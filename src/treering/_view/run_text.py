@@ -160,11 +160,11 @@ def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[st
     why = _told("; ".join(step.reasons), look)
     if not step.kept:
         why = f"goes: {why or _NO_RULE}"
+    elif step.temporary:
+        why = f"{why} (temporary)".lstrip()
     metrics = [_number(step.metrics[name]) if name in step.metrics else "-" for name in names]
     age = duration_text(max(float(int(now - step.saved)), 0.0))
     took = "-" if step.seconds is None else duration_text(step.seconds)
-    if step.temporary:
-        why = f"{why} (temporary)".lstrip()
     return [str(step.step), age, bytes_text(step.nbytes), took, *metrics, why]
 
 

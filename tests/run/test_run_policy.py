@@ -1,0 +1,72 @@
+"""Rules as text: what they write, they are read from, and nothing else is."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from treering._ops.run_policy import policy_of
+from treering.errors import Format
+from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
+
+COUNTS = some.integers(1, 10**6)
+RULES: some.SearchStrategy[Policy] = some.one_of(
+    COUNTS.map(KeepLast),
+    COUNTS.map(lambda steps: KeepEvery(steps=steps)),
+    some.timedeltas(datetime.timedelta(microseconds=1), datetime.timedelta(days=400)).map(
+        lambda interval: KeepEvery(interval=interval)
+    ),
+    some.builds(KeepBest, some.text(min_size=1, max_size=20), n=COUNTS, mode=some.sampled_from(["min", "max"])),
+    some.lists(some.integers(0, 2**63 - 1), max_size=4).map(lambda steps: KeepSteps(*steps)),
+)
+
+
+@given(some.lists(RULES, min_size=1, max_size=4))
+def test_a_rule_is_read_from_its_own_text(rules: list[Policy]) -> None:
+    policy = rules[0]
+    for rule in rules[1:]:
+        policy = policy | rule
+    assert policy_of(repr(policy)) == policy
+    assert repr(policy_of(f"  {policy!r} ")) == repr(policy)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "KeepLast",
+        "KeepLast()",
+        "KeepLast(0)",
+        "KeepLast(True)",
+        "KeepLast(1.5)",
+        "KeepLast('3')",
+        "KeepLast(3) & KeepLast(2)",
+        "KeepLast(3) | ",
+        "KeepLast(3), KeepLast(2)",
+        "KeepLast(n=3, **{})",
+        "KeepLast(*[3])",
+        "KeepLast(1 + 1)",
+        "KeepLast([].append(3))",
+        "treering.KeepLast(3)",
+        "KeepWise(3)",
+        "KeepEvery(interval=timedelta(weeks=-1))",
+        "KeepEvery(interval=timedelta(days=10**9))",
+        "KeepEvery(interval=timedelta(days=99999999999))",
+        "KeepEvery(steps=3, interval=3)",
+        "KeepBest('')",
+        "KeepBest('loss', mode='best')",
+        "KeepSteps(-1)",
+        "__import__('os').system('true')",
+        "KeepLast(3)\x00",
+        "KeepLast(3)\nKeepLast(2)",
+        "(" * 1000,
+        "KeepLast(3) | " * 900 + "KeepLast(3)",
+    ],
+)
+def test_what_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(Format, match="is no rule"):
+        policy_of(text)
