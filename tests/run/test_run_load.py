@@ -1,0 +1,171 @@
+"""Loading steps of a run: which, what is waited for, what a missing one says, and steps that go meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treering as tr
+from treering._ops import run_load
+from treering._ops.background import wait_for
+from treering._ops.run_steps import steps_of
+from treering._store import checkpoint_folder
+from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
+
+
+def filled(path: Path, *steps: int, **options: Any) -> tr.Run:
+    run = tr.Run(path, **options)
+    for step in steps:
+        run.save(step, {"params": {"w": np.full(3, step, np.float16)}, "step": step}, metrics={"loss": -step})
+    run.wait(60)
+    return run
+
+
+def test_all_that_load_can_is_here(tmp_path: Path) -> None:
+    run = filled(tmp_path / "run", 1, 2)
+    seen: list[tuple[int, int]] = []
+    assert run.load()["step"] == 2
+    assert run.load(1)["step"] == 1
+    assert run.load(1, at="params")["w"].tolist() == [1, 1, 1]
+    assert run.load(1, only="**/w")["params"]["w"].tolist() == [1, 1, 1]
+    like = {"params": {"v": jax.ShapeDtypeStruct((3,), "float32")}, "step": 0, "extra": 5}
+    loaded = run.load(
+        1, like, rename={"params/v": "params/w"}, missing="keep", cast=True, progress=lambda *at: seen.append(at)
+    )
+    assert (loaded["params"]["v"].dtype, loaded["step"], loaded["extra"]) == (jnp.float32, 1, 5)
+    assert seen[-1] == (6, 6)
+    assert not run.load(2, mapped=True)["params"]["w"].flags.writeable
+    device = jax.devices()[-1]
+    assert run.load(2, shardings=device)["params"]["w"].devices() == {device}
+    mesh = jax.make_mesh((len(jax.devices()),), ("x",))
+    assert run.load(2, mesh=mesh)["params"]["w"].sharding.mesh == mesh
+    with pytest.raises(Unsupported, match="there is none"):
+        run.load(1, cast=True)
+    with pytest.raises(Unsupported, match="'x' is no step"):
+        run.load("x")  # type: ignore[arg-type]
+
+
+def test_a_missing_step_names_those_that_are_there(tmp_path: Path) -> None:
+    run = filled(tmp_path / "run", 10)
+    for ask in (run.load, run.metrics):
+        with pytest.raises(NotFound, match=r"the run '.*run' has no step 7; it has step 10$"):
+            ask(7)
+    with pytest.raises(FileNotFoundError, match="has no step 7; it has no step yet"):
+        tr.Run(tmp_path / "other").load(7)
+    for step in range(11, 30):
+        (run.path / f"step_{step:08d}").mkdir()
+        for file in (run.path / "step_00000010").iterdir():
+            (run.path / f"step_{step:08d}" / file.name).hardlink_to(file)
+    with pytest.raises(NotFound, match=r"it has steps 10, 11, 12, \.\.\., 25, 26, 27, 28 and 29 \(20 in all\)"):
+        run.load(1000)
+
+
+def test_a_step_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
+    run = filled(tmp_path / "run", 1, 2)
+    index = run.path / "step_00000002" / "treering.json"
+    index.write_bytes(index.read_bytes()[:-20])
+    assert run.latest() == 2
+    for ask in (run.load, lambda: run.metrics(2)):
+        with pytest.raises(Corrupt, match="step_00000002"):
+            ask()
+    assert run.load(1)["step"] == 1
+
+
+def test_a_step_in_flight_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = checkpoint_folder.CheckpointFolder.commit
+    may_commit = threading.Event()
+    asks: list[int] = []
+
+    def held(folder: Any, *arguments: Any) -> Any:
+        assert may_commit.wait(60)
+        return commit(folder, *arguments)
+
+    monkeypatch.setattr(checkpoint_folder.CheckpointFolder, "commit", held)
+    run = tr.Run(tmp_path / "run")
+
+    def noted(path: Path) -> None:
+        asks.append(1)
+        may_commit.set()
+        wait_for(path)
+
+    monkeypatch.setattr(run_load, "wait_for", noted)
+    run.save(1, {"step": 1})
+    try:
+        assert run.load(1)["step"] == 1
+    finally:
+        may_commit.set()
+    assert asks
+
+
+def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "run", 1)
+    reader = tr.Run(tmp_path / "run")
+    looked: list[int] = []
+
+    def saved_behind_the_back(path: Path) -> list[int]:
+        found = steps_of(path)
+        if len(looked) < 2:
+            looked.append(found[-1])
+            filled(tmp_path / "run", found[-1] + 1, keep=tr.KeepLast(1))
+        return found
+
+    monkeypatch.setattr(run_load, "steps_of", saved_behind_the_back)
+    assert reader.load()["step"] == 3
+    assert looked == [1, 2]
+
+
+def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(tmp_path: Path) -> None:
+    run = filled(tmp_path / "run", 1)
+
+    def missing(*arguments: Any, **options: Any) -> Any:
+        raise NotFound("a link leads nowhere")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_load, "opened_source", missing)
+        with pytest.raises(NotFound):
+            run.load()
+
+
+# -------------------------------------------------------------------------------------------------------- load_or_init
+
+
+def fresh() -> dict[str, Any]:
+    return {"params": {"w": jnp.zeros(3, int)}, "step": jnp.zeros((), int)}
+
+
+def test_the_first_time_all_is_initialised(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        resumed = run.load_or_init(fresh)
+        assert (resumed.step, resumed.initialised) == (None, ("params/w", "step"))
+        step, tree = resumed
+        assert (step, tree is resumed.tree) == (None, True)
+        run.save(4, jax.tree.map(lambda leaf: leaf + 4, tree))
+        step, tree = run.load_or_init(fresh)  # in flight, and waited for
+        assert (step, tree["params"]["w"].tolist()) == (4, [4, 4, 4])
+    assert not (tmp_path / "other").exists()
+    assert tr.Run(tmp_path / "other").load_or_init(fresh).step is None
+
+
+def test_what_is_new_is_initialised(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(4, fresh())
+    resumed = run.load_or_init(lambda: {**fresh(), "new": jnp.ones(2)})
+    assert (resumed.step, resumed.initialised, resumed.tree["new"].tolist()) == (4, ("new",), [1.0, 1.0])
+    with pytest.raises(Mismatch, match="params/w"):
+        run.load_or_init(lambda: {**fresh(), "params": {"w": jnp.zeros(4, int)}})
+
+
+def test_what_load_or_init_gives_is_a_pair_like_any_other(tmp_path: Path) -> None:
+    resumed = tr.Run(tmp_path / "run").load_or_init(lambda: {"count": jnp.ones(())})
+    assert isinstance(resumed, tuple)
+    assert len(resumed) == 2
+    for other in (copy.copy(resumed), pickle.loads(pickle.dumps(resumed))):
+        assert (other.step, other.initialised) == (None, ("count",))
