@@ -397,7 +397,7 @@ def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path: Path) -> None
 
 def test_what_comes_after_is_done_after_the_commit(tmp_path: Path) -> None:
     seen: list[Any] = []
-    pending = begin(
+    pending: Any = begin(
         tmp_path / "x",
         {"x": 1},
         after=lambda: seen.append((treering.load(tmp_path / "x"), threading.current_thread().name, pending.cancel())),

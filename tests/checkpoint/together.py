@@ -50,6 +50,7 @@ class Together:
         tree_of: Callable[[int], Any],
         *,
         who: range | None = None,
+        save: Callable[..., object] = treering.save,
         wishes_of: Callable[[int], dict[str, Any]] = lambda process: {},
         **wishes: Any,
     ) -> list[Exception | None]:
@@ -59,6 +60,7 @@ class Together:
             path: the folder.
             tree_of: process -> its tree.
             who: those that come; default: all.
+            save: what each of them calls.
             wishes_of: process -> further arguments of its save.
             **wishes: arguments of all.
         """
@@ -77,7 +79,7 @@ class Together:
             )
             calls.call = call
             try:
-                treering.save(path, tree_of(process), **wishes, **wishes_of(process))
+                save(path, tree_of(process), **wishes, **wishes_of(process))
             except Exception as error:  # noqa: BLE001 - for the test to look at
                 outcomes[process] = error
 
