@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -25,7 +25,6 @@ _TEXTS: Final = ("str", "bytes", "bytearray")
 _AVAL: Final = operator.attrgetter("aval")
 _SHAPE_AND_DTYPE: Final = operator.attrgetter("shape", "dtype")
 _SHARDING: Final = operator.attrgetter("sharding")
-_DELETED: Final = operator.methodcaller("is_deleted")
 
 _Picks = tuple[tuple[Box, Any], ...]
 """The boxes of an array that are wanted, each with the device that holds it."""
@@ -82,18 +81,22 @@ class _JaxColumn:
     def __init__(self, arrays: Sequence[Any]) -> None:
         self._avals = list(map(_AVAL, arrays))
         self._shardings = list(map(_SHARDING, arrays))
+        # Asked of the class, which all of them share: this is most of what a comparison costs.
+        self._is_deleted = type(arrays[0]).is_deleted
 
     def fits(self, arrays: Sequence[Any]) -> bool:
         """Tell whether these arrays are alike, one by one, and have bytes."""
         return (
-            _all_alike(map(_AVAL, arrays), self._avals, _same_aval)
-            and _all_alike(map(_SHARDING, arrays), self._shardings, _same_sharding)
-            and not any(map(_DELETED, arrays))
+            _all_alike(list(map(_AVAL, arrays)), self._avals, _same_aval)
+            and _all_alike(list(map(_SHARDING, arrays)), self._shardings, _same_sharding)
+            and not any(map(self._is_deleted, arrays))
         )
 
 
-def _all_alike(found: Iterable[Any], known: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
+def _all_alike(found: Sequence[Any], known: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
     # What one jitted function gives time and again are a few objects; others are compared once for each pair.
+    if all(map(operator.is_, found, known)):
+        return True
     others = {(id(one), id(other)): (one, other) for one, other in zip(found, known, strict=True) if one is not other}
     return all(itertools.starmap(alike, others.values()))
 
@@ -151,10 +154,12 @@ class KnownLeaves:
             else:
                 boxes = tuple(source.box for source in sources)
                 self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]], boxes))
-        self._columns: list[tuple[list[int], _NumpyColumn | _JaxColumn]] = []
+        self._columns: list[tuple[Callable[[Sequence[Any]], Any], _NumpyColumn | _JaxColumn]] = []
         for kind, column in (("jax", _JaxColumn), ("numpy", _NumpyColumn), ("key", _JaxColumn)):
             numbers = [number for number in leaves.sources if flat.kinds[number] == kind]
-            self._columns.append((numbers, column([flat.leaves[number] for number in numbers])))
+            if numbers:
+                take = operator.itemgetter(*numbers, numbers[0])  # of two and more it makes a tuple
+                self._columns.append((take, column(take(flat.leaves))))
 
     def described(self, leaves: Sequence[Any]) -> Outgoing | None:
         """Describe leaves of the same kinds, in the same order; None where one of them is not alike.
@@ -164,9 +169,8 @@ class KnownLeaves:
         """
         if any(is_large(kind, leaves[number]) for number, kind in self._texts):
             return None
-        for numbers, column in self._columns:
-            if not column.fits([leaves[number] for number in numbers]):
-                return None
+        if not all(column.fits(take(leaves)) for take, column in self._columns):
+            return None
         anew: dict[int, tuple[Source, ...]] = {}
         if not self._describe_anew(leaves, anew):
             return None

@@ -16,7 +16,7 @@ from treering._values.boxes import Box, boxes_of_range, intersection, relative, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Parted", "cut_out", "host_blocks", "parts_of", "to_host"]
+__all__ = ["Parted", "cut_out", "host_blocks", "is_view", "parts_of", "to_host"]
 
 _SLAB_BYTES: Final = 4 << 20
 _SMALL_BYTES: Final = 64 << 10
@@ -33,7 +33,7 @@ def to_host(array: Any) -> NDArray[Any]:
     jax keeps a copy that it once made for numpy as long as the array lives. Large arrays are therefore fetched
     through a second handle that nobody keeps.
     """
-    if isinstance(array, jax.Array) and array.nbytes > _SMALL_BYTES and not _is_view(array):
+    if isinstance(array, jax.Array) and array.nbytes > _SMALL_BYTES and not is_view(array):
         gc.collect(0)  # jax lets go of the copy before this one only when the collector runs
         held = array.addressable_shards[0].data
         array = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
@@ -41,7 +41,13 @@ def to_host(array: Any) -> NDArray[Any]:
     return host
 
 
-def _is_view(array: jax.Array) -> bool:
+def is_view(array: jax.Array) -> bool:
+    """Tell whether numpy sees an array's own memory, and gets no copy of it.
+
+    Example:
+        >>> is_view(jax.numpy.zeros(3)), is_view(jax.numpy.zeros(3, "int4"))
+        (True, False)
+    """
     device: Any = next(iter(array.sharding.device_set))
     return device.platform == "cpu" and array.dtype.name not in _NARROW
 
@@ -62,7 +68,7 @@ def cut_out(array: Any, held: Box, box: Box) -> Any:
         array([12, 13])
     """
     part = relative(box, held)
-    if isinstance(array, jax.Array) and not _is_view(array):
+    if isinstance(array, jax.Array) and not is_view(array):
         return jax.lax.slice(array, [start for start, _ in part], [stop for _, stop in part])
     return to_host(array)[slices(part)]
 

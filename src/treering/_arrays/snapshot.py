@@ -1,48 +1,145 @@
-"""Leaves as they are now, held so that neither donation nor mutation changes them afterwards."""
+"""Leaves as they are now, held so that neither donation nor mutation changes them afterwards.
+
+On CPU a numpy view of a jax array is enough: the runtime does not hand a donated buffer on while somebody holds a view
+of it. Elsewhere the bytes come to the host, all copies begun before the first is waited for. What is numpy's own is
+copied, since anybody may write into it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
 
+from treering._arrays.donation import views_survive
 from treering._arrays.outgoing import Outgoing, Source
-from treering._arrays.parted import cut_out, to_host
+from treering._arrays.parted import cut_out, is_view
 from treering._format.headers import Row
-from treering._values.boxes import contains
+from treering._format.index import LeafType
+from treering._values.boxes import Box, contains
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["snapshot"]
 
+_SMALL_BYTES: Final = 64 << 10
 
-def snapshot(leaves: Outgoing, wanted: Iterable[Row]) -> Outgoing:
+
+def snapshot(leaves: Outgoing, wanted: Iterable[Row] | None = None) -> Outgoing:
     """Return the same leaves with host arrays as their sources; what they hold cannot change any more.
 
     Args:
         leaves: described leaves, on any devices.
-        wanted: leaf and box of what this process will need. Of a leaf that lies in one process its boxes; of one that
-            lies over several, boxes inside of those that this process holds. What is not wanted keeps its boxes, and
-            its data is None.
+        wanted: leaf and box of what this process will need; None for all that it holds. Of a leaf that lies in one
+            process its boxes; of one that lies over several, boxes inside of those that this process holds. What is
+            not wanted keeps its boxes, and its data is None.
 
     Example:
         >>> from treering._tree.flatten import flatten
         >>> from treering._arrays.outgoing import outgoing
         >>> weights = np.zeros(3)
-        >>> held = snapshot(outgoing(flatten({"w": weights})), [(0, None)])
+        >>> held = snapshot(outgoing(flatten({"w": weights})))
         >>> weights[:] = 1.0
         >>> held.data_of(0, None)
         array([0., 0., 0.])
     """
+    taking = _Taking(leaves.types)
+    begun = [
+        (number, leaves.leaf_types[number], [Source(box, taking.begun(data)) for box, data in sources])
+        for number, sources in _chosen(leaves, wanted)
+    ]
     sources: dict[int, tuple[Source, ...]] = {}
+    while begun:  # each is let go of once it is here
+        number, kind, parts = begun.pop()
+        sources[number] = tuple(Source(box, taking.fixed(data, kind)) for box, data in parts)
+    ordered = {number: sources[number] for number in leaves.sources}
+    return dataclasses.replace(leaves, sources=ordered, values=_fixed_values(leaves))
+
+
+def _chosen(leaves: Outgoing, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[Source]]]:
+    """Yield each leaf and what is to be held of it."""
+    if wanted is None:
+        yield from leaves.sources.items()
+        return
+    boxes: dict[int, list[Box | None]] = {}
     for number, box in wanted:
-        held = next(source for source in leaves.sources[number] if box is None or contains(source.box, box))
-        data = held.data if box in (None, held.box) else cut_out(held.data, held.box, box or held.box)
-        sources[number] = (*sources.get(number, ()), Source(box or held.box, _fixed(data)))
-    empty = {number: tuple(Source(held.box, None) for held in all_) for number, all_ in leaves.sources.items()}
-    return dataclasses.replace(leaves, sources={number: sources.get(number, empty[number]) for number in empty})
+        boxes.setdefault(number, []).append(box)
+    for number, sources in leaves.sources.items():
+        chosen = boxes.get(number)
+        if chosen is None:
+            yield number, [Source(source.box, None) for source in sources]
+        elif number in leaves.spread:
+            yield number, [_cut(sources, box) for box in chosen]
+        else:
+            # All of its boxes stay: whoever plans again has to come to the same plan.
+            yield number, [s if s.box in chosen or None in chosen else Source(s.box, None) for s in sources]
 
 
-def _fixed(data: Any) -> Any:
-    return np.array(to_host(data)) if isinstance(data, np.ndarray | jax.Array) else data
+def _cut(sources: Sequence[Source], box: Box | None) -> Source:
+    held = next(source for source in sources if box is None or contains(source.box, box))
+    if box is None or box == held.box:
+        return held
+    return Source(box, cut_out(held.data, held.box, box))
+
+
+def _fixed_values(leaves: Outgoing) -> dict[int, Any]:
+    return {number: bytearray(value) if type(value) is bytearray else value for number, value in leaves.values.items()}
+
+
+class _Taking:
+    """One snapshot, and what it found out of arrays that are alike."""
+
+    def __init__(self, types: Sequence[LeafType]) -> None:
+        # The memory of a text is nobody else's: it was copied, or lies in a ``bytes``.
+        self._texts = [kind.kind in ("str", "bytes", "bytearray") for kind in types]
+        self._views: dict[tuple[int, Any], tuple[bool, Any]] = {}
+
+    def begun(self, data: Any) -> Any:
+        """Begin to fetch an array from its device; return what `fixed` makes a host array of."""
+        return data if not isinstance(data, jax.Array) or self._is_view(data) else _Coming(data)
+
+    def fixed(self, data: Any, kind: int) -> NDArray[Any] | None:
+        """Return a host array that nobody else writes into."""
+        host: NDArray[Any]
+        if data is None:
+            return None
+        if isinstance(data, _Coming):
+            return data.arrived()
+        if isinstance(data, jax.Array):
+            host = np.asarray(data)
+            return host if views_survive() else host.copy()
+        host = data if self._texts[kind] else np.array(data, order="C")
+        return host
+
+    def _is_view(self, data: jax.Array) -> bool:
+        sharding = data.sharding
+        found = self._views.get((id(sharding), data.dtype))
+        if found is None:
+            # With the sharding itself, so that its number is not given to another one meanwhile.
+            found = self._views[id(sharding), data.dtype] = (is_view(data), sharding)
+        return found[0]
+
+
+class _Coming:
+    """An array whose copy to the host has begun.
+
+    jax keeps that copy as long as the array lives; of a large one it is therefore made through a handle of its own.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, array: jax.Array) -> None:
+        held: jax.Array = array.addressable_shards[0].data
+        if array.nbytes > _SMALL_BYTES:
+            held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
+        held.copy_to_host_async()
+        self._handle = held
+
+    def arrived(self) -> NDArray[Any]:
+        """Wait for the copy."""
+        host: NDArray[Any] = np.asarray(self._handle)
+        return host

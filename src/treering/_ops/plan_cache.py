@@ -97,24 +97,20 @@ class Planned:
         Args:
             host_local: keep also the leaves that each process holds alone, which are to be compared.
         """
-        leaves = snapshot(self.leaves, self._wanted(host_local=host_local))
-        return dataclasses.replace(self, flat=dataclasses.replace(self.flat, leaves=[]), leaves=leaves)
+        wanted = None if self.processes.count == 1 else self._wanted(host_local=host_local)
+        flat = dataclasses.replace(self.flat, leaves=[])
+        return dataclasses.replace(self, flat=flat, leaves=snapshot(self.leaves, wanted))
 
     def _wanted(self, *, host_local: bool) -> Iterator[Row]:
-        leaves = self.leaves
-        if self.processes.count == 1:
-            for number, sources in leaves.sources.items():
-                yield from ((number, source.box) for source in sources)
-            return
-        plan = self.divided()
+        leaves, plan = self.leaves, self.divided()
         for part in plan.plan.parts_of(self.processes.this):
             if plan.stored[part.leaf] in leaves.spread:
                 yield plan.stored[part.leaf], part.box
-        for number, sources in leaves.sources.items():
+        for number in leaves.sources:
             if number not in leaves.spread and (
                 host_local or self.processes.leads or self.flat.kinds[number] in ("jax", "key")
             ):
-                yield from ((number, source.box) for source in sources)
+                yield number, None
 
 
 def planned(tree: Any, processes: Processes | None = None) -> Planned:
@@ -175,7 +171,8 @@ class _Entry:
         leaves = self._leaves.described(found)
         if leaves is None:
             return None
-        flat = dataclasses.replace(self._flat, leaves=found)
+        known = self._flat
+        flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)
         return Planned(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
 
 
