@@ -144,7 +144,11 @@ def test_a_damaged_run_json_is_a_note(run: Path) -> None:
     assert "run.json cannot be used" in inside("doctor", str(run), code=0)[0]
     (run / RUN_DOCUMENT).unlink()
     assert "is whole: 3 steps" in inside("verify", str(run), code=0)[0]
-    assert told("log", str(run))["keep"] is None
+    found = told("log", str(run))
+    assert (found["keep"], found["notes"]) == (
+        None,
+        ["there is no run.json; the next save makes it anew from the steps"],
+    )
 
 
 def test_verify_passes_over_a_step_that_goes_meanwhile(run: Path) -> None:

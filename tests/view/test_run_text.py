@@ -48,7 +48,7 @@ def test_columns_line_up() -> None:
 
 def test_a_run_without_steps() -> None:
     assert list(step_lines(listing())) == []
-    assert list(log_lines(listing(), now=0.0)) == ["run · 0 steps, 0 B", "keep: every step"]
+    assert list(log_lines(listing(), now=0.0)) == ["run · 0 steps, 0 B", "keep: every step, no rule is noted"]
     assert list(gc_lines(listing(), removed=True)) == ["0 of 0 steps were removed: nothing to do"]
     for lines in (steps_json(listing()), log_json(listing(), now=0.0), gc_json(listing(), removed=False)):
         assert json.loads("".join(lines))["steps"] == []

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
-from treering._format.run_document import parse_run
+from treering._ops.run_cache import cache_trouble
 from treering._ops.run_steps import Records, records_of, step_path
 from treering._store.checkpoint_names import INDEX
-from treering._store.run_folder import RUN_DOCUMENT, RunFolder
-from treering.errors import Corrupt, Format, NotFound, Unsupported
+from treering._store.run_folder import RunFolder
+from treering.errors import NotFound
 
 __all__ = ["diagnosed_run", "holds_run"]
-
-_CACHE: Final = "the next save makes it anew from the steps: nothing to do"
 
 
 def holds_run(path: str) -> bool:
@@ -49,17 +46,9 @@ def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
         StoreFailed: the system refuses.
     """
     place = Path(path)
-    notes: list[str] = []
     with RunFolder(place) as run:
         folders = run.folders()
-        data = run.read_document()
-    if data is None:
-        notes.append(f"there is no {RUN_DOCUMENT} that could be read; {_CACHE}")
-    else:
-        try:
-            parse_run(data)
-        except (Corrupt, Format, Unsupported) as error:
-            notes.append(f"{RUN_DOCUMENT} cannot be used ({error.message}); {_CACHE}")
+    trouble = cache_trouble(place)
     records = records_of(place)
     found: list[StepDiagnosis] = []
     for step in folders:
@@ -74,7 +63,7 @@ def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
         nbytes=sum(record.nbytes for record in records.steps),
         saved=_saved(records),
         folders=found,
-        notes=tuple(notes),
+        notes=() if trouble is None else (trouble,),
     )
 
 

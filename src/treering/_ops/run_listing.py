@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from treering._ops.run_cache import cache_trouble
 from treering._ops.run_policy import policy_of
 from treering._ops.run_steps import Records, facts, records_of, step_path
 from treering._view.run_text import RunListing, RunStep
@@ -34,7 +35,8 @@ def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> Run
         [10, 20]
     """
     records = records_of(Path(path))
-    notes: list[str] = []
+    trouble = cache_trouble(Path(path))
+    notes = [] if trouble is None else [trouble]
     try:
         rules = own_rules(records)
     except Format as error:

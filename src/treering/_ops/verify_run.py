@@ -6,17 +6,14 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from treering._format.findings import Finding, Verification
-from treering._format.run_document import parse_run
+from treering._ops.run_cache import cache_trouble
 from treering._ops.run_steps import records_of, step_path, steps_of
-from treering._store.run_folder import RUN_DOCUMENT, RunFolder
-from treering.errors import Corrupt, Format, NotFound, Unsupported
+from treering.errors import NotFound
 
 __all__ = ["verify_run"]
-
-_CACHE: Final = "the next save makes it anew from the steps"
 
 Progress: TypeAlias = Callable[[int, int], object]
 Check: TypeAlias = Callable[[Path, Progress | None], Verification]
@@ -63,18 +60,6 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None, check: C
         leaves=leaves,
         nbytes=nbytes,
         checked=True,
-        note=_document_note(place),
+        note=cache_trouble(place),
         steps=count,
     )
-
-
-def _document_note(path: Path) -> str | None:
-    """Say what is wrong with ``run.json``, which is no damage: all that it says stands in the steps too."""
-    with RunFolder(path) as run:
-        data = run.read_document()
-    try:
-        if data is not None:
-            parse_run(data)
-    except (Corrupt, Format, Unsupported) as error:
-        return f"{RUN_DOCUMENT} cannot be used ({error.message}); {_CACHE}"
-    return None

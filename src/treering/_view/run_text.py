@@ -104,7 +104,7 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
     count = f"{len(listing.steps):,} {'step' if len(listing.steps) == 1 else 'steps'}"
     headline = f"{visible(listing.path, _LONGEST, look.ellipsis)} {look.dot} {count}, {bytes_text(listing.nbytes)}"
     yield look.painted(_BOLD, headline)
-    yield f"keep: {_told(listing.keep, look) or 'every step'}"
+    yield f"keep: {_told(listing.keep, look) or 'every step, no rule is noted'}"
     if listing.save_every is not None:
         yield f"save every: {_told(listing.save_every, look)}"
     yield from (f"note: {_told(note, look)}" for note in listing.notes)
