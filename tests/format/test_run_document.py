@@ -1,0 +1,245 @@
+"""What a run writes about its steps, and what is made of documents that nobody of ours wrote."""
+
+import dataclasses
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering._format.index_glance import digest_in, glance, names_in
+from treering._format.run_document import (
+    LATEST_TIME,
+    Branch,
+    RunDocument,
+    StepNote,
+    StepRecord,
+    encode_run,
+    note_in,
+    noted,
+    parse_run,
+    without_note,
+)
+from treering._format.signed import SignedForm
+from treering._store.run_folder import HIGHEST_STEP
+from treering._values.checksums import digest
+from treering.errors import Corrupt, Format, Unsupported
+
+RECORD = StepRecord(
+    step=1200,
+    attempt="0123456789abcdef",
+    saved=1.5,
+    metrics={"loss": 0.25},
+    temporary=False,
+    nbytes=4096,
+    seconds=0.5,
+    index_nbytes=900,
+    digest="xxh3-128:" + "0" * 32,
+)
+FORM = SignedForm(member="treering_run", version=1, name="run.json", hint="")
+
+numbers = st.floats()
+times = st.integers(0, int(LATEST_TIME) * 1000).map(lambda milliseconds: milliseconds / 1000)
+steps = st.integers(0, HIGHEST_STEP)
+metrics = st.dictionaries(st.text(), numbers, max_size=4)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, nan among the numbers too."""
+    return repr(one) == repr(other)
+
+
+@given(
+    step=steps,
+    saved=times,
+    metrics=metrics,
+    temporary=st.booleans(),
+    branch=st.none() | st.builds(Branch, st.text(), steps),
+)
+def test_a_note_comes_back_through_json(**members: Any) -> None:
+    note = StepNote(**members)
+    metadata = json.loads(json.dumps(noted({"mine": [1]}, note), allow_nan=False))
+    assert same(note_in(metadata), note)
+    assert without_note(metadata) == {"mine": [1]}
+
+
+@given(
+    records=st.lists(
+        st.builds(
+            StepRecord,
+            step=steps,
+            attempt=st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
+            saved=times,
+            metrics=metrics,
+            temporary=st.booleans(),
+            nbytes=st.integers(0, 1 << 63),
+            seconds=st.none() | st.floats(0, 1e9),
+            index_nbytes=st.integers(0, 1 << 31),
+            digest=st.from_regex(r"xxh3-128:[0-9a-f]{32}", fullmatch=True),
+        ),
+        unique_by=lambda record: record.step,
+        max_size=5,
+    ),
+    keep=st.none() | st.text(),
+    save_every=st.none() | st.text(),
+)
+def test_a_document_comes_back(records: list[StepRecord], keep: str | None, save_every: str | None) -> None:
+    document = RunDocument(keep, save_every, tuple(sorted(records, key=lambda record: record.step)))
+    assert same(parse_run(encode_run(document)), document)
+
+
+def test_what_is_not_finite_is_text() -> None:
+    note = StepNote(step=0, saved=0.0, metrics={"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1})
+    assert noted({}, note)["treering"]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": 1.0}
+
+
+def test_the_users_metadata_may_not_have_the_runs_member() -> None:
+    with pytest.raises(Unsupported, match="'treering'"):
+        noted({"treering": None}, StepNote(step=0, saved=0.0))
+
+
+@pytest.mark.parametrize("saved", [math.nan, math.inf, 1e18, -1e18])
+def test_a_time_that_is_none_is_refused(saved: float) -> None:
+    with pytest.raises(Unsupported, match="no time"):
+        noted({}, StepNote(step=0, saved=saved))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"step": 1 << 63},
+        {"step": True},
+        {"step": 1.0},
+        {"step": None},
+        {"saved": 1.0},
+        {"saved": "2026-11-21"},
+        {"saved": "2026-13-21T00:00:00.000000Z"},
+        {"saved": "٢٠٢٦-11-21T00:00:00.000000Z"},
+        {"metrics": []},
+        {"metrics": {"a": "NaN"}},
+        {"metrics": {"a": True}},
+        {"metrics": {"a": 10**400}},
+        {"metrics": {"a": [1]}},
+        {"temporary": 0},
+        {"branch": 1},
+        {"branch": {"run": 1, "step": 1}},
+        {"branch": {"run": "a", "step": -1}},
+    ],
+    ids=str,
+)
+def test_a_note_that_is_none_counts_as_the_users(change: dict[str, Any]) -> None:
+    metadata = noted({}, StepNote(step=3, saved=0.0))
+    metadata["treering"] |= change
+    assert note_in(metadata) is None
+    assert without_note(metadata) == metadata
+
+
+def signed(steps: Any, **members: Any) -> bytes:
+    return FORM.encoded([*({"keep": None, "save_every": None} | members).items(), ("steps", steps)])
+
+
+def node(**change: Any) -> dict[str, Any]:
+    (line,) = re.findall(rb'"steps": \[(.*)\]\}', encode_run(RunDocument(None, None, [RECORD])))
+    return json.loads(line) | change
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        encode_run(RunDocument())[:-2],
+        encode_run(RunDocument(keep="KeepLast(3)")).replace(b"3)", b"4)"),
+        signed({}),
+        signed([3]),
+        signed([{}]),
+        signed([node(step=-1)]),
+        signed([node(attempt="../../etc/passwd")]),
+        signed([node(index_digest="")]),
+        signed([node(nbytes=-1)]),
+        signed([node(nbytes=1e3)]),
+        signed([node(seconds="1")]),
+        signed([node(seconds=10**400)]),
+        signed([node(seconds=-1)]),
+        signed([node(saved="now")]),
+        signed([node(metrics={"loss": "high"})]),
+        signed([node(), node()]),
+        signed([node(step=2), node(step=1)]),
+        signed([], keep=3),
+        signed([], save_every=["a"]),
+        FORM.encoded([("keep", None)]),
+    ],
+    ids=range(22),
+)
+def test_a_document_that_contradicts_itself_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"run\.json"):
+        parse_run(data)
+
+
+def test_a_newer_document_is_said_to_be_one() -> None:
+    newer = dataclasses.replace(FORM, version=2).encoded([("keep", None), ("steps", [])])
+    with pytest.raises(Format, match="newer"):
+        parse_run(newer)
+
+
+# ---------------------------------------------------------------------------------------------------- an index, glanced
+
+
+def index(*lines: str, version: int = 1) -> bytes:
+    head, body = f'{{"treering": {version}, "digest": "', '",\n' + ",\n".join(lines) + "}\n"
+    return f"{head}{digest((head.encode(), body.encode()))}{body}".encode()
+
+
+ATTEMPT = '"attempt": "0123456789abcdef"'
+FILES = '"files": [{"name":"data-a","nbytes":5},{"name":"data-b","nbytes":7}]'
+REPLACES = '"replaces": ["data-c"]'
+METADATA = '"metadata": {"note":"\\n\\"attempt\\": \\"x\\","}'
+
+
+def test_the_members_that_do_not_grow_are_found_on_their_lines() -> None:
+    data = index(ATTEMPT, '"leaves": {}', FILES, REPLACES, METADATA)
+    found = glance(data)
+    assert (found.attempt, found.names, found.nbytes) == (
+        "0123456789abcdef",
+        ("data-a", "data-b", "data-c"),
+        12 + len(data),
+    )
+    assert found.metadata == {"note": '\n"attempt": "x",'}
+    assert found.digest == digest_in(data[:96])
+    assert names_in(data) == found.names
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        index(ATTEMPT, FILES, REPLACES, METADATA)[:-1],
+        index(ATTEMPT, FILES, REPLACES, METADATA).replace(b"data-a", b"data-x"),
+        index(FILES, REPLACES, METADATA),
+        index(ATTEMPT, ATTEMPT, FILES, REPLACES, METADATA),
+        index(ATTEMPT, FILES, REPLACES, '"metadata": {', '"files": []', "}"),
+        index('"attempt": "../../up"', FILES, REPLACES, METADATA),
+        index(ATTEMPT, '"files": [{"name":"a","nbytes":-1}]', REPLACES, METADATA),
+        index(ATTEMPT, '"files": [{"name":3,"nbytes":1}]', REPLACES, METADATA),
+        index(ATTEMPT, f'"files": [{{"name":"a","nbytes":{1 << 63}}}]', REPLACES, METADATA),
+        index(ATTEMPT, '"files": 3', REPLACES, METADATA),
+        index(ATTEMPT, FILES, '"replaces": [3]', METADATA),
+        index(ATTEMPT, FILES, REPLACES, '"metadata": []'),
+        index(ATTEMPT, FILES, REPLACES, '"metadata": ' + "[" * 100_000),
+        index(ATTEMPT, FILES, REPLACES, '"metadata": NaN'),
+    ],
+    ids=range(16),
+)
+def test_a_damaged_index_is_corrupt_at_a_glance_too(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        glance(data)
+
+
+def test_a_newer_index_is_said_to_be_one() -> None:
+    with pytest.raises(Format, match="newer"):
+        glance(index(ATTEMPT, FILES, REPLACES, METADATA, version=2))
