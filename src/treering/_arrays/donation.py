@@ -41,5 +41,9 @@ def _outlives(array: jax.Array) -> bool:
     own = jax.jit(lambda x: x + 1)(array)
     view = np.asarray(own)
     before = view.copy()
-    jax.jit(lambda x: x * 2 + 1, donate_argnums=0)(own).block_until_ready()
+    _donate(own)
     return bool((view == before).all())
+
+
+def _donate(array: jax.Array) -> None:
+    jax.jit(lambda x: x * 2 + 1, donate_argnums=0)(array).block_until_ready()
