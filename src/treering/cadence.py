@@ -46,7 +46,7 @@ class Decision:
     next: int | None = None
     """Where the step is not saved, the next one that is, as far as it is known."""
     final: bool = False
-    """Whether the program was told to end: the save has to be waited for."""
+    """Whether the program was told to end, so that the save has to be waited for."""
     signum: int | None = None
     """The signal that has to have its way once the save is durable; None where there is none."""
 

@@ -78,7 +78,7 @@ class PendingSave:
         In a job of processes the others are told, and fail with ``Cancelled`` or ``ProcessFailed``.
 
         Returns:
-            True where it comes to nothing: what stood at the path stays, and `result` raises ``Cancelled``. False where
+            True where it comes to nothing. What stood at the path stays, and `result` raises ``Cancelled``. False where
             it is committed, or being committed, or has failed.
         """
         return self._flight.cancel()
