@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias
 
 from treering._ops.run_items import Stateful
 from treering._ops.run_load import Resumed
@@ -80,19 +80,19 @@ class Run:
 
     @property
     def keep(self) -> Policy | None:
-        """Which steps stay; None: all."""
+        """Which steps stay. None means all."""
         return self._state.keep
 
     @property
     def save_every(self) -> Cadence | None:
-        """When ``save`` saves; None: whenever it is called."""
+        """When ``save`` saves. None means whenever it is called."""
         return self._state.save_every
 
     # ------------------------------------------------------------------------------------------------------- saving
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         tree: Any,
         *,
         metrics: Mapping[str, Any] | None = None,
@@ -161,7 +161,7 @@ class Run:
 
     def load(
         self,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         like: Any = None,
         *,
         only: str | Sequence[str] | None = None,
@@ -273,7 +273,7 @@ class Run:
 
         return best_step(self._state, metric, mode)
 
-    def metrics(self, step: int) -> dict[str, float]:
+    def metrics(self, step: SupportsIndex) -> dict[str, float]:
         """Return what was saved as the metrics of a step.
 
         Raises:
@@ -309,7 +309,7 @@ class Run:
 
     def branch(
         self,
-        step: int,
+        step: SupportsIndex,
         path: str | os.PathLike[str],
         *,
         keep: Policy | None = None,

@@ -1,5 +1,7 @@
 """A program as a user's type checker sees it. It is checked, never run."""
 
+import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, assert_type
 
@@ -53,6 +55,42 @@ def leaves_directories(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
     assert_type(sharding.validate_sharding_tree(places, state), bool)
 
 
+class Batches:
+    def get_state(self) -> dict[str, int]:
+        return {"position": 0}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def runs(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
+    pending = treering.save_async(Path("ckpt"), state, overwrite=True, progress=lambda done, total: done == total)
+    assert_type(pending, treering.PendingSave)
+    assert_type(pending.result(timeout=1), None)
+    assert_type(pending.exception(), BaseException | None)
+    assert_type((pending.done(), pending.cancel(), pending.path), tuple[bool, bool, Path])
+    keep = treering.KeepLast(3) | treering.KeepEvery(steps=1000) | treering.KeepEvery(interval=timedelta(hours=1))
+    keep = keep | treering.KeepBest("loss", n=2, mode="max") | treering.KeepSteps(1, 2)
+    save_every = treering.SaveEvery(steps=1000) | treering.SaveEvery(interval=600)
+    with treering.Run("runs/a", keep=keep, save_every=save_every, timeout=60) as run:
+        assert_type(run, treering.Run)
+        saved = run.save(1, state, metrics={"loss": 0.5}, metadata={"git": "abc"}, overwrite=False, force=True)
+        if saved:
+            assert_type((saved.step, saved.reason, saved.pending), tuple[int, str, treering.PendingSave | None])
+        run.save(jax.numpy.asarray(2), {"state": state, "data": Batches()})
+        run.save_on_signal(signal.SIGTERM)
+        step, tree = run.load_or_init(lambda: state, shardings=None, mesh=mesh)
+        assert_type(step, int | None)
+        run.load(like=tree, only=["params/**"], missing="keep", mapped=True)
+        assert_type((run.steps(), run.latest(), run.best("loss", "max")), tuple[list[int], int | None, int | None])
+        assert_type(run.metrics(1), dict[str, float])
+        assert_type([verdict.reasons for verdict in run.gc(dry_run=False)], list[tuple[str, ...]])
+        assert_type(run.branch(1, Path("runs/b")), treering.Run)
+        assert_type(run.wait(timeout=1.5), None)
+    stateful: treering.Stateful = Batches()
+    assert_type(stateful.get_state(), Any)
+
+
 def registration() -> None:
     class Counter:
         count: int = 0
@@ -91,3 +129,6 @@ def refused(state: dict[str, Any]) -> None:
     leaves.tree_deserialize_leaves("ckpt", structure="lists")  # type: ignore[arg-type]
     leaves.tree_serialize_leaves("ckpt", state, None, "model")  # type: ignore[call-arg]
     sharding.make_itsharded(state)  # type: ignore[call-arg]
+    treering.Run("runs/a", keep=3)  # type: ignore[arg-type]
+    treering.Run("runs/a").best("loss", "least")  # type: ignore[arg-type]
+    treering.Run("runs/a").gc(True)  # type: ignore[call-arg]

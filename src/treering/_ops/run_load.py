@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 from treering._arrays.processes import this_processes
 from treering._arrays.source import Source
@@ -62,7 +62,7 @@ class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has 
         return self[1]
 
 
-def load_step(run: RunState, step: int | None, like: Any, wishes: Wishes) -> Any:
+def load_step(run: RunState, step: SupportsIndex | None, like: Any, wishes: Wishes) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
     require_sense(like, wishes)
     if step is not None:
@@ -94,7 +94,7 @@ def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | 
     return next(iter(best_steps(facts_of(run.path), metric, mode)), None)
 
 
-def metrics_of(run: RunState, step: int) -> dict[str, float]:
+def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
     """Return the metrics of a step; ``Run.metrics`` says more."""
     step = require_step_number(step)
     wait_for(step_path(run.path, step))
@@ -127,7 +127,7 @@ def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
     return verdicts
 
 
-def branched(run: RunState, step: int, new: RunState) -> None:
+def branched(run: RunState, step: SupportsIndex, new: RunState) -> None:
     """Copy a step into a new run; ``Run.branch`` says more."""
     step = require_step_number(step)
 

@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ class StepSave:
 
 def save_step(
     run: RunState,
-    step: int,
+    step: SupportsIndex,
     tree: Any,
     *,
     metrics: Mapping[str, Any] | None,
