@@ -105,7 +105,7 @@ class Run:
         The tree may be changed, donated or deleted as soon as this returns. A dict of items is the usual tree:
         ``{"state": state, "data": iterator, "config": {...}}`` is saved together or not at all. An item with
         ``get_state()`` and ``set_state(state)``, as iterators over data have them, is saved as what ``get_state()``
-        returns.
+        returns. In a job of many processes what each holds by itself, such a state too, is saved as process 0 has it.
 
         Args:
             step: its number, 0 or more.

@@ -1,0 +1,120 @@
+"""Workers of `test_runs`: processes that go through a run together, and some of them see or do something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import treering as tr
+from tests.multiprocess.meetings import told
+from tests.multiprocess.refusals import tree
+from treering._ops import run_load, run_save
+from treering.errors import StoreFailed
+
+_GENEROUS = 60.0
+
+
+class Data:
+    """An iterator over data that goes on from a state; where it is broken it gives none."""
+
+    def __init__(self, position: int, *, broken: bool = False) -> None:
+        self.position = position
+        self._broken = broken
+
+    def get_state(self) -> dict[str, int]:
+        if self._broken:
+            raise ZeroDivisionError("the pipe burst")
+        return {"position": self.position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def goes_through(folder: str) -> dict[str, Any]:
+    """Make every call of a run; what one process cannot do, all hear of."""
+    number = jax.process_index()
+    run = tr.Run(Path(folder) / "run", timeout=_GENEROUS)
+    found: dict[str, Any] = {}
+
+    def note(name: str, work: Callable[[], Any]) -> None:
+        found[name] = told(work)
+
+    def saved(step: int, **items: Any) -> None:
+        run.save(step, {"state": tree(step), **items}, metrics={"loss": 1 / step}).result(_GENEROUS)
+
+    note("nothing there", lambda: run.load())
+    note("begin", lambda: saved(1, data=Data(10 + number)))
+    note("broken on 1", lambda: saved(2, data=Data(20, broken=number == 1)))
+    note("once more", lambda: saved(2, data=Data(20)))
+    note("odd metric on 1", lambda: run.save(3, tree(3), metrics={"m": "text" if number else 1}).result(_GENEROUS))
+    note("and again", lambda: saved(3, data=Data(30)))
+    note("older", lambda: saved(2, data=Data(20)))
+    with pytest.MonkeyPatch.context() as patch:
+        if number == 1:  # its view of the file system is behind
+            patch.setattr(run_load, "steps_of", lambda _: [1])
+        data = Data(0)
+        note("latest", lambda: int(run.load(like={"state": tree(), "data": data})["state"]["step"]))
+        found["position"] = data.position
+        note("missing", lambda: run.load(7))
+    note("verdicts", lambda: _verdicts(tr.Run(run.path, keep=tr.KeepLast(1), timeout=_GENEROUS)))
+    note("steps", run.steps)
+    note("branch", lambda: run.branch(3, Path(folder) / "other").steps())
+    note("branch again", lambda: run.branch(3, Path(folder) / "other"))
+    note("from the branch", lambda: _resumed(tr.Run(Path(folder) / "other", timeout=_GENEROUS)))
+    return found
+
+
+def _verdicts(run: tr.Run) -> list[Any]:
+    return [[verdict.step, verdict.kept] for verdict in run.gc(dry_run=False)]
+
+
+def _resumed(run: tr.Run) -> list[Any]:
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+
+    def init() -> dict[str, Any]:
+        state = {"w": jnp.zeros((24, 24)), "step": 0}
+        return {"state": state, "data": {"position": 0}, "new": jnp.ones(8)}
+
+    resumed = run.load_or_init(init, shardings=lambda key, aval: rows if aval.shape else None)
+    new = np.asarray(resumed.tree["new"].addressable_shards[0].data)
+    return [resumed.step, list(resumed.initialised), new.tolist(), resumed.tree["state"]["step"]]
+
+
+def fails_afterwards(folder: str) -> list[dict[str, Any]]:
+    """Let process 0 fail at what comes after a commit: only it knows, and tells whoever comes with it to the next call."""
+    run = tr.Run(Path(folder) / "run", timeout=_GENEROUS)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise StoreFailed("no rights to remove")
+
+    found = [told(lambda: run.save(1, tree(1)).result(_GENEROUS))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_save, "collect", refuse)
+        run.save(2, tree(2))
+        run_load.wait_for(run.path, _GENEROUS)
+        found.append(told(lambda: run.load(like=tree())))
+        found.append(told(lambda: int(run.load(like=tree())["step"])))
+        run.save(3, tree(3))
+        run_load.wait_for(run.path, _GENEROUS)
+    found.append(told(lambda: run.save(4, tree(4)).result(_GENEROUS)))
+    found.append(told(lambda: run.save(4, tree(4)).result(_GENEROUS)))
+    return [*found, told(run.steps)]
+
+
+def counts_from_what_process_0_sees(folder: str) -> list[bool]:
+    """Decide from the latest step, of which process 1 does not know yet."""
+    path = Path(folder) / "run"
+    with tr.Run(path, timeout=_GENEROUS) as run:
+        run.save(9, tree(9))
+    with pytest.MonkeyPatch.context() as patch, tr.Run(path, save_every=tr.SaveEvery(steps=10)) as run:
+        if jax.process_index() == 1:
+            patch.setattr(run_save, "steps_of", lambda _: [])
+        return [bool(run.save(step, tree(step))) for step in (11, 12, 13)]

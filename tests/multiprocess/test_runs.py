@@ -1,0 +1,54 @@
+"""A run of several real processes: process 0 looks into the folder for all, and nobody fails alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import treering as tr
+from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.runs import counts_from_what_process_0_sees, fails_afterwards, goes_through
+
+
+def test_all_go_through_a_run(tmp_path: Path) -> None:
+    zero, one = results(run_job(goes_through, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+    for found in (zero, one):
+        assert found["nothing there"]["error"] == "NotFound"
+        for name in ("begin", "once more", "and again"):
+            assert "error" not in found[name], (name, found[name])
+        assert found["older"]["error"] == "Exists"
+        assert "older than its latest step, 3" in found["older"]["message"]
+        assert found["latest"].get("result") == 3, found["latest"]
+        assert found["position"] == 30
+        assert found["missing"]["error"] == "NotFound"
+        assert found["verdicts"].get("result") == [[1, False], [2, False], [3, True]], found["verdicts"]
+        assert found["steps"]["result"] == [3]
+        assert found["branch"].get("result") == [3], found["branch"]
+        assert found["branch again"]["error"] == "Exists"
+        assert found["from the branch"].get("result") == [3, ["new"], [1.0] * 4, 3], found["from the branch"]
+        assert all(said["seconds"] < 30 for said in found.values() if isinstance(said, dict)), found
+    assert one["broken on 1"]["error"] == "ZeroDivisionError"
+    assert zero["broken on 1"]["error"] == "ProcessFailed"
+    assert "process 1" in zero["broken on 1"]["message"]
+    assert "the pipe burst" in zero["broken on 1"]["message"]
+    assert one["odd metric on 1"]["error"] == zero["odd metric on 1"]["error"] == "Unsupported"
+    # What each process holds by itself is that of process 0.
+    assert tr.load(tmp_path / "other" / "step_00000003")["data"] == {"position": 30}
+
+
+def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
+    zero, one = results(run_job(fails_afterwards, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+    for found in (zero, one):
+        good, load, again, late, once_more, steps = found
+        assert "error" not in good, good
+        assert (load["error"], "no rights to remove" in load["message"]) == ("StoreFailed", True), load
+        assert again.get("result") == 2, again
+        assert (late["error"], "no rights to remove" in late["message"]) == ("StoreFailed", True), late
+        assert "error" not in once_more, once_more
+        assert steps["result"] == [1, 2, 3, 4]
+    assert "process 0" in one[1]["message"]
+
+
+def test_all_count_from_the_step_that_process_0_sees(tmp_path: Path) -> None:
+    arguments = [str(tmp_path)]
+    every = results(run_job(counts_from_what_process_0_sees, 2, devices=1, arguments=arguments, timeout=120))
+    assert every == [[True, False, False]] * 2
