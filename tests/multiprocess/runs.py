@@ -16,6 +16,7 @@ import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from treering._ops import run_load, run_save
+from treering._ops.background import wait_for
 from treering.errors import StoreFailed
 
 _GENEROUS = 60.0
@@ -49,7 +50,7 @@ def goes_through(folder: str) -> dict[str, Any]:
     def saved(step: int, **items: Any) -> None:
         run.save(step, {"state": tree(step), **items}, metrics={"loss": 1 / step}).result(_GENEROUS)
 
-    note("nothing there", lambda: run.load())
+    note("nothing there", run.load)
     note("begin", lambda: saved(1, data=Data(10 + number)))
     note("broken on 1", lambda: saved(2, data=Data(20, broken=number == 1)))
     note("once more", lambda: saved(2, data=Data(20)))
@@ -89,7 +90,7 @@ def _resumed(run: tr.Run) -> list[Any]:
 
 
 def fails_afterwards(folder: str) -> list[dict[str, Any]]:
-    """Let process 0 fail at what comes after a commit: only it knows, and tells whoever comes with it to the next call."""
+    """Let process 0 fail at what comes after a commit: only it knows, and tells the others at the next call."""
     run = tr.Run(Path(folder) / "run", timeout=_GENEROUS)
 
     def refuse(*arguments: Any, **options: Any) -> None:
@@ -99,11 +100,11 @@ def fails_afterwards(folder: str) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_save, "collect", refuse)
         run.save(2, tree(2))
-        run_load.wait_for(run.path, _GENEROUS)
+        wait_for(run.path, _GENEROUS)
         found.append(told(lambda: run.load(like=tree())))
         found.append(told(lambda: int(run.load(like=tree())["step"])))
         run.save(3, tree(3))
-        run_load.wait_for(run.path, _GENEROUS)
+        wait_for(run.path, _GENEROUS)
     found.append(told(lambda: run.save(4, tree(4)).result(_GENEROUS)))
     found.append(told(lambda: run.save(4, tree(4)).result(_GENEROUS)))
     return [*found, told(run.steps)]
