@@ -20,6 +20,7 @@ from treering._store.folder import Folder
 from treering._store.open_folder import index_bytes, opened
 from treering._store.reading import LocalFile
 from treering._store.run_folder import RunFolder
+from treering._store.step_removal import tidy_step
 from treering.errors import Exists, NotFound
 
 __all__ = ["branch_step"]
@@ -43,11 +44,15 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         NotFound: there is no such step; the message names those there are.
         Exists: there is a run at ``new`` already.
         Corrupt: the step's index is damaged, or a data file has another size or header than it says.
-        StoreFailed: the system refused; no run was begun.
+        Busy: somebody branches to the same path.
+        StoreFailed: the system refused; no run was begun, unless it is ``run.json`` that is named.
     """
     there = steps_of(new)
     if there:
         raise Exists(f"{os.fspath(new)!r} is a run already: it has the step {there[-1]}", hint="branch to a new path")
+    with contextlib.suppress(NotFound), RunFolder(new) as begun:
+        # A branch that died here had the attempt of this one.
+        tidy_step(begun, step, names_in)
     with contextlib.ExitStack() as files:
         run = files.enter_context(RunFolder(path))
         source, written = run.open_step(step), run.modified(step)

@@ -92,10 +92,11 @@ def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
         >>> print(missing_step(Path("run"), 7, range(0, 100, 10)))
         the run 'run' has no step 7; its steps are 0, 10, 20, 30 ... 80, 90 (10 steps)
     """
-    shown = ", ".join(map(str, steps))
     if len(steps) > _SHOWN_STEPS:
         first, last = (", ".join(map(str, part)) for part in (steps[: _SHOWN_STEPS - 2], steps[-2:]))
         shown = f"{first} ... {last} ({len(steps)} steps)"
+    else:
+        shown = ", ".join(map(str, steps))
     message = f"the run {os.fspath(path)!r} has no step {step}"
     return NotFound(message, hint=f"its steps are {shown}" if steps else "it has no step at all")
 

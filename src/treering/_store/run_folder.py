@@ -207,8 +207,8 @@ class RunFolder:
 
     def _has_index(self, step: int) -> bool:
         found = self._find(step_name(step), INDEX)
-        if found is None or stat.S_ISREG(found.st_mode):
-            return found is not None
+        if found is None or not stat.S_ISLNK(found.st_mode):
+            return found is not None and stat.S_ISREG(found.st_mode)
         # A snapshot of a hub has links for files; which of them are followed, opening knows.
         try:
             return self.read_head(step) is not None

@@ -1,0 +1,224 @@
+"""Steps copied into runs of their own: whole, durable, by hard links where there can be some, or not at all."""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from treering._format.document import encode_index, parse_index
+from treering._format.index_glance import glance, names_in
+from treering._format.run_document import Branch, StepNote, note_in, noted
+from treering._ops.run_branch import branch_step
+from treering._ops.run_gc import collect, remove_steps
+from treering._ops.run_steps import facts_of, note_step, records_of, step_path, steps_of
+from treering._ops.verify import verify
+from treering.errors import Corrupt, Exists, NotFound, StoreFailed, TreeringError
+
+GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
+
+
+def save(path: Path, step: int, **note: Any) -> None:
+    tree = {"w": np.arange(1000.0) + step, "name": "x"}
+    metadata = noted({"by": "me"}, StepNote(step=step, saved=1000.5, metrics={"loss": float("nan")}, **note))
+    tr.save(path, tree, metadata=metadata, overwrite=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    for step in (10, 20):
+        save(step_path(path, step), step)
+        note_step(path, step)
+    return path
+
+
+def branch(run: Path, new: Path, step: int = 10) -> None:
+    branch_step(run, step, new, keep="KeepLast(3)", save_every=None)
+
+
+def data_of(step: Path) -> list[Path]:
+    return sorted(step.glob("data-*"))
+
+
+def test_a_step_with_its_data_under_a_second_name(run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "deep" / "new"
+    branch(run, new)
+    assert steps_of(new) == [10]
+    for one, other in zip(data_of(step_path(run, 10)), data_of(step_path(new, 10)), strict=True):
+        assert one.samefile(other)
+    assert tr.load(new)["w"][0] == 10
+    assert verify(step_path(new, 10)).ok
+    found = glance((step_path(new, 10) / "treering.json").read_bytes())
+    note = note_in(found.metadata)
+    assert note is not None
+    assert (note.step, note.saved, repr(note.metrics)) == (10, 1000.5, "{'loss': nan}")
+    assert note.branch == Branch(os.fspath(run), 10)
+    assert found.metadata["by"] == "me"
+    assert records_of(new).keep == "KeepLast(3)"
+    assert {path.name for path in new.iterdir()} == {"run.json", "step_00000010"}
+
+
+def test_each_outlives_the_other(run: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        branch(run, tmp_path / f"new{number}")
+    remove_steps(run, [10])
+    remove_steps(tmp_path / "new1", [10])
+    assert tr.load(tmp_path / "new2")["w"][0] == 10
+    assert steps_of(run) == [20]
+
+
+def test_a_temporary_step_is_kept_there(run: Path, tmp_path: Path) -> None:
+    save(step_path(run, 30), 30, temporary=True)
+    branch(run, tmp_path / "new", 30)
+    assert [facts.temporary for facts in facts_of(run)] == [False, False, True]
+    assert [facts.temporary for facts in facts_of(tmp_path / "new")] == [False]
+
+
+def test_a_checkpoint_that_was_saved_by_hand(run: Path, tmp_path: Path) -> None:
+    tr.save(step_path(run, 30), {"w": 1})
+    branch(run, tmp_path / "new", 30)
+    assert tr.load(tmp_path / "new") == {"w": 1}
+
+
+def test_what_the_step_replaced_is_not_the_branchs(run: Path, tmp_path: Path) -> None:
+    save(step_path(run, 10), 10)
+    assert len(names_in((step_path(run, 10) / "treering.json").read_bytes())) == 2
+    branch(run, tmp_path / "new")
+    assert len(names_in((step_path(tmp_path / "new", 10) / "treering.json").read_bytes())) == 1
+
+
+@pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM])
+def test_without_hard_links_the_bytes_are_copied(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    def refuse(*names: Any, **keywords: Any) -> None:
+        if keywords["src_dir_fd"] != keywords["dst_dir_fd"]:
+            raise OSError(reason, os.strerror(reason))
+        real(*names, **keywords)
+
+    real = os.link
+    monkeypatch.setattr(os, "link", refuse)
+    branch(run, tmp_path / "new")
+    assert tr.load(tmp_path / "new")["w"][0] == 10
+    (one,), (other,) = data_of(step_path(run, 10)), data_of(step_path(tmp_path / "new", 10))
+    assert one.read_bytes() == other.read_bytes()
+    assert not one.samefile(other)
+
+
+def test_a_missing_step_names_those_that_are_there(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no step 15; its steps are 10, 20"):
+        branch(run, tmp_path / "new", 15)
+    with pytest.raises(NotFound, match="nowhere"):
+        branch(tmp_path / "nowhere", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_over_a_run_there_is_no_branch(run: Path, tmp_path: Path) -> None:
+    save(step_path(tmp_path / "new", 3), 3)
+    for new in (tmp_path / "new", run):
+        with pytest.raises(Exists, match="is a run already"):
+            branch(run, new)
+    assert steps_of(tmp_path / "new") == [3]
+
+
+def test_a_folder_with_files_of_others_is_taken(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "log.txt").write_bytes(b"mine")
+    branch(run, tmp_path / "new")
+    assert steps_of(tmp_path / "new") == [10]
+
+
+@pytest.mark.parametrize("damage", ["index", "short", "header", "missing", "link"])
+def test_a_damaged_step_begins_no_run(run: Path, tmp_path: Path, damage: str) -> None:
+    step = step_path(run, 10)
+    (data,) = data_of(step)
+    if damage == "index":
+        (step / "treering.json").write_bytes(b"{")
+    elif damage == "short":
+        os.truncate(data, 5000)
+    elif damage == "header":
+        data.write_bytes(data.read_bytes().replace(b"w", b"v", 1))
+    else:
+        data.rename(tmp_path / "data")
+        if damage == "link":
+            data.symlink_to(tmp_path / "data")
+    with pytest.raises(TreeringError, match="step_00000010"):
+        branch(run, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_step_that_goes_meanwhile(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(data: bytes) -> Any:
+        remove_steps(run, [10])
+        return parse_index(data)
+
+    monkeypatch.setattr("treering._ops.run_branch.parse_index", late)
+    with pytest.raises(NotFound, match="no step 10; its steps are 20"):
+        branch(run, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_branch_left_that_died_is_swept_by_the_next(run: Path, tmp_path: Path) -> None:
+    (data,) = data_of(step_path(run, 10))
+    left = step_path(tmp_path / "new", 10)
+    left.mkdir(parents=True)
+    (left / f".treering.json.{data.name[5:21]}.treering-tmp").write_bytes(b"")
+    os.link(data, left / data.name)
+    branch(run, tmp_path / "new")
+    assert tr.load(tmp_path / "new")["w"][0] == 10
+    assert len(list(left.iterdir())) == 2
+
+
+def test_every_error_leaves_no_run_or_a_whole_one(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = ("link", "fsync", "replace", "mkdir", "write", "listdir", "stat", "fstat", "pread", "unlink")
+    for at in itertools.count(1):
+        new = tmp_path / f"new{at}"
+        left = at
+        with monkeypatch.context() as patch:
+
+            def failing(real: Any) -> Any:
+                def call(*args: Any, **keywords: Any) -> Any:
+                    nonlocal left
+                    left -= 1
+                    if left == 0:
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
+                    return real(*args, **keywords)
+
+                return call
+
+            for name in calls:
+                patch.setattr(os, name, failing(getattr(os, name)))
+            with contextlib.suppress(StoreFailed, NotFound):
+                branch(run, new)
+        if left > 0:
+            break
+        if new.exists() and steps_of(new):
+            assert tr.load(new)["w"][0] == 10
+        else:
+            branch(run, new)
+        assert verify(step_path(new, 10)).ok
+        collect(new, None, dry_run=False)
+        assert all("tmp" not in path.name for path in step_path(new, 10).iterdir())
+    assert at > 20
+    assert tr.load(run)["w"][0] == 20
+
+
+@pytest.mark.parametrize("index", sorted(GOLDEN.rglob("treering.json")), ids=lambda path: path.parent.name)
+def test_an_index_that_is_written_again_is_the_same(index: Path) -> None:
+    data = index.read_bytes()
+    assert encode_index(parse_index(data)) == data
+    assert glance(data).names == tuple(file["name"] for file in json.loads(data)["files"])
+
+
+def test_an_index_of_another_hand_is_refused(run: Path, tmp_path: Path) -> None:
+    index = step_path(run, 10) / "treering.json"
+    index.write_bytes(index.read_bytes().replace(b'"by":"me"', b'"by":"it"'))
+    with pytest.raises(Corrupt, match="digest"):
+        branch(run, tmp_path / "new")
