@@ -34,6 +34,8 @@ HEARINGS: Final[tuple[Hearing, ...]] = ("result", "the next call", "the end")
 _ERRORS: Final = [kind for kind in Kind if kind not in {Kind.KILL_BEFORE, Kind.KILL_AFTER}]
 # Words by which an error says that what was saved is there all the same.
 _THERE: Final = ("in place", "committed")
+# Whatever of a save is refused here may be lost in a power cut, though it is there now.
+_NEVER_HARMLESS: Final = frozenset({"fsync", "pwrite", "sync_file_system", "write"})
 _LOOK_SECONDS: Final = 0.001
 
 
@@ -93,7 +95,7 @@ def sweep_run(
             path = scene.prepared(base)
             answer = _attacked(scene, path, hearing, Fault(kind=kind, at=at))
             report.count(kind.value, answer)
-            for wrong in _judged(scene, path, answer, call):
+            for wrong in _judged(scene, path, answer, kind, call):
                 report.violations.append(
                     f"{scene.name}, heard by {hearing}: {kind.value} at call {at} ({call}): {wrong}"
                 )
@@ -216,12 +218,12 @@ def _ways_to_leave(code: int, lines: Sequence[str], raised: str | None, path: Pa
         yield f"does not name the path: {lines}"
 
 
-def _judged(scene: BackgroundScene | RunScene, path: Path, answer: Answer, call: str) -> list[str]:
-    wrong = fresh(lambda: list(_wrongs(scene, path, answer, call)))
+def _judged(scene: BackgroundScene | RunScene, path: Path, answer: Answer, kind: Kind, call: str) -> list[str]:
+    wrong = fresh(lambda: list(_wrongs(scene, path, answer, kind, call)))
     return wrong if isinstance(wrong, list) else [f"the judge failed: {wrong}"]
 
 
-def _wrongs(scene: BackgroundScene | RunScene, path: Path, answer: Answer, call: str) -> Iterator[str]:
+def _wrongs(scene: BackgroundScene | RunScene, path: Path, answer: Answer, kind: Kind, call: str) -> Iterator[str]:
     found = told(lambda: scene.found(path))
     old = scene.ledger(OLD) if scene.old else None
     new = scene.ledger(NEW)
@@ -232,6 +234,8 @@ def _wrongs(scene: BackgroundScene | RunScene, path: Path, answer: Answer, call:
         yield f"neither the old nor the new state: {found}"
     if answer.acknowledged and found != new:
         yield "nobody was told, and it is not there"
+    if answer.acknowledged and kind is not Kind.SHORT and call in _NEVER_HARMLESS:
+        yield "nobody was told"
     if answer.error and found == new and not there:
         yield f"there, and the error does not say so: {answer.error}"
     if not answer.acknowledged and not answer.error:
@@ -242,7 +246,7 @@ def _wrongs(scene: BackgroundScene | RunScene, path: Path, answer: Answer, call:
         yield f"kept {kept}"
     yield from scene.harmed(path)
     # What an error after the commit leaves is swept by the next save, and so is what could not be removed.
-    swept = not there and not scene.leftover and not call.startswith(("unlink", "rmdir"))
+    swept = not there and not scene.leftover and not call.startswith(("mkdir", "unlink", "rmdir"))
     # Of a run these are names; that an older step is there is right as long as nothing new is.
     if swept and (left := [one for one in scene.litter(path) if not one.startswith("step ")]):
         yield f"left {left} behind"
