@@ -276,6 +276,40 @@ def test_a_data_iterator_goes_on_with_the_batch_that_was_next(tmp_path: Path, st
     assert losses == expected
 
 
+def test_a_loop_of_one_call_resumes_its_iterator_too(tmp_path: Path) -> None:
+    def begun() -> dict[str, Any]:
+        return {"state": fresh(), "data": Batches(ROWS, 12, seed=0)}
+
+    def trained(steps: int) -> list[bytes]:
+        losses = []
+        with tr.Run(tmp_path / "run") as run:
+            last, items = run.load_or_init(begun)
+            for step in range(0 if last is None else last + 1, steps):
+                items["state"], loss = train_step(items["state"], next(items["data"]))
+                run.save(step, items)
+                losses.append(bits(loss))
+        return losses
+
+    stopped = trained(2) + trained(6)
+    assert len(stopped) == 6
+    items = begun()
+    expected = []
+    for _ in range(6):
+        items["state"], loss = train_step(items["state"], next(items["data"]))
+        expected.append(bits(loss))
+    assert stopped == expected
+
+
+def test_an_iterator_that_was_added_to_the_loop_begins_at_its_start(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"state": fresh()})
+        run.wait()
+        data = Batches(ROWS, 12, seed=1)
+        resumed = run.load_or_init(lambda: {"state": fresh(), "data": data})
+    assert resumed.initialised == ("data",)
+    assert resumed.tree["data"] is data
+
+
 def test_an_iterator_is_left_as_it_is_where_the_state_beside_it_does_not_fit(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(1, {"state": fresh(), "data": Batches(ROWS, 12, seed=0)})

@@ -24,13 +24,14 @@ from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
 from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import Matched, Wording, array_dtype, as_stored, aval_shape, matched
+from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
 from treering.errors import KeptOnHost, Unsupported
 
-__all__ = ["Wanted", "Wishes", "load", "loaded", "part_of", "require_sense", "wanted"]
+__all__ = ["OF_LIKE", "Wanted", "Wishes", "load", "loaded", "part_of", "require_sense", "wanted"]
 
-_OF_LIKE: Final = Wording()
+OF_LIKE: Final = Wording()
+"""How one speaks to a user who gave ``like``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,13 @@ class Wanted:
     placements: list[Any]
     """Where each leaf of the result goes."""
 
+    @property
+    def kept(self) -> list[str]:
+        """The keys of the leaves of ``like`` for which nothing is stored."""
+        if self.target is None:
+            return []
+        return [key for key, match in zip(self.target.keys, self.matches, strict=True) if match.fit is KEPT]
+
     def tree(self, source: Source, leaves: list[Any]) -> Any:
         """Return the leaves in their containers."""
         if self.target is None:
@@ -119,7 +127,7 @@ class Wanted:
         return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
 
 
-def wanted(source: Source, part: Selection, like: Any, wishes: Wishes, *, wording: Wording = _OF_LIKE) -> Wanted:
+def wanted(source: Source, part: Selection, like: Any, wishes: Wishes, *, wording: Wording = OF_LIKE) -> Wanted:
     """Hold a part of a stored tree against what is wanted of it.
 
     Raises:

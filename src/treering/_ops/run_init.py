@@ -10,13 +10,13 @@ from typing import Any, Final
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from treering._arrays.source import Source
 from treering._ops.joint_load import Company, Named
-from treering._ops.load import Wishes, loaded, part_of, wanted
+from treering._ops.load import Wishes
 from treering._ops.one_state import on_one_state
+from treering._ops.run_items import given_back, loaded_items
 from treering._ops.source import opened_source
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import KEPT, Wording
+from treering._tree.likeness import Wording
 from treering._tree.placement import aval_of, resolved
 from treering._tree.unflatten import rebuilt
 from treering.errors import Mismatch, Unsupported
@@ -35,7 +35,7 @@ def loaded_or_initialised(
 
     Of the leaves that are loaded no array is ever made by ``init_fn``; the others come out of one jitted call, each on
     its sharding. What ``init_fn`` returns beside arrays of jax (numpy arrays, Python values, functions) is taken as it
-    is.
+    is; an object that gives its state away, such as an iterator over data, gets the one that is stored.
 
     Args:
         path: the checkpoint; None initialises everything.
@@ -55,18 +55,14 @@ def loaded_or_initialised(
     if path is None:
         return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
     company = Company(path, timeout=timeout, named=Named(None, None, fresh.like))
-    tree, missing = on_one_state(
-        lambda: opened_source(path, mapped=False), lambda source: _stored(source, fresh.like, company), company
+    items = on_one_state(
+        lambda: opened_source(path, mapped=False),
+        lambda source: loaded_items(source, fresh.like, _WISHES, company, wording=_WORDING),
+        company,
     )
-    return fresh.completed(tree, missing), tuple(missing)
-
-
-def _stored(source: Source, like: Any, company: Company) -> tuple[Any, list[str]]:
-    """Return what is stored in the containers of ``like``, and the keys of the leaves that are not."""
-    part = part_of(source, _WISHES)
-    asked = wanted(source, part, like, _WISHES, wording=_WORDING)
-    (tree,) = loaded(source, [asked], None, company)
-    return tree, [key for key, match in zip(flatten_like(like).keys, asked.matches, strict=True) if match.fit is KEPT]
+    tree = fresh.completed(items.tree, items.kept)
+    given_back(dataclasses.replace(items, like=tree))  # only now nothing can fail any more
+    return tree, items.kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

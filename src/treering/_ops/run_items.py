@@ -10,7 +10,9 @@ from treering._arrays.source import Source
 from treering._format.key_text import key_text
 from treering._format.selection import Selection, select
 from treering._ops.joint_load import Company
-from treering._ops.load import Wishes, loaded, part_of, wanted
+from treering._ops.load import OF_LIKE, Wishes, loaded, part_of, wanted
+from treering._tree.flatten import flatten_like
+from treering._tree.likeness import Wording
 from treering._values.keys import escape_part
 from treering.errors import Mismatch
 
@@ -87,9 +89,23 @@ class LoadedItems:
     """What was loaded for all but those objects."""
     states: dict[Any, Any]
     """Item -> the state that was loaded for it; the key None for the tree itself."""
+    kept: tuple[str, ...]
+    """Keys of the leaves and objects of ``like`` for which nothing is stored."""
+
+    @property
+    def tree(self) -> Any:
+        """What was loaded, with the objects in their places; they do not have their states yet."""
+        objects = stateful_items(self.like)
+        if not objects:
+            return self.rest
+        if None in objects:
+            return self.like
+        return {name: objects[name] if name in objects else self.rest[name] for name in self.like}
 
 
-def loaded_items(source: Source, like: Any, wishes: Wishes, company: Company) -> LoadedItems:
+def loaded_items(
+    source: Source, like: Any, wishes: Wishes, company: Company, *, wording: Wording = OF_LIKE
+) -> LoadedItems:
     """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
 
     Raises:
@@ -104,7 +120,7 @@ def loaded_items(source: Source, like: Any, wishes: Wishes, company: Company) ->
             parts[name] = _whole(source, part, stored, wishes)
     as_saved = Wishes(progress=wishes.progress)
     pieces = [wanted(source, one, None, as_saved) for one in parts.values()]
-    rest = None
+    rest, kept = None, _keys_below(like, [name for name in objects if name not in parts])
     if None not in objects:
         rest, left, asked = like, part, wishes
         if objects:
@@ -112,11 +128,12 @@ def loaded_items(source: Source, like: Any, wishes: Wishes, company: Company) ->
             renamed = {name: stored for name, stored in (wishes.rename or {}).items() if stored not in keys}
             rest = {name: item for name, item in like.items() if name not in objects}
             left, asked = _without(part, keys), dataclasses.replace(wishes, rename=renamed)
-        pieces.insert(0, wanted(source, left, rest, asked))
+        pieces.insert(0, wanted(source, left, rest, asked, wording=wording))
+        kept = [*pieces[0].kept, *kept]
     trees = loaded(source, pieces, wishes.progress, company)
     if None not in objects:
         rest = trees.pop(0)
-    return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)))
+    return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
 
 
 def given_back(items: LoadedItems) -> Any:
@@ -124,17 +141,18 @@ def given_back(items: LoadedItems) -> Any:
     objects = stateful_items(items.like)
     for name, state in items.states.items():
         objects[name].set_state(state)
-    if not objects:
-        return items.rest
-    if None in objects:
-        return items.like
-    return {name: objects[name] if name in objects else items.rest[name] for name in items.like}
+    return items.tree
 
 
 def _stored_key(name: Any, wishes: Wishes) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
     key = "" if name is None else escape_part(key_text(name))
     return (wishes.rename or {}).get(key, key)
+
+
+def _keys_below(like: Any, names: Sequence[Any]) -> list[str]:
+    items = [_stored_key(name, Wishes()) for name in names]
+    return [key for key in flatten_like(like).keys if any(_below(key, item) for item in items)] if items else []
 
 
 def _below(key: str, stored: str) -> bool:
