@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -17,10 +18,14 @@ import treering as tr
 from tests.cli.command import inside, treering
 from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
+from treering._format.diagnosis import Life
 from treering._format.index_glance import names_in
+from treering._ops.doctor import diagnosed
+from treering._store.attempts import Looked, looked_at
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering._store.checkpoint_names import INDEX, tombstone_of
 from treering._store.run_folder import RUN_DOCUMENT
+from treering._store.seen_locks import Process
 
 
 @pytest.fixture
@@ -201,6 +206,23 @@ def test_doctor_tells_of_a_removal_that_was_cut_short(run: Path) -> None:
     inside("gc", str(run), "--keep-last", "9", "--yes", code=0)
     assert len(inside("doctor", str(run), code=0)[0].splitlines()) == 1
     assert not step.exists()
+
+
+def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = run / "step_00000001"
+    (step / INDEX).rename(step / tombstone_of(next(step.glob("data-*")).name.split("-")[1]))
+    looks = []
+
+    def look(path: str) -> Looked:
+        # Whoever removes it took the lock just after the first look at the locks.
+        looks.append(path)
+        looked = looked_at(path)
+        return dataclasses.replace(looked, saver=None if len(looks) == 1 else Process(4711))
+
+    monkeypatch.setattr("treering._ops.doctor.looked_at", look)
+    found = diagnosed(str(step))
+    assert found.ok
+    assert [attempt.life for attempt in found.attempts] == [Life.IN_FLIGHT]
 
 
 def test_gc_says_which_step_could_not_go(run: Path) -> None:

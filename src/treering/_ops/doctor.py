@@ -55,10 +55,17 @@ def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
     for _ in range(_TRIES):
         found = _diagnosed(shown, before)
         now = looked_at(shown)
-        if found.ok or now.names == before.names:
+        if found.ok or _still(now) == _still(before):
             return found
         before = now
     return _diagnosed(shown, before)
+
+
+def _still(looked: Looked) -> object:
+    """Return what is as it was between two looks at a folder in which nobody works."""
+    # Locks are looked at before names: somebody may have come between the two, whose work then seems dead.
+    holders = [(remains.attempt, remains.holder) for remains in (*looked.saved.values(), *looked.staged.values())]
+    return looked.names, looked.saver, holders
 
 
 def _diagnosed(path: str, looked: Looked) -> Diagnosis:
