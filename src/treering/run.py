@@ -219,8 +219,8 @@ class Run:
         """Load the latest step, and initialise what it does not have; without a step, initialise everything.
 
         ``init_fn`` is only traced for what is loaded: of those leaves no array is ever made. What is missing comes from
-        one jitted call, each leaf on its sharding. An iterator over data that ``init_fn`` puts into its dict, or any other
-        object with ``get_state()`` and ``set_state(state)``, gets the state that was saved, as in ``load``.
+        one jitted call, each leaf on its sharding. An iterator over data that ``init_fn`` puts into its dict gets the
+        state that was saved, as in ``load``; so does any object with ``get_state()`` and ``set_state(state)``.
 
         Args:
             init_fn: a function without arguments that returns the tree; it is traced, as ``jax.jit`` does.
