@@ -149,14 +149,14 @@ def test_a_part_of_a_state_is_refused(run: tr.Run) -> None:
 
 
 def test_several_objects_and_names_that_need_escapes(run: tr.Run) -> None:
-    objects = {"a/b": Data(1), "a": Data(2), 3: Data(3), "~": Data(4)}
+    objects = {"a/b": Data(1), "a": Data(2), 3: Data(3), "~": Data(4), None: Data(5)}
     for count, data in enumerate(objects.values(), 1):
         data.position = count
     run.save(1, {**objects, "w": 1.5}).result(60)
     others = {name: Data() for name in objects}
     loaded = run.load(like={**others, "w": 0.0})
     assert loaded["w"] == 1.5
-    assert [data.position for data in others.values()] == [1, 2, 3, 4]
+    assert [data.position for data in others.values()] == [1, 2, 3, 4, 5]
 
 
 def test_a_renamed_object(run: tr.Run) -> None:
@@ -175,6 +175,23 @@ def test_an_object_that_was_not_saved(run: tr.Run) -> None:
         run.load(like={"w": 0.0, "data": data})
     loaded = run.load(like={"w": 0.0, "data": data}, missing="keep")
     assert (loaded, data.times_set) == ({"w": 1.5, "data": data}, 0)
+
+
+def test_a_state_that_is_empty_is_a_state(run: tr.Run) -> None:
+    class Empty:
+        given: Any = None
+
+        def get_state(self) -> dict[str, int]:
+            return {}
+
+        def set_state(self, state: dict[str, int]) -> None:
+            self.given = state
+
+    run.save(1, {"w": 1.5, "data": Empty()}).result(60)
+    for missing in ("error", "keep"):
+        data = Empty()
+        run.load(like={"w": 0.0, "data": data}, missing=missing)  # type: ignore[arg-type]
+        assert data.given == {}
 
 
 def test_nothing_is_set_unless_all_fits(run: tr.Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from treering._arrays.source import Source
 from treering._format.key_text import key_text
@@ -17,6 +17,9 @@ from treering._values.keys import escape_part
 from treering.errors import Mismatch
 
 __all__ = ["LoadedItems", "Stateful", "given_back", "loaded_items", "saved_items", "stateful_items"]
+
+# In the place of an item's name: None may be one.
+_WHOLE: Final = object()
 
 
 @runtime_checkable
@@ -45,17 +48,19 @@ class Stateful(Protocol):
 
 
 def stateful_items(tree: Any) -> dict[Any, Stateful]:
-    """Return the objects of a tree that give their state away: the values of its dict, or with the key None itself.
+    """Return the objects of a tree that give their state away: the values of its dict, or it is one itself.
 
     Example:
         >>> stateful_items({"w": 1.5})
         {}
     """
-    if _is_stateful(tree):
-        return {None: tree}
+    if _gives_state(type(tree)):
+        return {_WHOLE: tree}
     if type(tree) is not dict:
         return {}
-    return {name: item for name, item in tree.items() if _is_stateful(item)}
+    # By class: there are few of them, and perhaps thousands of leaves.
+    kinds = {kind for kind in set(map(type, tree.values())) if _gives_state(kind)}
+    return {name: item for name, item in tree.items() if type(item) in kinds} if kinds else {}
 
 
 def saved_items(tree: Any) -> Any:
@@ -66,14 +71,13 @@ def saved_items(tree: Any) -> Any:
         {'w': 1.5, 'count': 3}
     """
     found = stateful_items(tree)
-    if None in found:
-        return found[None].get_state()
+    if _WHOLE in found:
+        return found[_WHOLE].get_state()
     return {**tree, **{name: item.get_state() for name, item in found.items()}} if found else tree
 
 
-def _is_stateful(item: object) -> TypeGuard[Stateful]:
-    # A class has the methods too, but only of its instances.
-    return isinstance(item, Stateful) and not isinstance(item, type)
+def _gives_state(kind: type) -> bool:
+    return callable(getattr(kind, "get_state", None)) and callable(getattr(kind, "set_state", None))
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -88,7 +92,7 @@ class LoadedItems:
     rest: Any
     """What was loaded for all but those objects."""
     states: dict[Any, Any]
-    """Item -> the state that was loaded for it; the key None for the tree itself."""
+    """Name of an object -> the state that was loaded for it."""
     kept: tuple[str, ...]
     """Keys of the leaves and objects of ``like`` for which nothing is stored."""
 
@@ -98,7 +102,7 @@ class LoadedItems:
         objects = stateful_items(self.like)
         if not objects:
             return self.rest
-        if None in objects:
+        if _WHOLE in objects:
             return self.like
         return {name: objects[name] if name in objects else self.rest[name] for name in self.like}
 
@@ -121,7 +125,7 @@ def loaded_items(
     as_saved = Wishes(progress=wishes.progress)
     pieces = [wanted(source, one, None, as_saved) for one in parts.values()]
     rest, kept = None, _keys_below(like, [name for name in objects if name not in parts])
-    if None not in objects:
+    if _WHOLE not in objects:
         rest, left, asked = like, part, wishes
         if objects:
             keys = [_stored_key(name, wishes) for name in objects]
@@ -131,7 +135,7 @@ def loaded_items(
         pieces.insert(0, wanted(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
     trees = loaded(source, pieces, wishes.progress, company)
-    if None not in objects:
+    if _WHOLE not in objects:
         rest = trees.pop(0)
     return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
 
@@ -146,7 +150,7 @@ def given_back(items: LoadedItems) -> Any:
 
 def _stored_key(name: Any, wishes: Wishes) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
-    key = "" if name is None else escape_part(key_text(name))
+    key = "" if name is _WHOLE else escape_part(key_text(name))
     return (wishes.rename or {}).get(key, key)
 
 
@@ -160,7 +164,11 @@ def _below(key: str, stored: str) -> bool:
 
 
 def _has(part: Selection, stored: str) -> bool:
-    return any(_below(key, stored) for key in part.keys)
+    try:
+        select(part.structure, part.keys, at=stored, only=None)
+    except Mismatch:
+        return False
+    return True
 
 
 def _without(part: Selection, stored: Sequence[str]) -> Selection:
