@@ -1,0 +1,105 @@
+"""The specification of runs, held against what treering writes and believes."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import treering as tr
+from tests.compat import independent_run_reader as referee
+from treering._format.run_document import RunDocument, StepNote, encode_run, note_in, noted, parse_run
+from treering._ops.run_branch import branch_step
+from treering._ops.run_gc import collect
+from treering._ops.run_steps import facts_of, note_step, step_path, steps_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
+
+
+def save(run: Path, step: int, **note: Any) -> None:
+    described = noted({"by": "me"}, StepNote(step=step, saved=1795271101.25 + step, **note))
+    tr.save(step_path(run, step), {"w": np.arange(5.0) + step}, metadata=described, overwrite=True)
+
+
+def facts(run: Path) -> dict[int, tuple[Any, ...]]:
+    return {found.step: (found.saved, dict(found.metrics), found.temporary, found.nbytes) for found in facts_of(run)}
+
+
+def test_the_examples_of_the_page() -> None:
+    note, document = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    metadata = json.loads(note)
+    found = note_in(metadata)
+    assert found is not None
+    assert (found.step, math.isnan(found.metrics["loss"]), metadata["git"]) == (1200, True, "abc")
+    assert noted({"git": "abc"}, found) == metadata
+    assert encode_run(parse_run(document.encode())) == document.encode()
+    steps = referee.signed(document.encode(), "treering_run")["steps"]
+    assert [step["step"] for step in steps] == [1000, 1200]
+
+
+def test_the_referee_finds_the_same_steps_and_facts(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save(run, 7, metrics={"loss": 0.5, "norm": math.inf, "low": -math.inf, "one": 1}, temporary=True)
+    save(run, 123456789)
+    for step in (7, 123456789):
+        note_step(run, step, seconds=0.25)
+    tr.save(step_path(run, 8), {"w": 1})
+    save(run, 7, metrics={"loss": 0.75})
+    (run / "step_9").mkdir()
+    (run / "step_00000010").mkdir()
+    (run / "step_00000011").symlink_to("step_00000007")
+    assert list(referee.indexes(run)) == steps_of(run) == [7, 8, 123456789]
+    wanted = {step: referee.of_note(index) for step, index in referee.indexes(run).items()}
+    found = facts(run)
+    assert {step: told[1:] for step, told in found.items()} == {step: told[1:] for step, told in wanted.items()}
+    assert all(abs(found[step][0] - told[0]) < 1e-5 for step, told in wanted.items())
+    assert list(referee.of_cache(run)) == [123456789]  # step 7 was saved anew, and 8 by hand
+    note_step(run, 8)
+    assert list(referee.of_cache(run)) == [7, 8, 123456789]
+    assert {step: told[1:] for step, told in referee.of_cache(run).items()} == {
+        step: told[1:] for step, told in wanted.items()
+    }
+
+
+def test_what_a_tombstone_proves(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in (7, 8):
+        save(run, step)
+    folder = step_path(run, 7)
+    index = folder / "treering.json"
+    attempt = json.loads(index.read_bytes())["attempt"]
+    index.rename(folder / f".treering.json.{attempt}.removed")
+    (folder / "data-0000000000000000-00000-of-00001.safetensors").write_bytes(b"a stranger's")
+    (proved,) = referee.removable(folder).items()
+    before = {path.name for path in folder.iterdir()}
+    collect(run, None, dry_run=False)
+    assert before - {path.name for path in folder.iterdir()} == {proved[0], *proved[1]}
+
+
+def test_a_branch_says_where_it_comes_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save(run, 7, temporary=True)
+    branch_step(run, 7, tmp_path / "new", keep=None, save_every=None)
+    (index,) = referee.indexes(tmp_path / "new").values()
+    note = referee.signed(index.read_bytes(), "treering")["metadata"]["treering"]
+    assert note["branch"] == {"run": os.fspath(run), "step": 7}
+    assert note["temporary"] is False
+    assert referee.of_cache(tmp_path / "new").keys() == {7}
+
+
+def test_a_damaged_document_is_what_the_page_calls_whole_no_more(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    data = encode_run(RunDocument())
+    (run / "run.json").write_bytes(data)
+    assert referee.of_cache(run) == {}
+    for place in range(len(data)):
+        flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        try:
+            referee.signed(flipped, "treering_run")
+        except (AssertionError, ValueError):
+            continue
+        raise AssertionError(place)
