@@ -14,7 +14,10 @@ SOURCE = Path(__file__).parents[1] / "src"
 PUBLIC = (
     "treering",
     "treering.errors",
+    "treering.cadence",
     "treering.leaves",
+    "treering.retention",
+    "treering.run",
     "treering.serialization",
     "treering.testing",
     "treering.tree",

@@ -113,7 +113,7 @@ class Run:
             metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
             metadata: JSON to keep beside the tree; its member "treering" is taken.
             overwrite: go on from an older step: replace ``step`` if it is there, and when that is durable remove the
-                later ones, which belong to the branch that was left.
+                later ones, which belong to the branch that was left. Who is killed between the two finds them there.
             force: save whatever ``save_every`` says.
 
         Raises:

@@ -190,7 +190,7 @@ def test_a_state_that_is_empty_is_a_state(run: tr.Run) -> None:
     run.save(1, {"w": 1.5, "data": Empty()}).result(60)
     for missing in ("error", "keep"):
         data = Empty()
-        run.load(like={"w": 0.0, "data": data}, missing=missing)  # type: ignore[arg-type]
+        run.load(like={"w": 0.0, "data": data}, missing=missing)
         assert data.given == {}
 
 
