@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -450,3 +451,52 @@ def test_a_run_shows_itself(tmp_path: Path) -> None:
     assert "a<b" in str(run)
     assert "a&lt;b" in run._repr_html_()
     assert "every step" in str(tr.Run(run.path))
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+
+@pytest.fixture
+def came(tmp_path: Path) -> Iterator[list[list[int]]]:
+    """What steps were there each time that the program's own handler of SIGUSR1 was called."""
+    seen: list[list[int]] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(tr.Run(tmp_path / "run").steps()))
+    yield seen
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_has_its_way_when_the_step_is_durable(tmp_path: Path, came: list[list[int]]) -> None:
+    with tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=100)) as run:
+        run.save_on_signal(signal.SIGUSR1)
+        assert not run.save(1, TREE)
+        signal.raise_signal(signal.SIGUSR1)
+        assert came == []
+        saved = run.save(2, TREE)
+        assert (saved.saved, saved.reason) == (True, "SIGUSR1 came")
+        assert came == [[2]]
+        assert not run.save(3, TREE)
+        signal.raise_signal(signal.SIGUSR1)
+        assert came == [[2], [2]]
+
+
+def test_a_signal_is_not_lost_where_its_save_fails(tmp_path: Path, came: list[list[int]], gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
+    gate.opened.set()
+    with tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=100)) as run:
+        run.save_on_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(StoreFailed, match="no room"):
+            run.save(1, TREE)
+        assert came == []
+        gate.error = None
+        assert run.save(2, TREE)
+        assert came == [[2]]
+
+
+def test_a_signal_that_met_no_save_has_its_way_at_the_end(tmp_path: Path, came: list[list[int]]) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save_on_signal(signal.SIGUSR1)
+        run.save(1, TREE)
+        signal.raise_signal(signal.SIGUSR1)
+        assert came == []
+    assert came == [[1]]
