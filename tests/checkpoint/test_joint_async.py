@@ -111,7 +111,7 @@ def test_one_after_the_other(tmp_path: Path, together: Together) -> None:
     # Each process is a thread that has one call, so each save comes in threads, and writers, of its own.
     for step in range(3):
         saved = tree(step=step)
-        done = together.save(tmp_path / "x", {n: saved for n in range(4)}.get, save=waited, overwrite=True)
+        done = together.save(tmp_path / "x", dict.fromkeys(range(4), saved).get, save=waited, overwrite=True)
         assert done == [None] * together.count
     assert treering.load(tmp_path / "x", only="step") == {"step": 2}
     assert not [path for path in (tmp_path / "x").iterdir() if path.name.startswith(".")]

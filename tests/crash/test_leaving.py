@@ -1,0 +1,107 @@
+"""Programs that end while a save is in flight: it is there, or they say that it is not, and end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering
+from tests.crash.attacks import ROOT
+from tests.crash.ends import SIZES
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
+
+# A way of ending, and the status.
+WELL = {
+    "falls off": 0,
+    "exception": 1,
+    "sys.exit": 0,
+    "sys.exit(3)": 3,
+    "exit handler": 0,
+    "exit handler, before the first save": 0,
+    "exit handler, after the first save": 0,
+    "thread": 0,
+    "thread, at the end": 0,
+    "forked child": 0,
+    "spawned child": 0,
+    "two": 0,
+    "garbage": 0,
+}
+FAILS = "the save to '{path}' failed, and nobody asked: RuntimeError: a progress that fails"
+STANDS = "the save to '{path}' is not done, and was given up: it makes no progress any more"
+# A way of ending, the status, and the lines on stderr.
+BADLY: dict[str, tuple[int, Sequence[str]]] = {
+    "told": (0, []),
+    "cancelled": (0, []),
+    "fails": (1, [FAILS]),
+    "fails, sys.exit(3)": (1, [FAILS]),
+    "fails, then an exit handler": (1, [FAILS]),
+    "forked child that fails": (1, [FAILS]),
+    "stands": (1, [STANDS]),
+    "stands, and one waits": (1, [STANDS.replace("{path}", "{path} first"), STANDS]),
+    "no stderr": (1, []),
+}
+
+
+def ended(folder: Path, ways: Sequence[str], sizes: Sequence[str], count: int = 1) -> list[dict[str, Any]]:
+    """Return how the programs of some ways and sizes have ended."""
+    arguments = ["-m", "tests.crash.ends", str(folder), ";".join(ways), ";".join(sizes), str(count)]
+    command = [sys.executable, "-W", "ignore", *arguments]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    told: list[dict[str, Any]] = json.loads(done.stdout)
+    assert len(told) == len(ways) * len(sizes) * count
+    return told
+
+
+def require_saved(told: dict[str, Any]) -> None:
+    assert told["status"] == WELL[told["way"]], told
+    said = told["err"].splitlines()
+    assert said[-1:] == (["ValueError: the program has failed"] if told["way"] == "exception" else []), told
+    assert "treering:" not in told["err"]
+    found = treering.load(told["path"])
+    assert found["step"] == 7
+    np.testing.assert_array_equal(found["numpy"], np.arange(SIZES[told["size"]]))
+    np.testing.assert_array_equal(found.get("jax", np.arange(1000)), np.arange(1000))
+
+
+@pytest.mark.parametrize(
+    ("size", "ways"),
+    [("small", ["falls off", "exception", "exit handler", "forked child"]), ("large", ["falls off", "sys.exit"])],
+)
+def test_programs_that_end_have_saved(tmp_path: Path, size: str, ways: Sequence[str]) -> None:
+    for told in ended(tmp_path, ways, [size]):
+        require_saved(told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WELL)
+@pytest.mark.parametrize("size", SIZES)
+def test_fifteen_of_fifteen(tmp_path: Path, way: str, size: str) -> None:
+    for told in ended(tmp_path, [way], [size], 15):
+        require_saved(told)
+
+
+@pytest.mark.parametrize(
+    "ways", [["told", "fails, then an exit handler", "stands"], pytest.param(list(BADLY), marks=pytest.mark.slow)]
+)
+def test_what_is_lost_is_told(tmp_path: Path, ways: Sequence[str]) -> None:
+    for told in ended(tmp_path, ways, ["small"]):
+        status, lines = BADLY[told["way"]]
+        assert told["status"] == status, told
+        assert told["err"].splitlines() == [f"treering: {line.format(path=told['path'])}" for line in lines], told
+        assert not Path(told["path"], "treering.json").exists()
+        assert told["out"] == ("the exit handler of the program\n" if "then an exit handler" in told["way"] else "")
+
+
+@pytest.mark.slow
+def test_an_exit_handler_that_cannot_save_hears_of_it(tmp_path: Path) -> None:
+    (told,) = ended(tmp_path, ["fails in an exit handler"], ["small"])
+    assert told["err"].splitlines()[-1] == "RuntimeError: a progress that fails"
