@@ -133,7 +133,7 @@ class SaveEvery(Cadence):
         if step == due:
             return Decision(save=True, reason=repr(self))
         if last.step < due - every:
-            return Decision(save=True, reason=f"{self!r}: {due - every} was not offered")
+            return Decision(save=True, reason=f"{self!r}: {due - every} was not saved")
         return Decision(save=False, reason=f"{self!r}: the next is {due}", next=due)
 
     def __repr__(self) -> str:

@@ -82,6 +82,21 @@ def test_a_rule_that_is_due_anyway_is_the_reason_though_it_is_forced(patch: pyte
     assert Job(patch, SaveEvery(steps=10), count).one(10, force=True).reason == "SaveEvery(steps=10)"
 
 
+def test_what_was_not_saved_after_all_is_made_up_for(patch: pytest.MonkeyPatch) -> None:
+    run = Job(patch, SaveEvery(steps=10) | SaveEvery(interval=60), 1)
+    assert run.one(9).save is False
+    assert run.one(10).save
+    run.paces[0].take_back()
+    assert run.one(11).reason == "SaveEvery(steps=10): 10 was not saved"
+    assert not run.one(12).save
+    run.pass_time(61.0)
+    assert run.one(13).temporary
+    run.paces[0].take_back()
+    run.paces[0].take_back()  # once is enough
+    assert run.one(14).temporary
+    assert not run.one(15).save
+
+
 def test_the_clock_of_process_0_decides(patch: pytest.MonkeyPatch) -> None:
     run = Job(patch, SaveEvery(interval=10), 2)
     run.one(1)

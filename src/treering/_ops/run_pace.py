@@ -63,6 +63,7 @@ class Pace:
         self._clock = clock
         self._step: int | None = None
         self._since = 0.0
+        self._before: tuple[int | None, float] = None, 0.0
         self._met_at = _Meeting(step=0, ask=0, time=0.0)
 
     def decide(self, step: int, processes: Processes, *, latest: int | None, force: bool = False) -> Decision:
@@ -96,8 +97,16 @@ class Pace:
             passed, signum = self._meet(step, processes)
         decision = self._ended(self._ruled(step, passed, force=force), signum, told=told)
         if decision.save:
+            self._before = self._step, self._since
             self._step, self._since = step, self._clock()
         return decision
+
+    def take_back(self) -> None:
+        """Count the step that was to be saved last as not saved: the next one that is offered makes up for it.
+
+        For a process that is alone: others of a job would not know of it.
+        """
+        self._step, self._since = self._before
 
     def _talks(self) -> bool:
         return self._signals.watching or (self._cadence is not None and self._cadence.seconds is not None)

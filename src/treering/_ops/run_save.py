@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
 import jax
@@ -24,6 +25,7 @@ from treering._ops.run_state import RunState
 from treering._ops.run_steps import note_step, step_path, steps_of
 from treering._ops.save_async import begin
 from treering._store.run_folder import HIGHEST_STEP, step_of_name
+from treering._values.processes import Processes
 from treering._values.steps_text import steps_text
 from treering.cadence import Decision
 from treering.errors import Exists, Unsupported
@@ -79,36 +81,40 @@ def save_step(
     step = require_step_number(step)
     processes = this_processes(())
     decision = run.pace.decide(step, processes, latest=_first_latest(run), force=force)
-    if not decision.save:
-        raise_unreported(run.path)
-        return StepSave(step=step, saved=False, reason=decision.reason)
-    order = _Order(replaced=False, left=())
-    items, described = None, dict[str, Any]()
-    refusal: Exception | None = None
-    try:
-        raise_unreported(run.path)
-        described = _described(run, step, metrics=metrics, metadata=metadata, temporary=decision.temporary)
-        if processes.leads or overwrite:
-            order = _order(run, step, overwrite=overwrite)
-        items = saved_items(tree)
-    except Exception as error:
-        if processes.count == 1:
-            raise
-        refusal = error  # the others wait for this process, and are told
-    pending = begin(
-        step_path(run.path, step),
-        items,
-        metadata=described,
-        overwrite=overwrite,
-        progress=None,
-        processes="all",
-        host_local="first",
-        timeout=run.timeout,
-        run=run.path,
-        after=_Afterwards(run, step, overwrite=overwrite) if processes.leads else None,
-        refusal=refusal,
-    )
-    run.highest = step
+    with _taken_back(run, processes):
+        if not decision.save:
+            raise_unreported(run.path)
+            return StepSave(step=step, saved=False, reason=decision.reason)
+        order = _Order(replaced=False, left=())
+        items, described = None, dict[str, Any]()
+        refusal: Exception | None = None
+        try:
+            if run.leaves:
+                wait_for(run.path)  # only then it is known which steps are there
+            raise_unreported(run.path)
+            described = _described(run, step, metrics=metrics, metadata=metadata, temporary=decision.temporary)
+            if processes.leads or overwrite:
+                order = _order(run, step, overwrite=overwrite)
+            items = saved_items(tree)
+        except Exception as error:
+            if processes.count == 1:
+                raise
+            refusal = error  # the others wait for this process, and are told
+        run.leaves |= bool(order.left) and processes.leads
+        pending = begin(
+            step_path(run.path, step),
+            items,
+            metadata=described,
+            overwrite=overwrite,
+            progress=None,
+            processes="all",
+            host_local="first",
+            timeout=run.timeout,
+            run=run.path,
+            after=_Afterwards(run, step, overwrite=overwrite) if processes.leads else None,
+            refusal=refusal,
+        )
+        run.highest = step
     if decision.final:
         _see_to_its_end(run, pending, decision)
     return StepSave(
@@ -118,6 +124,17 @@ def save_step(
         temporary=decision.temporary,
         pending=pending,
     )
+
+
+@contextlib.contextmanager
+def _taken_back(run: RunState, processes: Processes) -> Iterator[None]:
+    """Let the rules of a process that is alone hear that a step was not saved: the next one makes up for it."""
+    try:
+        yield
+    except Exception:
+        if processes.count == 1:
+            run.pace.take_back()
+        raise
 
 
 def require_step_number(step: Any) -> int:
@@ -217,13 +234,13 @@ def _order(run: RunState, step: int, *, overwrite: bool) -> _Order:
     Raises:
         Exists: it is there, or a later one is, and nobody said what becomes of them.
     """
-    if run.highest is not None and step > run.highest:
+    if run.highest is not None and step > run.highest and not run.leaves:
         return _Order(replaced=False, left=())  # a look at thousands of steps would hold up the loop
     if run.highest is None and os.path.lexists(run.path / INDEX_NAME):
         raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
     flying = [step_of_name(pending.path.name) for pending in in_flight(run.path)]
     there = sorted({*steps_of(run.path), *(number for number in flying if number is not None)})
-    run.highest = max(there, default=-1)
+    run.highest, run.leaves = max(there, default=-1), False
     later = [number for number in there if number > step]
     if not overwrite and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
@@ -255,6 +272,7 @@ class _Afterwards:
         if self.overwrite:
             # Saves end in the order in which they began: what is later by now is of the branch that was left.
             remove_steps(run.path, [step for step in steps_of(run.path) if step > self.step])
+            run.leaves = False
         note_step(
             run.path,
             self.step,

@@ -43,6 +43,7 @@ class RunState:
         paced: whether the pace knows from which step it counts.
         now: the clock that a step's time is taken from, in POSIX seconds.
         highest: the highest step that is there or in flight, as far as this process knows; None before it looked.
+        leaves: whether an older step was overwritten, and the later ones are not known to be gone yet.
 
     Raises:
         Unsupported: an argument has no meaning.
@@ -68,6 +69,7 @@ class RunState:
         self.paced = False
         self.now: Callable[[], float] = time.time
         self.highest: int | None = None
+        self.leaves = False
         self._closed = False
 
     def require_open(self) -> None:
