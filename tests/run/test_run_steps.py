@@ -16,8 +16,8 @@ from treering._format import index_glance
 from treering._format.detect import Form, detect
 from treering._format.run_document import RunDocument, StepNote, StepRecord, encode_run, noted, parse_run
 from treering._ops import run_gc, run_steps
-from treering._ops.run_gc import collect, remove_steps
-from treering._ops.run_steps import facts_of, forget_steps, missing_step, note_step, records_of, step_path, steps_of
+from treering._ops.run_gc import collect, collect_after, remove_steps
+from treering._ops.run_steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
 from treering._store.folder import Folder
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
@@ -90,7 +90,7 @@ class TestFacts:
         assert facts_of(run) == wanted
         assert len(parsed) == 3
         assert [record.seconds for record in records_of(run).steps] == [None] * 3
-        forget_steps(run)
+        collect(run, None, dry_run=False)
         parsed.clear()
         assert facts_of(run) == wanted
         assert parsed == []
@@ -170,7 +170,7 @@ class TestTheDocument:
 
     def test_it_is_not_written_where_nothing_has_changed(self, run: Path) -> None:
         before = (run / "run.json").stat()
-        forget_steps(run)
+        collect(run, None, dry_run=False)
         assert (run / "run.json").stat().st_ino == before.st_ino
 
     def test_hostile_ones(self, run: Path, tmp_path: Path) -> None:
@@ -271,6 +271,46 @@ class TestCollecting:
         (step_path(run, 20) / "treering.json").rename(step_path(run, 20) / f".treering.json.{'b' * 16}.removed")
         collect(run, None, dry_run=False)
         assert {path.name for path in run.iterdir()} == {"run.json", "step_00000010", "step_00000030"}
+
+
+class TestAfterAStep:
+    def test_one_document_for_all_of_it(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        replaced: list[bytes] = []
+        real = RunFolder.replace_document
+
+        def counted(opened: RunFolder, data: bytes) -> None:
+            replaced.append(data)
+            real(opened, data)
+
+        monkeypatch.setattr(RunFolder, "replace_document", counted)
+        save(run, 40)
+        collect_after(run, 40, KeepLast(2), seconds=0.5, keep_text="KeepLast(2)", save_every=None)
+        assert steps_of(run) == [30, 40]
+        assert [[record.step for record in parse_run(data).steps] for data in replaced] == [[30, 40]]
+        records = records_of(run)
+        assert (records.keep, records.save_every) == ("KeepLast(2)", None)
+        assert [record.seconds for record in records.steps] == [3.0, 0.5]
+
+    def test_what_cannot_be_removed_is_told_and_the_step_noted(
+        self, run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(folder: Folder, name: str, new: str) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        save(run, 40)
+        monkeypatch.setattr(Folder, "replace", refuse)
+        with pytest.raises(StoreFailed, match="step_00000010"):
+            collect_after(run, 40, KeepLast(1), seconds=0.5, keep_text="KeepLast(1)", save_every=None)
+        assert steps_of(run) == [10, 20, 30, 40]
+        assert records_of(run).steps[-1].seconds == 0.5
+
+    def test_a_document_that_cannot_be_written_is_told(self, run: Path) -> None:
+        save(run, 40)
+        (run / "run.json").unlink()
+        (run / "run.json").mkdir()
+        with pytest.raises(Format, match=r"run\.json"):
+            collect_after(run, 40, KeepLast(1), seconds=0.5, keep_text="KeepLast(1)", save_every=None)
+        assert steps_of(run) == [40]
 
 
 class TestRemoving:

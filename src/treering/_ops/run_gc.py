@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from treering._format.index_glance import glance, names_in
-from treering._ops.run_steps import facts, forget_steps, records_of
+from treering._ops.run_steps import Records, facts, note_records, records_in, records_of, with_step
 from treering._store.run_folder import RunFolder
 from treering._store.step_removal import remove_step, tidy_step
 from treering.errors import Busy, Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import Policy, Verdict, retained
 
-__all__ = ["collect", "remove_steps"]
+__all__ = ["collect", "collect_after", "remove_steps"]
 
 _NOT_READ: Final = (Corrupt, Format, Unsupported)
 
@@ -37,16 +37,33 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     Raises:
         StoreFailed: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    records = records_of(path).steps
-    verdicts = retained(keep, list(map(facts, records)))
-    if not dry_run:
-        going = {verdict.step for verdict in verdicts if not verdict.kept}
-        _raise_first(
-            error
-            for error in _removed(path, {old.step: _if_still(old.digest) for old in records if old.step in going})
-            if not isinstance(error, Busy)  # somebody is saving there: the next call comes by again
-        )
-    return verdicts
+    if dry_run:
+        return _judged(records_of(path), keep)
+    try:
+        with RunFolder(path) as run:
+            return _collected(run, records_in(run), keep)
+    except NotFound:
+        return []
+
+
+def collect_after(
+    path: Path,
+    step: int,
+    keep: Policy | None,
+    *,
+    seconds: float | None,
+    keep_text: str | None,
+    save_every: str | None,
+) -> None:
+    """Do what follows the commit of a step: `collect`, and `note_step`; the steps are looked at once for both.
+
+    Raises:
+        StoreFailed: as they do.
+        LinkRefused: ``run.json`` is a link.
+    """
+    with RunFolder(path) as run:
+        records = with_step(records_in(run), step, seconds=seconds, keep=keep_text, save_every=save_every)
+        _collected(run, records, keep)
 
 
 def remove_steps(path: Path, steps: Iterable[int]) -> None:
@@ -58,31 +75,44 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
         Busy: somebody is saving to one of them.
         StoreFailed: the system refused. The other steps are gone all the same.
     """
-    _raise_first(_removed(path, dict.fromkeys(sorted(steps), _in_any_case)))
+    errors: list[TreeringError] = []
+    with contextlib.suppress(NotFound), RunFolder(path) as run:
+        errors += _cleared(run, dict.fromkeys(sorted(steps), _in_any_case))
+        with _collecting(errors):
+            note_records(run, records_in(run))
+    _raise_first(errors)
+
+
+def _judged(records: Records, keep: Policy | None) -> list[Verdict]:
+    return retained(keep, list(map(facts, records.steps)))
+
+
+def _collected(run: RunFolder, records: Records, keep: Policy | None) -> list[Verdict]:
+    """Judge the steps, remove those that no rule keeps, and note the others."""
+    verdicts = _judged(records, keep)
+    going = {verdict.step for verdict in verdicts if not verdict.kept}
+    errors = _cleared(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
+    with _collecting(errors):
+        note_records(run, records)
+    _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
+    return verdicts
+
+
+def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
+    """Remove these steps, and finish what was cut short in any; return what went wrong."""
+    errors: list[TreeringError] = []
+    for step, attempt_of in going.items():
+        with _collecting(errors):
+            remove_step(run, step, names_in, attempt_of)
+    for step in run.folders():
+        with _collecting(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
+            tidy_step(run, step, names_in)
+    return errors
 
 
 def _raise_first(errors: Iterable[TreeringError]) -> None:
     for error in errors:
         raise error
-
-
-def _removed(path: Path, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
-    """Remove these steps, finish what was cut short in any, and let ``run.json`` know; return what went wrong."""
-    errors: list[TreeringError] = []
-    try:
-        with RunFolder(path) as run:
-            for step, attempt_of in going.items():
-                with _collecting(errors):
-                    remove_step(run, step, names_in, attempt_of)
-            for step in run.folders():
-                with _collecting(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
-                    tidy_step(run, step, names_in)
-            if going:
-                with _collecting(errors):
-                    forget_steps(path)
-    except NotFound:
-        pass  # no run is there
-    return errors
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +32,14 @@ __all__ = [
     "Records",
     "facts",
     "facts_of",
-    "forget_steps",
     "missing_step",
+    "note_records",
     "note_step",
+    "records_in",
     "records_of",
     "step_path",
     "steps_of",
+    "with_step",
 ]
 
 _SHOWN_STEPS: Final = 6
@@ -129,9 +131,43 @@ def records_of(path: Path) -> Records:
     """
     try:
         with RunFolder(path) as run:
-            return _records(run)
+            return records_in(run)
     except NotFound:
         return Records(None, None, (), {})
+
+
+def records_in(run: RunFolder) -> Records:
+    """Return all that is known of the steps of a run that is open.
+
+    Raises:
+        StoreFailed: the system refuses.
+    """
+    document = _document(run)
+    known = {record.step: record for record in document.steps}
+    steps: list[StepRecord] = []
+    unreadable: dict[int, TreeringError] = {}
+    for step in run.steps():
+        try:
+            record = _still_true(run, known.get(step)) or _read(run, step)
+        except _NOT_READ as error:
+            unreadable[step] = error
+        else:
+            steps += [] if record is None else [record]
+    return Records(document.keep, document.save_every, tuple(steps), unreadable)
+
+
+def note_records(run: RunFolder, records: Records) -> None:
+    """Replace ``run.json`` by one that says what is known of the steps that are there; where it does so, leave it.
+
+    Raises:
+        StoreFailed: the system refuses; the old ``run.json`` is there.
+        LinkRefused: ``run.json`` is a link.
+    """
+    there = set(run.steps())
+    steps = [record for record in records.steps if record.step in there]
+    data = encode_run(RunDocument(records.keep, records.save_every, steps))
+    if data != run.read_document():
+        run.replace_document(data)
 
 
 def note_step(
@@ -157,44 +193,16 @@ def note_step(
         StoreFailed: the system refuses; the old ``run.json`` is there.
         LinkRefused: ``run.json`` is a link.
     """
-
-    def noted(records: Records) -> RunDocument:
-        steps = [dataclasses.replace(old, seconds=seconds) if old.step == step else old for old in records.steps]
-        return RunDocument(keep, save_every, steps)
-
-    _replace(path, noted)
-
-
-def forget_steps(path: Path) -> None:
-    """Replace ``run.json`` by one that knows the steps that are there, after others were removed.
-
-    Raises:
-        StoreFailed: the system refuses; the old ``run.json`` is there.
-        LinkRefused: ``run.json`` is a link.
-    """
-    _replace(path, lambda records: RunDocument(records.keep, records.save_every, records.steps))
-
-
-def _replace(path: Path, changed: Callable[[Records], RunDocument]) -> None:
     with RunFolder(path) as run:
-        data = encode_run(changed(_records(run)))
-        if data != run.read_document():
-            run.replace_document(data)
+        note_records(run, with_step(records_in(run), step, seconds=seconds, keep=keep, save_every=save_every))
 
 
-def _records(run: RunFolder) -> Records:
-    document = _document(run)
-    known = {record.step: record for record in document.steps}
-    steps: list[StepRecord] = []
-    unreadable: dict[int, TreeringError] = {}
-    for step in run.steps():
-        try:
-            record = _still_true(run, known.get(step)) or _read(run, step)
-        except _NOT_READ as error:
-            unreadable[step] = error
-        else:
-            steps += [] if record is None else [record]
-    return Records(document.keep, document.save_every, tuple(steps), unreadable)
+def with_step(
+    records: Records, step: int, *, seconds: float | None, keep: str | None, save_every: str | None
+) -> Records:
+    """Return what is known with how long the save of a step took, and under which policies."""
+    steps = (dataclasses.replace(old, seconds=seconds) if old.step == step else old for old in records.steps)
+    return dataclasses.replace(records, keep=keep, save_every=save_every, steps=tuple(steps))
 
 
 def _document(run: RunFolder) -> RunDocument:

@@ -95,6 +95,11 @@ class Folder:
         """Return all names in the folder."""
         return os.listdir(self.path if self._start is None else self._start)
 
+    def folders(self) -> list[str]:
+        """Return the names of the folders in it; a link to one is none."""
+        with os.scandir(self.path if self._start is None else self._start) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
     def find(self, name: str) -> os.stat_result | None:
         """Return what is known of ``name``, itself perhaps a link; None when it is not there."""
         try:

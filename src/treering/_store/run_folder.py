@@ -103,9 +103,8 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            names = self._folder.names()
-            steps = sorted(step for name in names if (step := step_of_name(name)) is not None)
-            return [step for step in steps if self._is_folder(step_name(step))]
+            names = self._folder.folders()
+            return sorted(step for name in names if (step := step_of_name(name)) is not None)
 
     def steps(self) -> list[int]:
         """Return the steps that are there, ascending.
@@ -200,10 +199,6 @@ class RunFolder:
 
     def _index(self, step: int) -> Path:
         return self.path / step_name(step) / INDEX
-
-    def _is_folder(self, name: str) -> bool:
-        found = self._find(name)
-        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def _has_index(self, step: int) -> bool:
         found = self._find(step_name(step), INDEX)
