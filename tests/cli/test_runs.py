@@ -129,6 +129,12 @@ def test_gc_refuses_a_metric_that_no_step_has(run: Path, rule: tuple[str, str]) 
     assert tr.Run(run).steps() == [1, 2, 3]
 
 
+def test_log_notes_a_rule_that_goes_by_a_metric_of_no_step(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", 1, keep="KeepBest('los')")
+    told = "note: no step has the metric 'los' (is it 'loss'?), so KeepBest('los') keeps none"
+    assert told in inside("log", str(run), code=0)[0]
+
+
 def test_verify_names_the_step(run: Path) -> None:
     assert "is whole: 3 steps, 6 leaves" in inside("verify", str(run), code=0)[0]
     flip(run / "step_00000002")

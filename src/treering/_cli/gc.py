@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import operator
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,11 +56,12 @@ def gc(
     """
     require_run(path)
     from treering._ops.run_gc import collect
-    from treering._ops.run_listing import listed, own_rules
+    from treering._ops.run_listing import listed, own_rules, unknown_metrics
     from treering._ops.run_policy import policy_of
     from treering._ops.run_steps import records_of, steps_of
     from treering._view.run_json import gc_json
     from treering._view.run_text import gc_lines
+    from treering.errors import NotFound
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
 
     given: list[Policy] = [KeepBest(metric) for metric in keep_best]
@@ -71,7 +71,10 @@ def gc(
     given += [policy_of(keep)] if keep is not None else []
     records = records_of(Path(path))
     chosen = functools.reduce(operator.or_, given) if given else None
-    _require_metrics(chosen, {name: None for record in records.steps for name in record.metrics}, path)
+    for metric, close in unknown_metrics(chosen, records).items():
+        # A slip of the hand, which would remove all that was to be kept.
+        hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
+        raise NotFound(f"no step of {path!r} has the metric {metric!r}", hint=hint)
     rules = own_rules(records) if chosen is None else chosen
     verdicts = collect(Path(path), rules, dry_run=not yes)
     there = steps_of(Path(path)) if yes else ()
@@ -84,21 +87,3 @@ def gc(
     lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
     return NO if stayed else GOOD
-
-
-def _require_metrics(chosen: Policy | None, there: Iterable[str], path: str) -> None:
-    """Refuse a rule about a metric that no step has: a slip of the hand would remove all that it was to keep.
-
-    Raises:
-        NotFound: no step has it; the nearest name is in the hint.
-    """
-    from treering._values.near import near
-    from treering.errors import NotFound
-    from treering.retention import AnyRule, KeepBest
-
-    rules = chosen.rules if isinstance(chosen, AnyRule) else (chosen,)
-    for rule in rules:
-        if isinstance(rule, KeepBest) and rule.metric not in there:
-            close = near(rule.metric, there)
-            hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
-            raise NotFound(f"no step of {path!r} has the metric {rule.metric!r}", hint=hint)

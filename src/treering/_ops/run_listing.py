@@ -9,11 +9,12 @@ from pathlib import Path
 from treering._ops.run_cache import cache_trouble
 from treering._ops.run_policy import policy_of
 from treering._ops.run_steps import Records, facts, records_of, step_path
+from treering._values.near import near
 from treering._view.run_text import RunListing, RunStep
 from treering.errors import Format
-from treering.retention import Policy, Verdict, retained
+from treering.retention import AnyRule, KeepBest, Policy, Verdict, retained
 
-__all__ = ["listed", "listed_run", "own_rules"]
+__all__ = ["listed", "listed_run", "own_rules", "unknown_metrics"]
 
 
 def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:
@@ -42,6 +43,9 @@ def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> Run
     except Format as error:
         rules = None
         notes.append(f"which steps stay cannot be told: {error.message}")
+    for metric, close in unknown_metrics(rules, records).items():
+        meant = f" (is it {close!r}?)" if close else ""
+        notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps none")
     verdicts = retained(rules, [facts(record) for record in records.steps])
     return listed(shown or os.fspath(path), Path(path), records, verdicts, notes=notes)
 
@@ -53,6 +57,21 @@ def own_rules(records: Records) -> Policy | None:
         Format: this version does not know them.
     """
     return None if records.keep is None else policy_of(records.keep)
+
+
+def unknown_metrics(rules: Policy | None, records: Records) -> dict[str, str | None]:
+    """Return the metrics that rules go by and no step has, each with the name that was probably meant.
+
+    Without steps nothing is known, and nothing is returned.
+
+    Example:
+        >>> unknown_metrics(KeepBest("los"), Records(keep=None, save_every=None, steps=(), unreadable={}))
+        {}
+    """
+    there = {name: None for record in records.steps for name in record.metrics}
+    parts = rules.rules if isinstance(rules, AnyRule) else (rules,)
+    wanted = [rule.metric for rule in parts if isinstance(rule, KeepBest) and rule.metric not in there]
+    return {metric: near(metric, there) for metric in wanted} if records.steps else {}
 
 
 def listed(
