@@ -111,6 +111,7 @@ def not_asked(folder: str) -> list[Any]:
         say("stays away")
         hear()
         found.append(told(lambda: impatient.save(2, tree(2)).result(_GENEROUS)))
+        found.append(told(lambda: run.save(3, tree(3)).result(_GENEROUS)))
     else:
         saved = impatient.save(2, tree(2))
         found.append(told(lambda: saved.result(0.01)))

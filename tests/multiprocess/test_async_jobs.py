@@ -124,7 +124,9 @@ def test_the_next_save_raises_what_nobody_asked_for(tmp_path: Path) -> None:
     assert later["missing"] == [1], later
     assert "step_00000002" in later["message"], later
     assert "error" not in one[0]
+    # What one process raises instead of a save, the others hear of.
     assert "error" in one[1], one
+    assert "step_00000002" in one[2]["message"], one
     assert [said.get("result") for said in (rest[-1], one[-1])] == [4, 4], (zero, one)
     assert saved(tmp_path, "run") == {1: 1.0, 4: 4.0}
 

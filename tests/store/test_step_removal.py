@@ -11,6 +11,7 @@ import pytest
 
 from tests.store.checkpoints import data_names, folder_at, load, names_in, open_descriptors, save
 from tests.store.removal_points import attempt_of, payload, remove, steps_of, tidy
+from treering._store import descriptors
 from treering._store.folder import Folder
 from treering._store.folder_lock import FolderLock
 from treering._store.run_folder import RunFolder, step_name
@@ -35,6 +36,47 @@ def tombstone(folder: Path) -> Path:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+NOTES = (".treering-0123456789abcdef-part-00001", ".treering-0123456789abcdef-verdict", ".treering-waiting-00001")
+
+
+class TestNotesOfSavesByManyProcesses:
+    """A process that stands still while a step is saved leaves notes there, and nobody saves to that step again."""
+
+    @pytest.fixture(autouse=True)
+    def noted(self, run: Path) -> None:
+        for name in NOTES:
+            (run / "step_00000020" / name).write_bytes(b"{}")
+
+    def test_they_go_with_the_step(self, run: Path) -> None:
+        assert remove(run, 20)
+        assert names(run) == {"step_00000010"}
+
+    def test_they_go_when_it_is_not_the_newest_any_more(self, run: Path) -> None:
+        with RunFolder(run) as opened:
+            tidy_step(opened, 20, names_in)
+            assert names(run / "step_00000020") >= set(NOTES)
+            tidy_step(opened, 20, names_in, newest=False)
+        assert names(run / "step_00000020").isdisjoint(NOTES)
+        assert load(run / "step_00000020") == payload(20)
+
+    def test_where_nothing_is_saved_yet_they_stay(self, run: Path) -> None:
+        """Processes may be meeting there for the first save of their job."""
+        (run / "step_00000020" / "treering.json").unlink()
+        with RunFolder(run) as opened:
+            tidy_step(opened, 20, names_in, newest=False)
+        assert names(run / "step_00000020") >= set(NOTES)
+
+    def test_while_somebody_saves_there_they_stay(self, run: Path) -> None:
+        folder = Folder(os.fspath(run / "step_00000020"))
+        lock = FolderLock(folder)
+        assert lock.take()
+        with RunFolder(run) as opened, pytest.raises(Busy):
+            tidy_step(opened, 20, names_in, newest=False)
+        lock.give_back()
+        folder.close()
+        assert names(run / "step_00000020") >= set(NOTES)
 
 
 class TestRemoving:
@@ -250,6 +292,18 @@ class TestFinishing:
             with RunFolder(run) as opened:
                 tidy_step(opened, 20, names_in)
             (run / "aside").rename(journal)
+
+
+def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "lock", lambda descriptor: None)
+    tombstone(run / "step_00000010")
+    (run / "step_00000010" / ".treering.lock").write_bytes(b"")
+    with pytest.raises(Busy):
+        tidy(run)
+    (run / "step_00000010" / ".treering.lock").unlink()
+    tidy(run)
+    assert remove(run, 20)
+    assert names(run) == set()
 
 
 def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

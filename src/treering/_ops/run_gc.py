@@ -104,9 +104,10 @@ def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]])
     for step, attempt_of in going.items():
         with _collecting(errors):
             remove_step(run, step, names_in, attempt_of)
-    for step in run.folders():
+    folders = run.folders()
+    for step in folders:
         with _collecting(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
-            tidy_step(run, step, names_in)
+            tidy_step(run, step, names_in, newest=step == folders[-1])
     return errors
 
 

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -68,11 +68,19 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             return False
         _bury(folder, checkpoint_names.tombstone_of(attempt), old)
         _tidy(folder, shown, names_in)
+        _sweep_notes(folder, folder.names(), _none_lives)
     return True
 
 
-def tidy_step(run: RunFolder, step: int, names_in: NamesIn) -> None:
+def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = True) -> None:
     """Finish in a step's folder what others did not: removals, and saves that died. An empty folder goes.
+
+    Args:
+        run: the run's folder.
+        step: the step.
+        names_in: gives the names of all data files that an index mentions.
+        newest: whether it is the newest one, of which processes that were late may still read how its save ended. What
+            they wrote to each other about an older one that is saved goes: nobody saves there again and sweeps it.
 
     Raises:
         Busy: somebody is saving to it.
@@ -86,11 +94,14 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn) -> None:
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
             _remove_folder(folder)
-        if not any(map(_is_left_over, names)):
+        over = not newest and INDEX in names and any(map(checkpoint_names.is_note, names))
+        if not over and not any(map(_is_left_over, names)):
             return
     with _locked(run, step) as locked:
         if locked is not None:
             _tidy(locked, run.path / step_name(step), names_in)
+            if over:
+                _sweep_notes(locked, names, _none_lives)
 
 
 @contextlib.contextmanager
@@ -147,9 +158,19 @@ def _tidy(folder: Folder, shown: Path, names_in: NamesIn) -> None:
                 raise _busy(os.fspath(shown))
             dead.add(attempt)
     if dead:
-        for note in dead_notes(names, lambda attempt: attempt not in dead, FolderNotes(folder).get):
-            with contextlib.suppress(OSError):  # it stands in nobody's way
-                folder.remove(note)
+        _sweep_notes(folder, names, lambda attempt: attempt not in dead)
+
+
+def _sweep_notes(folder: Folder, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
+    """Remove the notes of attempts that nobody works on; the folder is locked."""
+    for note in dead_notes(names, is_live, FolderNotes(folder).get):
+        with contextlib.suppress(OSError):  # it stands in nobody's way
+            folder.remove(note)
+
+
+def _none_lives(_: str) -> bool:
+    """Whoever saves has the lock of the folder, or waits for the one who has it."""
+    return False
 
 
 def _is_left_over(name: str) -> bool:
