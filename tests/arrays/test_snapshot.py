@@ -220,3 +220,11 @@ def test_a_box_inside_of_a_shard_is_cut_out_of_a_leaf_that_lies_over_processes(m
             (((2, 4),), [2, 3]),
             (((6, 9),), [6, 7, 8]),
         ]
+
+
+def test_an_array_that_stands_in_a_tree_twice_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDevice(monkeypatch)
+    array = jnp.arange(5)
+    held = snapshot.snapshot(described({"a": array, "b": array}))
+    assert [what for what, _ in fake.calls].count("begun") == 1
+    assert [held.data_of(number, None).tolist() for number in (0, 1)] == [list(range(5))] * 2

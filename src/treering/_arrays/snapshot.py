@@ -48,16 +48,14 @@ def snapshot(leaves: Outgoing, wanted: Iterable[Row] | None = None) -> Outgoing:
         array([0., 0., 0.])
     """
     taking = _Taking(leaves.types)
-    begun = [
-        (number, leaves.leaf_types[number], [Source(box, taking.begun(data)) for box, data in sources])
-        for number, sources in _chosen(leaves, wanted)
-    ]
-    sources: dict[int, tuple[Source, ...]] = {}
-    while begun:  # each is let go of once it is here
-        number, kind, parts = begun.pop()
-        sources[number] = tuple(Source(box, taking.fixed(data, kind)) for box, data in parts)
-    ordered = {number: sources[number] for number in leaves.sources}
-    return dataclasses.replace(leaves, sources=ordered, values=_fixed_values(leaves))
+    chosen = [(number, leaves.leaf_types[number], parts) for number, parts in _chosen(leaves, wanted)]
+    for _, kind, parts in chosen:
+        for _, data in parts:
+            taking.begin(data, kind)
+    sources = {
+        number: tuple([Source(box, taking.fixed(data, kind)) for box, data in parts]) for number, kind, parts in chosen
+    }
+    return dataclasses.replace(leaves, sources=sources, values=_fixed_values(leaves))
 
 
 def _chosen(leaves: Outgoing, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[Source]]]:
@@ -96,32 +94,35 @@ class _Taking:
     def __init__(self, types: Sequence[LeafType]) -> None:
         # The memory of a text is nobody else's: it was copied, or lies in a ``bytes``.
         self._texts = [kind.kind in ("str", "bytes", "bytearray") for kind in types]
-        self._views: dict[tuple[int, Any], tuple[bool, Any]] = {}
+        self._views: dict[tuple[int, Any], bool] = {}
+        self._coming: dict[int, _Coming] = {}
 
-    def begun(self, data: Any) -> Any:
-        """Begin to fetch an array from its device; return what `fixed` makes a host array of."""
-        return data if not isinstance(data, jax.Array) or self._is_view(data) else _Coming(data)
+    def begin(self, data: Any, kind: int) -> None:
+        """Begin to fetch an array, where that takes a copy from its device."""
+        if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
+            self._coming[id(data)] = _Coming(data)
 
     def fixed(self, data: Any, kind: int) -> NDArray[Any] | None:
-        """Return a host array that nobody else writes into."""
+        """Return a host array that nobody else writes into, of what was begun."""
         host: NDArray[Any]
         if data is None:
             return None
-        if isinstance(data, _Coming):
-            return data.arrived()
+        coming = self._coming.get(id(data))
+        if coming is not None:
+            return coming.arrived()
         if isinstance(data, jax.Array):
             host = np.asarray(data)
             return host if views_survive() else host.copy()
         host = data if self._texts[kind] else np.array(data, order="C")
         return host
 
-    def _is_view(self, data: jax.Array) -> bool:
-        sharding = data.sharding
-        found = self._views.get((id(sharding), data.dtype))
-        if found is None:
-            # With the sharding itself, so that its number is not given to another one meanwhile.
-            found = self._views[id(sharding), data.dtype] = (is_view(data), sharding)
-        return found[0]
+    def _is_view(self, data: jax.Array, kind: int) -> bool:
+        # Leaves of one type have one dtype; shardings are as many objects as there are arrays.
+        key = (kind, next(iter(data.sharding.device_set)))
+        known = self._views.get(key)
+        if known is None:
+            known = self._views[key] = is_view(data)
+        return known
 
 
 class _Coming:
