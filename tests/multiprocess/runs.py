@@ -98,7 +98,7 @@ def fails_afterwards(folder: str) -> list[dict[str, Any]]:
 
     found = [told(lambda: run.save(1, tree(1)).result(_GENEROUS))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_save, "collect", refuse)
+        patch.setattr(run_save, "collect_after", refuse)
         run.save(2, tree(2))
         wait_for(run.path, _GENEROUS)
         found.append(told(lambda: run.load(like=tree())))

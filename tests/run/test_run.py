@@ -218,11 +218,21 @@ def test_a_step_that_is_there_is_an_error(run: tr.Run) -> None:
     assert run.load(1)["step"] == 0
 
 
-def test_a_step_that_is_being_saved_is_an_error(run: tr.Run, gate: Gate) -> None:
+def test_a_step_that_is_being_saved_is_an_error_once_it_is_there(run: tr.Run, gate: Gate) -> None:
+    gate.opened.set()
     run.save(1, TREE)
     with pytest.raises(Exists, match="is there already"):
         run.save(1, TREE)
+
+
+def test_a_step_whose_save_fails_is_not_there(run: tr.Run, gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
     gate.opened.set()
+    run.save(1, TREE)
+    with pytest.raises(StoreFailed, match="no room"):
+        run.save(1, TREE)
+    gate.error = None
+    run.save(1, TREE)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -236,6 +246,17 @@ def test_an_older_step_is_an_error_that_names_the_latest(run: tr.Run, again: boo
         other.save(20, TREE)
     run.wait(60)
     assert run.steps() == [10, 30]
+
+
+def test_what_others_saved_meanwhile_counts(run: tr.Run) -> None:
+    run.save(10, TREE)
+    tr.Run(run.path).save(30, TREE)
+    with pytest.raises(Exists, match="older than its latest step, 30"):
+        run.save(20, TREE)
+    # A folder without an index is no step.
+    (run.path / "step_00000050").mkdir()
+    run.save(40, TREE).result(60)
+    assert run.steps() == [10, 30, 40]
 
 
 def test_overwriting_goes_on_from_an_older_step(run: tr.Run) -> None:
@@ -271,6 +292,24 @@ def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, gate: Ga
     assert [run.load(step)["step"] for step in (10, 20)] == [10, 20]
 
 
+def test_a_step_after_an_overwrite_that_failed_is_older_than_what_is_there(run: tr.Run, gate: Gate) -> None:
+    gate.opened.set()
+    for step in (10, 20):
+        run.save(step, TREE)
+    run.wait(60)
+    gate.error = StoreFailed("no room")
+    run.save(10, TREE, overwrite=True)
+    with pytest.raises(StoreFailed, match="no room"):
+        run.save(11, TREE)
+    gate.error = None
+    with pytest.raises(Exists, match="older than its latest step, 20"):
+        run.save(11, TREE)
+    run.save(10, TREE, overwrite=True)
+    run.save(11, TREE)
+    run.wait(60)
+    assert run.steps() == [10, 11]
+
+
 def test_a_step_that_failed_can_be_saved_again(run: tr.Run, gate: Gate) -> None:
     gate.error = StoreFailed("no room")
     saved = run.save(1, TREE)
@@ -288,6 +327,15 @@ def test_a_checkpoint_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(Exists, match="is a checkpoint, not a run"):
         tr.Run(tmp_path / "ckpt").save(1, TREE)
     assert names(tmp_path / "ckpt") == there
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    run = tr.Run(tmp_path / "run")
+    for ask in (run.steps, run.load, lambda: run.save(1, TREE)):
+        with pytest.raises(StoreFailed):
+            ask()
+    assert (tmp_path / "run").read_text() == "mine"
 
 
 def test_a_folder_of_a_users_is_no_step(run: tr.Run) -> None:
@@ -356,7 +404,7 @@ def test_what_fails_after_the_commit_is_told_and_the_step_stays(run: tr.Run, mon
     def refuse(*arguments: Any, **options: Any) -> None:
         raise StoreFailed("no rights")
 
-    monkeypatch.setattr(run_save, "collect", refuse)
+    monkeypatch.setattr(run_save, "collect_after", refuse)
     run.save(1, TREE)
     with pytest.raises(StoreFailed, match=r"step_00000001' is committed; what comes after it failed: no rights"):
         run.wait(60)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, SupportsIndex
 
 import jax
@@ -18,11 +18,11 @@ from treering._format.document import INDEX_NAME
 from treering._format.run_document import StepNote, noted
 from treering._ops.background import in_flight, raise_unreported, wait_for
 from treering._ops.pending import PendingSave
-from treering._ops.run_gc import collect, remove_steps
+from treering._ops.run_gc import collect_after, remove_steps
 from treering._ops.run_items import saved_items
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_state import RunState
-from treering._ops.run_steps import note_step, step_path, steps_of
+from treering._ops.run_steps import step_path, steps_of
 from treering._ops.save_async import begin
 from treering._store.run_folder import HIGHEST_STEP, step_of_name
 from treering._values.processes import Processes
@@ -89,8 +89,6 @@ def save_step(
         items, described = None, dict[str, Any]()
         refusal: Exception | None = None
         try:
-            if run.leaves:
-                wait_for(run.path)  # only then it is known which steps are there
             raise_unreported(run.path)
             described = _described(run, step, metrics=metrics, metadata=metadata, temporary=decision.temporary)
             if processes.leads or overwrite:
@@ -100,7 +98,6 @@ def save_step(
             if processes.count == 1:
                 raise
             refusal = error  # the others wait for this process, and are told
-        run.leaves |= bool(order.left) and processes.leads
         pending = begin(
             step_path(run.path, step),
             items,
@@ -114,7 +111,6 @@ def save_step(
             after=_Afterwards(run, step, overwrite=overwrite) if processes.leads else None,
             refusal=refusal,
         )
-        run.highest = step
     if decision.final:
         _see_to_its_end(run, pending, decision)
     return StepSave(
@@ -234,13 +230,18 @@ def _order(run: RunState, step: int, *, overwrite: bool) -> _Order:
     Raises:
         Exists: it is there, or a later one is, and nobody said what becomes of them.
     """
-    if run.highest is not None and step > run.highest and not run.leaves:
-        return _Order(replaced=False, left=())  # a look at thousands of steps would hold up the loop
-    if run.highest is None and os.path.lexists(run.path / INDEX_NAME):
-        raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
-    flying = [step_of_name(pending.path.name) for pending in in_flight(run.path)]
-    there = sorted({*steps_of(run.path), *(number for number in flying if number is not None)})
-    run.highest, run.leaves = max(there, default=-1), False
+    names = _names_in(run.path)
+    if names is not None:
+        if INDEX_NAME in names:
+            raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
+        flying = {pending.path.name for pending in in_flight(run.path)}
+        if step > max(_steps_in(names | flying), default=-1):
+            # By names alone: a look into thousands of steps would hold up the loop.
+            return _Order(replaced=False, left=())
+    # Only what is in flight knows which steps there will be: it may remove some, or fail.
+    wait_for(run.path)
+    raise_unreported(run.path)
+    there = steps_of(run.path)
     later = [number for number in there if number > step]
     if not overwrite and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
@@ -252,6 +253,20 @@ def _order(run: RunState, step: int, *, overwrite: bool) -> _Order:
             f"removes the steps after {step}",
         )
     return _Order(replaced=step in there, left=later)
+
+
+def _names_in(path: Path) -> set[str] | None:
+    """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell."""
+    try:
+        return {entry.name for entry in path.iterdir()}
+    except FileNotFoundError:
+        return set()
+    except OSError:
+        return None
+
+
+def _steps_in(names: Iterable[str]) -> set[int]:
+    return {step for name in names if (step := step_of_name(name)) is not None}
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable
@@ -272,15 +287,14 @@ class _Afterwards:
         if self.overwrite:
             # Saves end in the order in which they began: what is later by now is of the branch that was left.
             remove_steps(run.path, [step for step in steps_of(run.path) if step > self.step])
-            run.leaves = False
-        note_step(
+        collect_after(
             run.path,
             self.step,
+            run.keep,
             seconds=seconds,
-            keep=run.keep_text,
+            keep_text=run.keep_text,
             save_every=run.save_every_text,
         )
-        collect(run.path, run.keep, dry_run=False)
 
 
 def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:

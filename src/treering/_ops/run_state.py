@@ -42,8 +42,6 @@ class RunState:
         pace: decides when to save.
         paced: whether the pace knows from which step it counts.
         now: the clock that a step's time is taken from, in POSIX seconds.
-        highest: the highest step that is there or in flight, as far as this process knows; None before it looked.
-        leaves: whether an older step was overwritten, and the later ones are not known to be gone yet.
 
     Raises:
         Unsupported: an argument has no meaning.
@@ -68,8 +66,6 @@ class RunState:
         self.pace = Pace(save_every, self.signals, path=self.path, timeout=self.timeout)
         self.paced = False
         self.now: Callable[[], float] = time.time
-        self.highest: int | None = None
-        self.leaves = False
         self._closed = False
 
     def require_open(self) -> None:
