@@ -127,7 +127,7 @@ class RunMachine(RuleBasedStateMachine):
         self.model = {number: saved for number, saved in self.model.items() if number < step}
         self._committed(step, now, metrics, temporary=temporary)
 
-    @rule(stride=st.integers(1, 4), seconds=quarters, call=st.integers(0, 120), door=doors, back=st.booleans())
+    @rule(stride=st.integers(1, 4), seconds=quarters, call=st.integers(0, 180), door=doors, back=st.booleans())
     def save_while_a_call_fails(self, stride: int, seconds: float, call: int, door: str, back: bool) -> None:
         """An error of the thread that writes is told once, at the next call of whatever kind."""
         before, step, pending = self._struck(stride, seconds, call, all_later=False, back=back)
@@ -142,7 +142,7 @@ class RunMachine(RuleBasedStateMachine):
         self._adopt(before, step, value, failed=error is not None)
         self.run.wait(WAIT)
 
-    @rule(stride=st.integers(1, 4), seconds=quarters, call=st.integers(0, 120), back=st.booleans())
+    @rule(stride=st.integers(1, 4), seconds=quarters, call=st.integers(0, 180), back=st.booleans())
     def crash_while_saving(self, stride: int, seconds: float, call: int, back: bool) -> None:
         """From one call on nothing works; then the machine comes up again."""
         before, step, _ = self._struck(stride, seconds, call, all_later=True, back=back)

@@ -1,0 +1,96 @@
+"""Loops of two processes that save to one run: what ends them, and what they find afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treering as tr
+
+__all__ = ["all_of_it", "ends_for_good"]
+
+ROWS = PartitionSpec("x")
+_LONGEST = 60.0
+
+
+def _fresh() -> dict[str, Any]:
+    return {"w": jnp.zeros((8, 4)), "count": jnp.int32(0)}
+
+
+@jax.jit
+def _trained(state: dict[str, Any]) -> dict[str, Any]:
+    return {"w": state["w"] + 1, "count": state["count"] + 1}
+
+
+def _looped(run: tr.Run, kill: tuple[int, int], until: Any) -> list[Any]:
+    """Train until it is time; one process sends itself a signal at step 7. Return what was saved."""
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    step, state = run.load_or_init(_fresh, shardings=[("w", ROWS), ("count", PartitionSpec())], mesh=mesh)
+    saved: list[Any] = []
+    number = step or 0
+    deadline = time.monotonic() + _LONGEST
+    pause = threading.Event()
+    while not until(saved) and time.monotonic() < deadline:
+        number += 1
+        state = _trained(state)
+        if (number, jax.process_index()) == (7, kill[0]):
+            os.kill(os.getpid(), kill[1])
+        done = run.save(number, state)
+        if done:
+            saved.append([number, done.temporary, done.reason])
+        pause.wait(0.002)
+    return saved
+
+
+def ends_by_signal(path: str) -> Any:
+    """Process 1 gets a signal: both save one more step, and both hear the signal."""
+    caught: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda signum, frame: caught.append(signum))
+    with tr.Run(path, keep=tr.KeepLast(2), save_every=tr.SaveEvery(steps=5) | tr.SaveEvery(interval=3600)) as run:
+        run.save_on_signal(signal.SIGUSR1)
+        saved = _looped(run, (1, signal.SIGUSR1), lambda saved: caught)
+    return [saved, caught == [signal.SIGUSR1], tr.Run(path).steps()]
+
+
+def hears_of_jax(path: str) -> Any:
+    """Process 0 gets the signal that jax listens to: both save the same step, and go on."""
+    with tr.Run(path, save_every=tr.SaveEvery(steps=100_000)) as run:
+        run.save_on_signal(signal.SIGUSR2)
+        return _looped(run, (0, signal.SIGTERM), bool)
+
+
+def resumes(path: str) -> Any:
+    """What is stored is loaded on its sharding over both processes, the rest initialised there."""
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    rows, everywhere = NamedSharding(mesh, ROWS), NamedSharding(mesh, PartitionSpec())
+    wanted = {"w": rows, "count": everywhere, "new": rows}
+    resumed = tr.Run(path).load_or_init(lambda: {**_fresh(), "new": jnp.arange(8)}, shardings=wanted)
+    step, tree = resumed
+    for name, sharding in wanted.items():
+        assert tree[name].sharding == sharding
+    for shard in tree["w"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.full((8 // jax.device_count(), 4), step))
+    for shard in tree["new"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.arange(8)[shard.index])
+    return [step, int(tree["count"]), list(resumed.initialised)]
+
+
+def all_of_it(folder: str) -> Any:
+    """One after the other, in one job."""
+    path = f"{folder}/run"
+    return [ends_by_signal(path), resumes(path), hears_of_jax(f"{folder}/other")]
+
+
+def ends_for_good(path: str) -> None:
+    """Process 1 gets the signal that ends a program: it ends both, after a last step."""
+    with tr.Run(path) as run:
+        run.save_on_signal(signal.SIGTERM)
+        _looped(run, (1, signal.SIGTERM), lambda saved: False)

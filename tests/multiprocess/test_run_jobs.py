@@ -1,0 +1,38 @@
+"""Runs in jobs of real processes: one clock and one word for all."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import treering as tr
+from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.run_workers import all_of_it, ends_for_good
+
+
+def test_all_processes_save_the_same_steps_and_hear_the_same_word(tmp_path: Path) -> None:
+    first, second = results(run_job(all_of_it, 2, devices=2, arguments=[str(tmp_path)], timeout=150))
+    assert first == second
+    (saved, heard, steps), (step, count, initialised), of_jax = first
+    assert heard
+    last, temporary, reason = saved[-1]
+    assert (temporary, reason) == (last % 5 != 0, "SIGUSR1 came")
+    assert 7 <= last <= 7 + 100  # they meet again after a hundred steps at most
+    assert all(number % 5 == 0 and not temporary for number, temporary, _ in saved[:-1])
+    assert steps[-1] == last
+    assert (step, count, initialised) == (last, last, ["new"])
+    assert len(of_jax) == 1
+    assert of_jax[0][2] == "jax was told that a machine goes away"
+    assert tr.Run(tmp_path / "other").steps() == [of_jax[0][0]]
+
+
+def test_a_signal_that_ends_programs_ends_all_of_them_after_a_last_step(tmp_path: Path) -> None:
+    outcomes = run_job(ends_for_good, 2, devices=1, arguments=[str(tmp_path / "run")], timeout=120)
+    # The first that ends may take jax's service along, and so the other.
+    assert outcomes[1].code == -signal.SIGTERM or outcomes[0].code == -signal.SIGTERM
+    assert not any(one.late or one.result for one in outcomes)
+    run = tr.Run(tmp_path / "run")
+    last = run.latest()
+    assert last is not None
+    assert last >= 7
+    assert int(run.load()["count"]) == last
