@@ -21,8 +21,12 @@ def reworded(error: BaseException, said: str) -> TreeringError:
     Example:
         >>> reworded(KeyError("a"), "could not do it")
         TreeringError("could not do it: KeyError: 'a'")
+        >>> reworded(TreeringError("no a"), "could not do it")
+        TreeringError('could not do it: no a')
     """
-    if isinstance(error, TreeringError):
+    if type(error) is TreeringError:
+        late = TreeringError(f"{said}: {error}")
+    elif isinstance(error, TreeringError):
         late = Failure.of(error).error(said, getattr(error, "processes", ()))
         if isinstance(late, Mismatch) and isinstance(error, Mismatch):
             late.differences = error.differences
