@@ -80,13 +80,29 @@ def test_what_is_saved_is_the_same_as_a_save_makes(tmp_path: Path) -> None:
     assert treering.verify(tmp_path / "other").ok
 
 
-def test_a_bytearray_that_is_changed(tmp_path: Path) -> None:
-    data = bytearray(b"a" * 100_000)
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_bytearray_that_is_changed(tmp_path: Path, size: int) -> None:
+    data = bytearray(b"a" * size)
     with gate() as closed:
-        pending = save_async(tmp_path / "x", {"data": data}, progress=closed)
-        data[:] = b"b" * 100_000
+        first = save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
+        pending = save_async(tmp_path / "x", {"data": data})
+        data[:] = b"b" * size
     pending.result(PATIENCE)
-    assert treering.load(tmp_path / "x")["data"] == bytearray(b"a" * 100_000)
+    first.result(PATIENCE)
+    assert treering.load(tmp_path / "x")["data"] == bytearray(b"a" * size)
+
+
+@pytest.mark.parametrize("form", ["ckpt", "tree.safetensors"])
+def test_metadata_that_is_changed(tmp_path: Path, form: str) -> None:
+    metadata = {"losses": [1.0]}
+    with gate() as closed:
+        first = save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
+        pending = save_async(tmp_path / form, {"x": np.zeros(3)}, metadata=metadata)
+        metadata["losses"].append(2.0)
+    pending.result(PATIENCE)
+    first.result(PATIENCE)
+    with treering.open(tmp_path / form) as opened:
+        assert opened.metadata == {"losses": [1.0]}
 
 
 def test_a_relative_path_is_that_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

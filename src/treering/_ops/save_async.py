@@ -6,6 +6,7 @@ numpy arrays, and talks to other processes through the folder alone.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -95,7 +96,7 @@ def begin(
     )
     if asked.together:
         return begun.folder(tree)
-    raise_unreported(asked.place)
+    begun.require_clear()
     if asked.file_form is None:
         return begun.alone(planned(tree, Processes(this=0, count=1)), asked.kept())
     return begun.msgpack(tree) if asked.place.suffix.lower() == ".msgpack" else begun.safetensors(tree)
@@ -125,12 +126,13 @@ class _Begun:
     def folder(self, tree: Any) -> PendingSave:
         """Begin with a folder: with the other processes of the job, if there are any."""
         asked = self.asked
-        plan, wishes, processes = planned_together(asked, tree, self._require_clear)
+        plan, wishes, processes = planned_together(asked, tree, self.require_clear)
         if processes.count > 1:
             return self._together(plan, wishes, processes)
         return self.alone(_unless_failed(plan), wishes.metadata)
 
-    def _require_clear(self) -> None:
+    def require_clear(self) -> None:
+        """Raise what stands against saving: why this process cannot, or an earlier error that nobody was told."""
         if self.refusal is not None:
             raise self.refusal
         raise_unreported(self.asked.place)
@@ -138,6 +140,7 @@ class _Begun:
     def alone(self, plan: Planned, metadata: Mapping[str, Any]) -> PendingSave:
         """Begin with a folder that this process writes alone."""
         check_json(metadata, "metadata")
+        metadata = copy.deepcopy(metadata)
         flight = self._flight(_held_bytes(plan))
         with writer().room_for(flight):
             held = [plan.snapshot()]
@@ -166,6 +169,9 @@ class _Begun:
         flight = self._flight(0 if isinstance(plan, Exception) else _held_bytes(plan))
         wishes = dataclasses.replace(wishes, progress=flight.progress(wishes.progress))
         try:
+            if processes.leads:  # what the others have counts for nothing
+                check_json(wishes.metadata, "metadata")
+                wishes = dataclasses.replace(wishes, metadata=copy.deepcopy(wishes.metadata))
             with writer().room_for(flight):
                 held = [_unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")]
 
@@ -200,6 +206,7 @@ class _Begun:
         flat, metadata = flatten(tree), self.asked.kept()
         leaves = outgoing(flat)
         require_holdable(flat, leaves, metadata)
+        metadata = copy.deepcopy(metadata)
         rows = [(number, source.box) for number, sources in leaves.sources.items() for source in sources]
         flight = self._flight(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
         with writer().room_for(flight):
