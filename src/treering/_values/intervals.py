@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 
 from treering.errors import Unsupported
 
@@ -36,6 +37,8 @@ def interval_of(given: datetime.timedelta | float, name: str) -> datetime.timede
     return interval
 
 
+# A loop hears at each step when the next one is saved.
+@functools.lru_cache(maxsize=100)
 def interval_text(interval: datetime.timedelta) -> str:
     """Write it as Python does, in the largest unit that gives a whole number.
 
