@@ -18,7 +18,7 @@ from treering._ops.run_gc import collect
 from treering._ops.run_init import loaded_or_initialised
 from treering._ops.run_items import given_back, loaded_items
 from treering._ops.run_meeting import said_by_first
-from treering._ops.run_save import require_step_number
+from treering._ops.run_note import require_step_number
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import facts_of, records_of, step_path, steps_of
 from treering._ops.source import opened_source

@@ -1,0 +1,78 @@
+"""Where a step stands among those of its run: going back is somebody's word, never an accident."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from treering._format.document import INDEX_NAME
+from treering._ops.background import in_flight, raise_unreported, wait_for
+from treering._ops.run_state import RunState
+from treering._ops.run_steps import steps_of
+from treering._store.run_folder import step_of_name
+from treering._values.steps_text import steps_text
+from treering.errors import Exists
+
+__all__ = ["Order", "order_of"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """Where a step stands among those that are there."""
+
+    replaced: bool
+    """Whether there was such a step."""
+    left: Sequence[int]
+    """Later steps, which are left behind."""
+
+    def text(self, step: int) -> str:
+        """Return what becomes of them, to follow the reason of a save."""
+        replaced = f"; it replaces step {step}" if self.replaced else ""
+        gone = f"; what was saved later goes, {steps_text(self.left)}" if self.left else ""
+        return replaced + gone
+
+
+def order_of(run: RunState, step: int, *, overwrite: bool) -> Order:
+    """Hold a step against those that are there and in flight.
+
+    Raises:
+        Exists: it is there, or a later one is, and nobody said what becomes of them.
+    """
+    names = _names_in(run.path)
+    if names is not None:
+        if INDEX_NAME in names:
+            raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
+        flying = {pending.path.name for pending in in_flight(run.path)}
+        if step > max(_steps_in(names | flying), default=-1):
+            # By names alone: a look into thousands of steps would hold up the loop.
+            return Order(replaced=False, left=())
+    # Only what is in flight knows which steps there will be: it may remove some, or fail.
+    wait_for(run.path)
+    raise_unreported(run.path)
+    there = steps_of(run.path)
+    later = [number for number in there if number > step]
+    if not overwrite and step in there and not later:
+        what = f"step {step} of the run {run.shown!r} is there already"
+        raise Exists(what, hint=f"a loop that goes on from it begins at {step + 1}; overwrite=True replaces it")
+    if not overwrite and later:
+        raise Exists(
+            f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}",
+            hint=f"run.branch(step, path) goes on from an older step in a new run; overwrite=True goes on here, and "
+            f"removes the steps after {step}",
+        )
+    return Order(replaced=step in there, left=later)
+
+
+def _names_in(path: Path) -> set[str] | None:
+    """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell."""
+    try:
+        return {entry.name for entry in path.iterdir()}
+    except FileNotFoundError:
+        return set()
+    except OSError:
+        return None
+
+
+def _steps_in(names: Iterable[str]) -> set[int]:
+    return {step for name in names if (step := step_of_name(name)) is not None}
