@@ -15,7 +15,7 @@ import treering as tr
 from treering._format import index_glance
 from treering._format.detect import Form, detect
 from treering._format.run_document import RunDocument, StepNote, StepRecord, encode_run, noted, parse_run
-from treering._ops import run_gc, run_steps
+from treering._ops import run_gc, run_steps, source
 from treering._ops.run_gc import collect, collect_after, remove_steps
 from treering._ops.run_steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
 from treering._store.folder import Folder
@@ -346,17 +346,14 @@ class TestReading:
             tr.load(run)
 
     def test_a_step_that_goes_while_it_is_opened(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = RunFolder.steps
+        real = source._open_checkpoint
 
-        def late(opened: RunFolder) -> list[int]:
-            steps = real(opened)
-            if 30 in steps and len(asked) == 1:
-                shutil.rmtree(step_path(run, 30))
-            asked.append(1)
-            return steps
+        def late(path: Path) -> Any:
+            if path == step_path(run, 30):
+                shutil.rmtree(path)
+            return real(path)
 
-        asked: list[int] = []
-        monkeypatch.setattr(RunFolder, "steps", late)
+        monkeypatch.setattr(source, "_open_checkpoint", late)
         assert tr.load(run)["w"][0] == 20
 
     def test_a_checkpoint_and_a_folder_of_others_are_no_runs(self, run: Path, tmp_path: Path) -> None:

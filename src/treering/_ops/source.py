@@ -17,10 +17,10 @@ from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._ops.msgpack_source import msgpack_source
 from treering._ops.naming import naming
+from treering._ops.run_latest import of_latest
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
-from treering._store.run_folder import RunFolder, step_name
-from treering.errors import Corrupt, NotFound, Unsupported
+from treering.errors import Corrupt, Unsupported
 
 __all__ = ["check_data_file", "open_stored", "opened_source", "require_path"]
 
@@ -72,7 +72,7 @@ def open_stored(
         with naming(place):
             index = parse_safetensors(file.size, file.read)
         return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
-    place, index, opened = _open_latest(place) if form is Form.RUN else (place, *_open_checkpoint(place))
+    place, index, opened = of_latest(place, _opened) if form is Form.RUN else _opened(place)
     for data in opened:
         if data is not None:
             files.enter_context(data)
@@ -110,24 +110,8 @@ def _pieces(file: LocalFile, end: int) -> Iterator[bytes]:
         yield file.read(start, min(_PIECE_BYTES, end - start))
 
 
-def _open_latest(path: Path) -> tuple[Path, Index, list[LocalFile | None]]:
-    """Open a run's latest step. One that goes meanwhile has a newer one beside it."""
-    step = -1
-    for _ in range(_TRIES):
-        with RunFolder(path) as run:
-            steps = run.steps()
-        if not steps:
-            raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor says what is there")
-        step, before = steps[-1], step
-        place = path / step_name(step)
-        try:
-            return (place, *_open_checkpoint(place))
-        except NotFound:
-            if step == before:
-                raise
-    raise Corrupt(
-        f"the steps of {os.fspath(path)!r} were replaced {_TRIES} times while they were read", hint="try again"
-    )
+def _opened(path: str | os.PathLike[str]) -> tuple[Path, Index, list[LocalFile | None]]:
+    return (Path(path), *_open_checkpoint(Path(path)))
 
 
 def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
