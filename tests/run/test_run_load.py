@@ -20,6 +20,8 @@ from treering._ops.run_steps import steps_of
 from treering._store import checkpoint_folder
 from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
 
+HALVES = np.zeros(3, np.float16)
+
 
 def filled(path: Path, *steps: int, **options: Any) -> tr.Run:
     run = tr.Run(path, **options)
@@ -105,7 +107,8 @@ def test_a_step_in_flight_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     assert asks
 
 
-def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ask", ["load", "load_or_init"])
+def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     filled(tmp_path / "run", 1)
     reader = tr.Run(tmp_path / "run")
     looked: list[int] = []
@@ -118,7 +121,8 @@ def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.M
         return found
 
     monkeypatch.setattr(run_load, "steps_of", saved_behind_the_back)
-    assert reader.load()["step"] == 3
+    tree = reader.load() if ask == "load" else reader.load_or_init(lambda: {"params": {"w": HALVES}, "step": 0}).tree
+    assert tree["step"] == 3
     assert looked == [1, 2]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex, TypeVar
 
 from treering._arrays.processes import this_processes
 from treering._arrays.source import Source
@@ -27,6 +27,8 @@ from treering.errors import NotFound
 from treering.retention import Verdict, best_steps
 
 __all__ = ["Resumed", "best_step", "branched", "collected", "load_or_init", "load_step", "metrics_of"]
+
+T = TypeVar("T")
 
 
 class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has no room for slots
@@ -67,26 +69,24 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, wishes: Wish
     require_sense(like, wishes)
     if step is not None:
         return _loaded(run, require_step_number(step), like, wishes)
-    latest = _agreed_latest(run)
-    while True:
+
+    def read(latest: int | None) -> Any:
         if latest is None:
             raise NotFound(f"the run {run.shown!r} has no step yet", hint="load_or_init begins where nothing was saved")
-        try:
-            return _loaded(run, latest, like, wishes)
-        except NotFound:
-            # Somebody else's program may have saved newer steps, and removed this one, since it was looked for.
-            newer = max(steps_of(run.path), default=None)
-            if this_processes(()).count > 1 or newer in (None, latest):
-                raise
-            latest = newer
+        return _loaded(run, latest, like, wishes)
+
+    return _of_latest(run, read)
 
 
 def load_or_init(run: RunState, init_fn: Callable[[], Any], *, shardings: Any, mesh: Any) -> Resumed:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
-    step = _agreed_latest(run)
-    path = None if step is None else step_path(run.path, step)
-    tree, initialised = loaded_or_initialised(path, init_fn, shardings=shardings, mesh=mesh, timeout=run.timeout)
-    return Resumed(step, tree, initialised)
+
+    def read(step: int | None) -> Resumed:
+        path = None if step is None else step_path(run.path, step)
+        tree, initialised = loaded_or_initialised(path, init_fn, shardings=shardings, mesh=mesh, timeout=run.timeout)
+        return Resumed(step, tree, initialised)
+
+    return _of_latest(run, read)
 
 
 def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | None:
@@ -141,6 +141,20 @@ def branched(run: RunState, step: SupportsIndex, new: RunState) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
+
+
+def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
+    """Return what is read of the latest step; None stands for it where there is none."""
+    latest = _agreed_latest(run)
+    while True:
+        try:
+            return read(latest)
+        except NotFound:
+            # Somebody else's program may have saved newer steps, and removed this one, since it was looked for.
+            newer = max(steps_of(run.path), default=None)
+            if this_processes(()).count > 1 or newer in (None, latest):
+                raise
+            latest = newer
 
 
 def _agreed_latest(run: RunState) -> int | None:
