@@ -18,6 +18,9 @@ __all__ = ["UNWATCHED", "Flight", "Stage", "Watch", "writes_here"]
 class Watch(Protocol):
     """What a save tells while it goes on, and where it hears that it was called off."""
 
+    def move(self) -> None:
+        """Note that something was done; raises ``Cancelled`` if it was called off."""
+
     def claim(self) -> None:
         """Take the last step before the commit; raises ``Cancelled`` if it was called off."""
 
@@ -27,6 +30,9 @@ class Watch(Protocol):
 
 class _Unwatched:
     """The watch of a save whose caller waits for it."""
+
+    def move(self) -> None:
+        pass
 
     def claim(self) -> None:
         pass

@@ -34,6 +34,7 @@ def save_checkpoint(
 ) -> None:
     """Write a planned tree into the folder ``path``, by this process alone; ``treering.save`` says more."""
     check_json(metadata, "metadata")
+    watch.move()
     with CheckpointFolder(path, overwrite=overwrite, names_in=names_in) as folder:
         layout = plan.layout(folder.attempt)
         written = Written(layout, progress)

@@ -179,7 +179,7 @@ class _Begun:
                     take_part(call, asked.place, held.pop(), wishes, flight)
 
                 return self._handed_over(flight, write)
-        except BaseException as error:
+        except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
             if writer().has_taken(flight):  # an interrupt, after all; the save goes on
                 raise
             why = error if isinstance(error, Exception) else reworded(error, f"could not {flight.doing}")

@@ -35,7 +35,10 @@ def require_free(path: Path, *, overwrite: bool) -> None:
 
 def claimed_last(content: Iterable[_T], watch: Watch) -> Iterator[_T]:
     """Yield what a file is made of; before it is told that this was all, nobody can call the save off any more."""
-    yield from content
+    watch.move()
+    for piece in content:
+        yield piece
+        watch.move()
     watch.claim()
 
 
