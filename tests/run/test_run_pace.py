@@ -215,7 +215,9 @@ def test_what_jax_has_heard_saves_at_once_and_no_signal_has_to_have_its_way(
     run.one(1)
     for one in run.signals:
         one.jax_has_told = True
+    met = list(run.meetings)
     decision = run.one(2)
+    assert run.meetings == met  # all have heard it from jax
     assert (decision.save, decision.final, decision.signum, decision.temporary) == (True, True, None, True)
     assert decision.reason == "jax was told that a machine goes away"
     assert not run.one(3).save
