@@ -184,10 +184,16 @@ def test_each_leaf_against_each_of_its_family(place: int) -> None:
 
 
 def test_each_container_against_each() -> None:
-    items = [1, np.zeros(3), None]
-    for make in CONTAINERS:
-        for other in CONTAINERS:
-            assert_never_wrong([make(items)], [other(items)])
+    for items in ([1, np.zeros(3), None], [1, 2, 3]):
+        for make in CONTAINERS:
+            for other in CONTAINERS:
+                assert_never_wrong([make(items)], [other(items)])
+
+
+def test_the_order_of_keys() -> None:
+    assert_never_wrong({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert_never_wrong({"a": np.zeros(3), "b": np.ones(3)}, {"b": np.ones(3), "a": np.zeros(3)})
+    assert_never_wrong({1: 1, 0: 2}, {0: 2, 1: 1})
 
 
 # ------------------------------------------------------------------------------------------------- what is taken over

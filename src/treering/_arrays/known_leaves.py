@@ -106,10 +106,7 @@ def _same_aval(one: Any, other: Any) -> bool:
 
 
 def _same_sharding(one: jax.sharding.Sharding, other: jax.sharding.Sharding) -> bool:
-    if type(one) is not type(other) or one != other:
-        return False
-    # Equal specs may be written in two ways, and their text goes into the index.
-    return not isinstance(one, jax.sharding.NamedSharding) or repr(one) == repr(other)
+    return type(one) is type(other) and bool(one == other)
 
 
 class KnownLeaves:
@@ -142,7 +139,7 @@ class KnownLeaves:
         self._texts = [(number, flat.kinds[number]) for number in leaves.values if flat.kinds[number] in _TEXTS]
         self._whole: dict[int, Box] = {}
         self._picked: dict[int, _Picks] = {}
-        self._anew: list[tuple[int, str, LeafType, tuple[Box, ...]]] = []
+        self._anew: list[tuple[int, str, LeafType]] = []
         shared: dict[_Picks, _Picks] = {}
         for number, sources in leaves.sources.items():
             kind, leaf = flat.kinds[number], flat.leaves[number]
@@ -152,8 +149,7 @@ class KnownLeaves:
                 picks = _picks(leaf, sources)
                 self._picked[number] = shared.setdefault(picks, picks)
             else:
-                boxes = tuple(source.box for source in sources)
-                self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]], boxes))
+                self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]]))
         self._columns: list[tuple[Callable[[Sequence[Any]], Any], _NumpyColumn | _JaxColumn]] = []
         for kind, column in (("jax", _JaxColumn), ("numpy", _NumpyColumn), ("key", _JaxColumn)):
             numbers = [number for number in leaves.sources if flat.kinds[number] == kind]
@@ -183,15 +179,9 @@ class KnownLeaves:
         """Describe the few that are not simply held against what they were: keys, numpy scalars, long texts."""
         describe = Describer(self.processes)
         types: list[int] = []
-        for number, kind, _, boxes in self._anew:
-            leaf = leaves[number]
-            if kind in _TEXTS and not is_large(kind, leaf):
-                return False
-            found_type, found, _ = describe.stored(kind, leaf)
-            if tuple(source.box for source in found) != boxes:
-                return False
+        for number, kind, _ in self._anew:
+            found_type, sources[number], _ = describe.stored(kind, leaves[number])
             types.append(found_type)
-            sources[number] = found
         found_types = tuple(describe.numbers)
         return all(found_types[found] == row[2] for found, row in zip(types, self._anew, strict=True))
 
