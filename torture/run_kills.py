@@ -27,7 +27,8 @@ __all__ = ["Killer", "kill_runs", "litter"]
 
 _FOREIGN: Final = {"notes.txt": b"mine", "step_3/treering.json": b"{}", "step_00000003.bak/data": b"", "plots/1": b"?"}
 _PATIENCE: Final = 120.0
-# The span from which the moment of the kill is drawn, in seconds from the first step of the loop.
+# The span from which the moment of the kill is drawn, in seconds from the first step of the loop, or from the first
+# save that was acknowledged.
 _SPANS: Final = (0.05, 0.2, 0.6)
 
 
@@ -110,11 +111,9 @@ class Killer:
         asked = self._asked(source)
         with Job(1, _trains, self._log) as job:
             job.tell(json.dumps(asked))
-            if source.random() < 0.85:
-                job.until(lambda job: _begun(job) or job.said[0].answer is not None, _PATIENCE)
-                self._listen(job, source.random() * source.choice(_SPANS))
-            else:
-                self._listen(job, source.random())
+            after = source.choice(["", "begun", "acknowledged", "acknowledged"])
+            job.until(lambda job: _has_told(job, after) or job.said[0].answer is not None, _PATIENCE)
+            self._listen(job, source.random() * (source.choice(_SPANS) if after else 1.0))
             job.signal(0, signal.SIGKILL)
             job.until(lambda job: job.said[0].dead, _PATIENCE)
             answer, events = job.said[0].answer, job.said[0].events
@@ -225,8 +224,8 @@ def _trains(number: int, command: str, tell: Callable[[str], None]) -> None:  # 
     train(command, tell)
 
 
-def _begun(job: Job) -> bool:
-    return any(line.startswith("begun") for line in job.said[0].events)
+def _has_told(job: Job, word: str) -> bool:
+    return not word or any(line.startswith(word) for line in job.said[0].events)
 
 
 def _look(path: Path) -> dict[str, Any]:

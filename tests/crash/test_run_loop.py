@@ -14,7 +14,7 @@ RULES = Rules(last=1, every=10, best=1, loss=lambda step: abs(step - 5))
 
 # One promise of a run is broken.
 BROKEN = """
-import sys
+import sys, time
 from torture import __main__ as torture
 from treering._ops import run_save, writer
 from treering._ops.pending import PendingSave
@@ -28,6 +28,7 @@ def silent(self, path=None):
 match sys.argv.pop(1):
     case "it says so before it is saved":
         PendingSave.result = hasty
+        writer.Writer._do = lambda self, *given, do=writer.Writer._do: (time.sleep(0.3), do(self, *given))
     case "late errors are swallowed":
         writer.Writer.take_failed = silent
     case "nothing is ever swept":
@@ -60,8 +61,8 @@ def test_an_error_in_the_background_is_heard() -> None:
 @pytest.mark.parametrize(
     ("what", "arguments", "seen"),
     [
-        ("it says so before it is saved", ("run", "--kills", "8", "--seed", "3"), "saves acknowledged; after"),
-        ("nothing is ever swept", ("run", "--kills", "4", "--seed", "3"), "has step"),
+        ("it says so before it is saved", ("run", "--kills", "6", "--seed", "3"), "saves acknowledged; after"),
+        ("nothing is ever swept", ("run", "--kills", "1", "--seed", "3"), "has step"),
         (
             "late errors are swallowed",
             ("background", "--scene", "background, overwrite", "--heard", "the next call", "--stride", "11"),
