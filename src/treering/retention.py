@@ -192,13 +192,16 @@ class KeepEvery(Policy):
 class KeepBest(Policy):
     """Keep the ``n`` steps whose metric is best; of two that are alike the later is better.
 
-    A step without the metric, or where it is nan, is never best.
+    A step without the metric, or where it is nan, is never best. As long as no step has the metric all of them stay: it
+    is not measured yet, or its name is misspelt, and the best one may be among them.
 
     Example:
         >>> losses = {1: 0.5, 2: 0.25, 3: 0.75}
         >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": loss}) for step, loss in losses.items()]
         >>> list(KeepBest("loss").kept(facts)), list(KeepBest("loss", n=2, mode="max").kept(facts))
         ([2], [1, 3])
+        >>> list(KeepBest("los").kept(facts))
+        [1, 2, 3]
     """
 
     metric: str
@@ -214,6 +217,8 @@ class KeepBest(Policy):
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
         """Return the best steps; see `Policy.kept`."""
+        if not any(self.metric in fact.metrics for fact in facts):
+            return _by_rule(self, sorted({fact.step for fact in facts}))
         return _by_rule(self, sorted(best_steps(facts, self.metric, self.mode)[: self.n]))
 
     def __repr__(self) -> str:

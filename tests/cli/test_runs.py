@@ -131,7 +131,7 @@ def test_gc_refuses_a_metric_that_no_step_has(run: Path, rule: tuple[str, str]) 
 
 def test_log_notes_a_rule_that_goes_by_a_metric_of_no_step(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", 1, keep="KeepBest('los')")
-    told = "note: no step has the metric 'los' (is it 'loss'?), so KeepBest('los') keeps none"
+    told = "note: no step has the metric 'los' (is it 'loss'?), so KeepBest('los') keeps all"
     assert told in inside("log", str(run), code=0)[0]
 
 

@@ -63,6 +63,8 @@ def kept_by(rule: Policy, facts: Iterable[StepFacts]) -> set[int]:
             return {step for step in steps if step in wanted}
         case KeepBest(metric=metric, n=n, mode=mode):
             having = {step: fact.metrics[metric] for step, fact in steps.items() if metric in fact.metrics}
+            if not having:
+                return set(steps)
             having = {step: value if mode == "min" else -value for step, value in having.items() if value == value}  # noqa: PLR0124
             ranked = {step: (value, -step) for step, value in having.items()}
             return {step for step, rank in ranked.items() if sum(other < rank for other in ranked.values()) < n}

@@ -123,6 +123,13 @@ def test_a_step_without_the_metric_or_with_nan_is_never_best() -> None:
     assert list(KeepBest("loss", n=5).kept(given)) == [2, 3]
 
 
+def test_before_a_step_has_the_metric_all_stay() -> None:
+    """A misspelt name must not be the end of the steps that it was to keep."""
+    given = facts(1, 2, 3, loss=[0.1, 0.2, 0.3])
+    assert kept(KeepLast(1) | KeepBest("los"), given) == [1, 2, 3]
+    assert kept(KeepLast(1) | KeepBest("loss"), given) == [1, 3]
+
+
 def test_of_two_alike_the_later_is_best() -> None:
     assert best_steps(facts(1, 2, 3, loss=[0.5, 0.5, 0.5]), "loss") == [3, 2, 1]
     assert best_steps(facts(1, 2, 3, loss=[0.0, -0.0, 1.0]), "loss", "max") == [3, 2, 1]

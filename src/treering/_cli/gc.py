@@ -72,7 +72,7 @@ def gc(
     records = records_of(Path(path))
     chosen = functools.reduce(operator.or_, given) if given else None
     for metric, close in unknown_metrics(chosen, records).items():
-        # A slip of the hand, which would remove all that was to be kept.
+        # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
         raise NotFound(f"no step of {path!r} has the metric {metric!r}", hint=hint)
     rules = own_rules(records) if chosen is None else chosen

@@ -45,7 +45,7 @@ def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> Run
         notes.append(f"which steps stay cannot be told: {error.message}")
     for metric, close in unknown_metrics(rules, records).items():
         meant = f" (is it {close!r}?)" if close else ""
-        notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps none")
+        notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
     verdicts = retained(rules, [facts(record) for record in records.steps])
     return listed(shown or os.fspath(path), Path(path), records, verdicts, notes=notes)
 
