@@ -44,7 +44,8 @@ def launched(command: str, folder: Path, timeout: float = 120) -> list[str]:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.communicate()
-    said = sorted(line for line in out.splitlines() if line.startswith("process "))
+    # Both write to one pipe; where Python does not buffer, a line and its end come one by one.
+    said = sorted(re.findall(r"process \d+: .*?(?=process \d+: |$)", out, re.MULTILINE))
     assert said, err
     return said
 
