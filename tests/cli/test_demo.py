@@ -261,6 +261,7 @@ def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Com
     return done, folder
 
 
+@pytest.mark.slow
 def test_the_short_form_proves_everything(short_demo: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     done, folder = short_demo
     assert done.returncode == 0, done.stdout + done.stderr
@@ -281,6 +282,7 @@ def test_the_short_form_proves_everything(short_demo: tuple[subprocess.Completed
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
 
 
+@pytest.mark.slow
 def test_the_kept_run_opens_and_is_not_overwritten(
     short_demo: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:

@@ -17,6 +17,7 @@ from torture.scenes import fingerprint
 TREE = {"w": np.arange(9, dtype=np.float32), "n": 3}
 
 
+@pytest.mark.slow
 def test_a_slice_of_all_bits_is_detected_and_named() -> None:
     done = attack("flip", "--stride", "79", "--random", "60", "--processes", "1", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,6 +8,7 @@ from tests.crash.attacks import attack
 from torture import traced
 
 
+@pytest.mark.slow
 def test_one_scene_is_killed_everywhere() -> None:
     done = attack("kill", "--rounds", "5", "--seed", "1", "--scene", "checkpoint, overwrite")
     assert done.returncode == 0, done.stdout + done.stderr

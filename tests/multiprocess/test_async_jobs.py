@@ -85,7 +85,7 @@ def left_over(folder: Path, form: str) -> list[str]:
     return sorted(entry.name for entry in (folder / "ckpt").iterdir() if entry.name not in known)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_steps_are_saved_while_the_loop_goes_on(tmp_path: Path, count: int) -> None:
     every = results(run_job(trains, count, devices=1, arguments=[str(tmp_path)], timeout=120))
     assert every == [{"done": [True] * 5, "steps": [4, 5], "latest": 5, "best": 5}] * count
@@ -203,11 +203,12 @@ def check_answer(said: dict[str, Any], number: int, victim: int, *, new: bool, w
     assert said["seconds"] < 3.1 * _DEADLINE + 15, told
 
 
-@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("form", [_FORMS[0], pytest.param(_FORMS[1], marks=pytest.mark.slow)])
 def test_a_process_that_stands_still_is_named(tmp_path: Path, form: str) -> None:
     paused_at(tmp_path, 2, 1, form, ["in the middle of a file", "its part is put"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", _FORMS)
 def test_a_process_that_is_killed_is_named(tmp_path: Path, form: str) -> None:
     killed_at(tmp_path, 2, 1, form, "its part is not put yet")
