@@ -45,6 +45,10 @@ def processes(options: argparse.Namespace) -> int:
     setattr(leaves_commit, "WAIT_SECONDS", 5.0)  # noqa: B010 - a constant to everybody else
     begun = time.monotonic()
     todo = [case for case in cases(options.count or COUNTS) if _is_wanted(case, options)]
+    if not todo:
+        names = ", ".join(sorted({scene.name for scene in SCENES}))
+        print(f"nothing is called so; the scenes are {names}")
+        return 2
     patience = Patience(deadline=options.deadline, slow=options.deadline / 4, slack=10.0)
     with tempfile.TemporaryDirectory(prefix="treering-processes-") as folder:
         wrong = _rehearse(todo, Path(folder))
