@@ -62,7 +62,7 @@ def test_an_error_in_the_background_is_heard() -> None:
     ("what", "arguments", "seen"),
     [
         ("it says so before it is saved", ("run", "--kills", "6", "--seed", "3"), "saves acknowledged; after"),
-        ("nothing is ever swept", ("run", "--kills", "1", "--seed", "3"), "has step"),
+        ("nothing is ever swept", ("run", "--kills", "4", "--seed", "3"), "has step"),
         (
             "late errors are swallowed",
             ("background", "--scene", "background, overwrite", "--heard", "the next call", "--stride", "11"),
