@@ -85,7 +85,9 @@ def test_programs_that_end_have_saved(tmp_path: Path, size: str, ways: Sequence[
 @pytest.mark.parametrize("way", WELL)
 @pytest.mark.parametrize("size", SIZES)
 def test_fifteen_of_fifteen(tmp_path: Path, way: str, size: str) -> None:
-    for told in ended(tmp_path, [way], [size], 15):
+    # Which way it is makes no difference to how long the writing takes: the large tree goes all of them three times.
+    often = size == "small" or way in ("falls off", "exception", "sys.exit")
+    for told in ended(tmp_path, [way], [size], 15 if often else 3):
         require_saved(told)
 
 
