@@ -8,8 +8,7 @@ an object's inside decide is opened and looked at as ``flatten`` does it, since 
 from __future__ import annotations
 
 import dataclasses
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from treering._format.index import Container
@@ -36,12 +35,14 @@ class _Node:
     """How it is opened: "dict", "items" for a sequence of Python's own, "other" for what ``opened`` knows."""
     keys: list[Any]
     """The keys of a dict."""
-    key_types: list[type]
-    """Their classes."""
+    key_types: list[int]
+    """The identities of their classes, which Python's own never give up."""
     head: Container | None
     """What a file says of one of another class."""
-    types: list[type]
-    """The classes of the children."""
+    types: list[int]
+    """The identities of the classes of the children."""
+    classes: list[type]
+    """The classes themselves, held so that their identities stay theirs."""
     steps: list[_Step]
     """The children in order."""
 
@@ -98,6 +99,9 @@ class Remembered:
                 inner = _children(node, children[start])
                 if inner is None:
                     return None
+                if len(node.steps) == 1 and node.steps[0][2] is None:  # nothing but leaves
+                    found += inner
+                    continue
                 levels.append((iter(node.steps), inner))
                 break
             else:
@@ -139,9 +143,10 @@ def _begun(way: str, children: Sequence[Any], keys: Sequence[Any] = (), head: Co
     return _Node(
         way=way,
         keys=list(keys),
-        key_types=list(map(type, keys)),
+        key_types=list(map(id, map(type, keys))),
         head=head,
-        types=list(map(type, children)),
+        types=list(map(id, map(type, children))),
+        classes=list(set(map(type, children))),
         steps=[],
     )
 
@@ -175,8 +180,9 @@ def _children(node: _Node, x: Any) -> Sequence[Any] | None:
     return children if _same_types(children, node.types) else None
 
 
-def _same_types(values: Sequence[Any], types: Sequence[type]) -> bool:
-    return len(values) == len(types) and all(map(operator.is_, map(type, values), types))
+def _same_types(values: Iterable[Any], types: Sequence[int]) -> bool:
+    """Compare classes by their identities, in one go: most containers of a model are small, and there are many."""
+    return list(map(id, map(type, values))) == types
 
 
 def _facts(head: Container) -> tuple[Any, ...]:
