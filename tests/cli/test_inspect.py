@@ -118,6 +118,7 @@ def test_hostile_keys_reach_no_terminal(tmp_path: Path) -> None:
     assert treering("inspect", str(path), code=1).stderr.strip().isprintable()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_levels(tmp_path: Path) -> None:
     path = tmp_path / "deep.msgpack"
     path.write_bytes(b"\x82\xa1b\x01\xa1a" * 100_000 + b"\x01")

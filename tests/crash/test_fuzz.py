@@ -15,6 +15,8 @@ from torture import doors, mutate, seeds, wire
 from treering.errors import Corrupt
 from treering.serialization import to_bytes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,6 +12,8 @@ import pytest
 from tests.crash.attacks import ROOT
 from torture import limits
 
+pytestmark = pytest.mark.slow
+
 SLICE = """
 import dataclasses, json, sys, tempfile, warnings
 warnings.simplefilter("ignore", RuntimeWarning)

@@ -9,6 +9,8 @@ import pytest
 from tests.crash.attacks import ROOT, attack
 from torture.process_jobs import names
 
+pytestmark = pytest.mark.slow
+
 # One rule of the protocol is broken, in all processes of the jobs that are attacked.
 BROKEN = """
 import contextlib, dataclasses, sys

@@ -43,6 +43,7 @@ def broken(what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_killed_loses_nothing() -> None:
     done = attack("run", "--kills", "3", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +51,7 @@ def test_a_loop_that_is_killed_loses_nothing() -> None:
     assert " 0 saves acknowledged" not in done.stdout
 
 
+@pytest.mark.slow
 def test_an_error_in_the_background_is_heard() -> None:
     done = attack("background", "--scene", "background, overwrite", "--scene", "run, next step", "--stride", "61")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,6 +26,8 @@ from treering._store.rendezvous import (
 )
 from treering.errors import Timeout
 
+pytestmark = pytest.mark.slow
+
 SEED = 5
 SLICE = range(2000)
 

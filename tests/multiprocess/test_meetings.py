@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.multiprocess.jobs import results, run_job, start_job
 from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets
 
@@ -26,6 +28,7 @@ def test_each_gets_what_all_bring(tmp_path: Path) -> None:
     assert found[1:] == [found[0]] * 3
 
 
+@pytest.mark.slow
 def test_calls_are_counted_and_a_folder_that_not_all_see_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for number in range(4):
@@ -50,6 +53,7 @@ def test_calls_are_counted_and_a_folder_that_not_all_see_is_told(tmp_path: Path)
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_path: Path) -> None:
     with start_job(comes_late, 3, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
         given_up = {0, 1}

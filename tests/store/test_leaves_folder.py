@@ -370,6 +370,7 @@ def test_a_file_at_the_path_is_refused(tmp_path: Path, below: str) -> None:
     assert (tmp_path / "a").read_bytes() == b"mine"
 
 
+@pytest.mark.slow
 def test_names_and_paths_that_are_too_long(tmp_path: Path) -> None:
     whole = {"n" * 255 + "/" + "m" * 255: b"1"}
     save(tmp_path, whole)
