@@ -122,7 +122,7 @@ def test_columns_are_read_once_and_exchanged(job: Job, saved: Path, name: str) -
     assert tree["step"] == 7
     assert job.exchanges == 1
     # To agree, before the exchange, at the end.
-    assert [sorted(said) for said in job.meetings] == [["plan", "state"], [], []]
+    assert [sorted(said) for said in job.meetings] == [["plan", "state"], [], [], []]
 
 
 def test_each_byte_is_read_once(job: Job, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_batches_are_exchanged_one_after_the_other(job: Job, saved: Path, monkey
     monkeypatch.setattr(joint_load, "BATCH_BYTES", 1)
     assert_wide(tr.load(saved / "ckpt", shardings=where)["w"])
     assert job.exchanges == 2
-    assert len(job.meetings) == 4
+    assert len(job.meetings) == 6
 
 
 def test_what_each_process_reads_for_itself_is_not_exchanged(job: Job, saved: Path) -> None:
@@ -168,7 +168,7 @@ def test_safetensors_are_exchanged_and_msgpack_is_not(job: Job, saved: Path) -> 
     assert job.exchanges == 1
     assert_wide(tr.load(saved / "one.msgpack", shardings=COLUMNS)["w"])
     assert job.exchanges == 1
-    assert len(job.meetings) == 3 + 2
+    assert len(job.meetings) == 4 + 2
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -224,13 +224,13 @@ def test_leaves_batch_by_batch(job: Job, saved: Path) -> None:
     assert_wide(tree["w"])
     assert sorted(seen) == ["b.v", "n", "w"]
     assert job.exchanges == 2
-    assert len(job.meetings) == 4
+    assert len(job.meetings) == 6
 
 
 # ------------------------------------------------------------------------------------------------------ others fail
 
 
-@pytest.mark.parametrize("meeting", [1, 2, 3])
+@pytest.mark.parametrize("meeting", [1, 2, 3, 4])
 def test_who_fails_is_named_by_all(job: Job, saved: Path, meeting: int) -> None:
     job.others = from_meeting(meeting, failing(Corrupt("block 3 of 'w' is damaged", hint="use another copy")))
     with pytest.raises(Corrupt, match=r"could not load '.*ckpt': process 2: block 3 of 'w' is damaged; use another"):
@@ -256,7 +256,7 @@ def test_other_wishes_are_a_mismatch(job: Job, saved: Path) -> None:
 def test_another_state_is_opened_again(job: Job, saved: Path) -> None:
     job.others = lambda meeting, said: [said, {**said, "state": "older"} if meeting <= 2 else said, said]
     assert_wide(tr.load(saved / "ckpt", shardings=where)["w"])
-    assert len(job.meetings) == 5
+    assert len(job.meetings) == 6
 
 
 def test_states_that_stay_different_are_different_folders(job: Job, saved: Path) -> None:
@@ -270,7 +270,7 @@ def test_states_that_stay_different_are_different_folders(job: Job, saved: Path)
 def test_what_was_replaced_for_one_is_read_again_by_all(job: Job, saved: Path) -> None:
     job.others = lambda meeting, said: [said, {"again": True} if meeting == 2 else said, said]
     assert_wide(tr.load(saved / "ckpt", shardings=where)["w"])
-    assert len(job.meetings) == 2 + 3
+    assert len(job.meetings) == 2 + 4
 
 
 def test_after_callbacks_nothing_is_read_again(job: Job, saved: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_broken_exchange_is_not_talked_about(job: Job, saved: Path, monkeypatc
     monkeypatch.setattr(joint_load, "in_step", broken)
     with pytest.raises(ProcessFailed, match="process 1 broke off"):
         tr.load(saved / "ckpt", shardings=where)
-    assert len(job.meetings) == 2
+    assert len(job.meetings) == 3
 
 
 # -------------------------------------------------------------------------------------------------- this one fails

@@ -241,6 +241,9 @@ class Company:
             if report:
                 report.add(sum(one.nbytes for one in some))
             parted = [parted_of(one) for one in some]
+            # Twice: who comes late to the first finds the others' half of it, though they have given up and left; it
+            # then waits in the second, as it can do without harm. Left alone in an exchange it would be stuck there.
+            self._met()
             self._met()
             try:
                 arrays = exchanged(parted, self._run)
