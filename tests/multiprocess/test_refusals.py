@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import treering as tr
 from tests.multiprocess.jobs import Job, results, run_job, start_job
@@ -102,6 +103,7 @@ def _all_say(job: Job, processes: range, text: str) -> None:
     raise AssertionError(f"{left} ended and never said {text!r}")
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_named_and_the_next_save_works(tmp_path: Path) -> None:
     with start_job(does_not_come, 3, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
         for _ in FORMS:
