@@ -115,7 +115,7 @@ def _taken_back(run: RunState, processes: Processes) -> Iterator[None]:
     """Let the rules of a process that is alone hear that a step was not saved: the next one makes up for it."""
     try:
         yield
-    except Exception:
+    except Exception:  # whatever it is: the step was not saved; raised again below
         if processes.count == 1:
             run.pace.take_back()
         raise
