@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -195,7 +196,9 @@ def test_only_a_save_that_is_not_committed_is_killed(tmp_path: Path, quick: bool
     assert child.calls == []
 
 
-def test_a_process_is_held_still_goes_on_and_is_killed() -> None:
+def test_a_process_is_held_still_goes_on_and_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A child of the demo finds treering; what stands for a program of the demo here is found in the repository.
+    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
     program = "tests.cli.counting"
     with Child(program) as child:
         events = child.events()
