@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cli.command import treering
+from tests.cli.command import here
 from tests.cli.trees import arrays, in_every_form, saved
 from treering import serialization
 from treering._cli.slice_text import ranges_of, split_request
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed(path: Path, key: str, *arguments: str) -> str:
-    return treering("cat", str(path), key, *arguments, code=0).stdout
+    return here("cat", str(path), key, *arguments, code=0).stdout
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_floats_have_as_many_digits_as_they_need(tmp_path: Path) -> None:
 def test_a_large_array_is_shown_by_its_edges(tmp_path: Path) -> None:
     array = np.arange(90_000.0).reshape(300, 300)
     path = saved(tmp_path / "ckpt", {"x": array})
-    done = treering("cat", str(path), "x", code=0)
+    done = here("cat", str(path), "x", code=0)
     with np.printoptions(threshold=10, edgeitems=3, floatmode="unique", linewidth=100):
         assert done.stdout == f"{array}\n"
     assert "90,000 items, shown by their edges" in done.stderr
-    everything = treering("cat", str(path), "x[:, ::2]", "--all", code=0)
+    everything = here("cat", str(path), "x[:, ::2]", "--all", code=0)
     assert everything.stderr == ""
     assert "..." not in everything.stdout
     assert len(everything.stdout.split()) >= 45_000
@@ -152,7 +152,7 @@ def test_a_chunked_msgpack_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_text_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "x.msgpack"
     path.write_bytes(b"\x81\xa1a\xda\x10\x00" + b"\xff" * 4096)
-    assert "is not UTF-8" in treering("cat", str(path), "a", code=1).stderr
+    assert "is not UTF-8" in here("cat", str(path), "a", code=1).stderr
     path.write_bytes(b"\x81\xa1a\xda\x10\x00" + b"y" * 4096)
     assert printed(path, "a") == f"{'y' * 4096!r}\n"
 
@@ -175,7 +175,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused(checkpoint: Path, key: str, arguments: list[str], wanted: str, hint: str | None) -> None:
-    done = treering("cat", str(checkpoint), key, *arguments, code=2)
+    done = here("cat", str(checkpoint), key, *arguments, code=2)
     lines = done.stderr.splitlines()
     assert wanted in lines[0]
     assert len(lines) == (2 if hint else 1)
@@ -189,7 +189,7 @@ def test_damage_is_named_only_where_it_is_read(tmp_path: Path) -> None:
     content = bytearray(data.read_bytes())
     content[4096 + 8] ^= 1
     data.write_bytes(content)
-    done = treering("cat", str(path), "a", code=1)
+    done = here("cat", str(path), "a", code=1)
     assert "leaf 'a'" in done.stderr
     assert data.name in done.stderr
     assert printed(path, "b[3]") == "3.0\n"
@@ -259,7 +259,7 @@ def test_any_text_is_slices_or_refused(text: str) -> None:
     ],
 )
 def test_what_is_no_key_is_told(checkpoint: Path, key: str, wanted: str, hint: str) -> None:
-    done = treering("cat", str(checkpoint), key, code=2)
+    done = here("cat", str(checkpoint), key, code=2)
     assert done.stderr.splitlines() == [f"error: {wanted}", f"hint: {hint}"]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering as package
-from tests.cli.command import treering
+from tests.cli.command import here, treering
 from tests.cli.trees import Adam, in_every_form, saved, state
 from treering._ops.diff import Diff, blocks_of
 from treering.errors import Corrupt, NotFound
@@ -167,19 +167,19 @@ def test_the_verb(tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a", {"x": np.arange(3.0), "n": 1}), saved(tmp_path / "b", {"x": np.ones(3), "n": 1})
     headers = treering("diff", str(a), str(b), code=0).stdout
     assert headers.endswith("equal as far as headers tell (--values reads the arrays)\n")
-    assert "equal bit for bit" in treering("diff", str(a), str(a), "--values", code=0).stdout
-    assert treering("diff", str(a), str(b), "--values", code=1).stdout == (
+    assert "equal bit for bit" in here("diff", str(a), str(a), "--values", code=0).stdout
+    assert here("diff", str(a), str(b), "--values", code=1).stdout == (
         "x: values: 2 of 3 items differ, the first at [0]: 0.0 in A, 1.0 in B\n"
     )
-    found = json.loads(treering("diff", str(a), str(b), "--values", "--json", code=1).stdout)
+    found = json.loads(here("diff", str(a), str(b), "--values", "--json", code=1).stdout)
     assert (found["schema"], found["same"], found["values"], found["leaves"]) == ("treering.diff/1", False, True, 2)
     assert found["differences"] == [
         {"key": "x", "what": "values", "a": "0.0", "b": "1.0", "detail": "2 of 3 items differ, the first at [0]"}
     ]
-    assert json.loads(treering("diff", str(a), str(a), "--json", code=0).stdout)["differences"] == []
-    assert treering("diff", str(a), str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
+    assert json.loads(here("diff", str(a), str(a), "--json", code=0).stdout)["differences"] == []
+    assert here("diff", str(a), str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
     (b / "treering.json").write_bytes(b"{}")
-    assert "damaged" in treering("diff", str(a), str(b), code=2).stderr
+    assert "damaged" in here("diff", str(a), str(b), code=2).stderr
 
 
 def test_many_differences_are_counted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests.cli.command import treering
+from tests.cli.command import here, treering
 from treering import serialization
 
 
@@ -40,7 +40,7 @@ def test_the_tree(file: Path) -> None:
 
 
 def test_json_is_one_object(file: Path) -> None:
-    found = json.loads(treering("inspect", str(file), "--json", code=0).stdout)
+    found = json.loads(here("inspect", str(file), "--json", code=0).stdout)
     assert found["schema"] == "treering.inspect/1"
     assert found["file_bytes"] == file.stat().st_size
     kernel = next(leaf for leaf in found["leaves"] if leaf["key"] == "params/dense/kernel")
@@ -49,41 +49,41 @@ def test_json_is_one_object(file: Path) -> None:
 
 
 def test_globs_and_depth(file: Path) -> None:
-    out = treering("inspect", str(file), "**/kernel", code=0).stdout
+    out = here("inspect", str(file), "**/kernel", code=0).stdout
     assert "kernel" in out
     assert "bias" not in out
-    assert "kernel" not in treering("inspect", str(file), "--depth", "1", code=0).stdout
+    assert "kernel" not in here("inspect", str(file), "--depth", "1", code=0).stdout
 
 
 def test_nothing_matches(file: Path) -> None:
-    done = treering("inspect", str(file), "nope", code=1)
+    done = here("inspect", str(file), "nope", code=1)
     assert done.stderr.splitlines()[0] == f"error: nothing in '{file}' matches 'nope'"
-    assert json.loads(treering("inspect", str(file), "nope", "--json", code=1).stdout)["leaves"] == []
+    assert json.loads(here("inspect", str(file), "nope", "--json", code=1).stdout)["leaves"] == []
 
 
 def test_a_glob_that_is_none(file: Path) -> None:
-    assert "stands alone" in treering("inspect", str(file), "a~b", code=2).stderr
+    assert "stands alone" in here("inspect", str(file), "a~b", code=2).stderr
 
 
 def test_the_gzip_form(file: Path) -> None:
     squeezed = file.with_suffix(".gz")
     squeezed.write_bytes(gzip.compress(file.read_bytes()))
-    assert "kernel" in treering("inspect", str(squeezed), code=0).stdout
+    assert "kernel" in here("inspect", str(squeezed), code=0).stdout
     squeezed.write_bytes(gzip.compress(bytes(10**8)))
-    assert treering("inspect", str(squeezed), code=1).stderr.startswith("error: ")
+    assert here("inspect", str(squeezed), code=1).stderr.startswith("error: ")
 
 
 @pytest.mark.parametrize("keep", [10, 60, -1])
 def test_damage_is_exit_code_one(file: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
-    done = treering("inspect", str(file), code=1)
+    done = here("inspect", str(file), code=1)
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
 
 
 def test_no_such_file_and_a_folder(tmp_path: Path) -> None:
-    assert "No such file" in treering("inspect", str(tmp_path / "nope"), code=2).stderr
-    assert treering("inspect", str(tmp_path), code=2).stderr.startswith("error: ")
+    assert "No such file" in here("inspect", str(tmp_path / "nope"), code=2).stderr
+    assert here("inspect", str(tmp_path), code=2).stderr.startswith("error: ")
 
 
 def zipped() -> bytes:
@@ -105,17 +105,17 @@ def zipped() -> bytes:
 def test_other_forms_are_called_by_their_names(tmp_path: Path, content: bytes, wanted: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert wanted in treering("inspect", str(path), code=2).stderr
+    assert wanted in here("inspect", str(path), code=2).stderr
 
 
 def test_hostile_keys_reach_no_terminal(tmp_path: Path) -> None:
     path = tmp_path / "hostile.msgpack"
     path.write_bytes(msgpack.packb({"\x1b[2J": {"\u202eevil": "\x07"}, "a\nb": 1}))
     for arguments in ([], ["--json"]):
-        text = treering("inspect", str(path), *arguments, code=0).stdout
+        text = here("inspect", str(path), *arguments, code=0).stdout
         assert all(line.isprintable() for line in text.splitlines())
     path.write_bytes(b"\x81\xa1\x1b\xc1")
-    assert treering("inspect", str(path), code=1).stderr.strip().isprintable()
+    assert here("inspect", str(path), code=1).stderr.strip().isprintable()
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import treering
+from tests.cli.command import here, treering
 from tests.cli.trees import in_every_form, saved
 
 
 def listed(path: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(treering("ls", str(path), *arguments, "--json", code=code).stdout)
+    found: dict[str, Any] = json.loads(here("ls", str(path), *arguments, "--json", code=code).stdout)
     return found
 
 
@@ -62,32 +62,32 @@ def test_globs(tmp_path: Path) -> None:
         "adam/mu/w",
     ]
     assert listed(path, "nope", code=1)["leaves"] == []
-    assert "matches 'nope'" in treering("ls", str(path), "nope", code=1).stderr
+    assert "matches 'nope'" in here("ls", str(path), "nope", code=1).stderr
 
 
 def test_a_bare_array_and_an_empty_tree(tmp_path: Path) -> None:
-    assert treering("ls", str(saved(tmp_path / "one", 7)), code=0).stdout.startswith("(the root)  int")
-    assert treering("ls", str(saved(tmp_path / "none", {})), code=0).stdout == ""
+    assert here("ls", str(saved(tmp_path / "one", 7)), code=0).stdout.startswith("(the root)  int")
+    assert here("ls", str(saved(tmp_path / "none", {})), code=0).stdout == ""
 
 
 def test_damage_is_one(tmp_path: Path) -> None:
     path = saved(tmp_path / "ckpt")
     index = path / "treering.json"
     index.write_bytes(index.read_bytes().replace(b"float32", b"float64"))
-    done = treering("ls", str(path), code=1)
+    done = here("ls", str(path), code=1)
     assert done.stdout == ""
     assert "treering.json is damaged" in done.stderr
-    assert treering("ls", str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
+    assert here("ls", str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
 
 
 @pytest.mark.parametrize(("depth", "wanted"), [("0", ["(the root)"]), ("1", ["note", "params/"])])
 def test_du_divides_the_whole(tmp_path: Path, depth: str, wanted: list[str]) -> None:
     path = saved(tmp_path / "ckpt")
-    lines = treering("du", str(path), "--depth", depth, code=0).stdout.splitlines()
+    lines = here("du", str(path), "--depth", depth, code=0).stdout.splitlines()
     assert lines[0].split() == ["bytes", "part", "leaves", "key"]
     assert [line.split("  ")[-1] for line in lines[1 : 1 + len(wanted)]] == wanted
     assert lines[-1].endswith("total")
-    found = json.loads(treering("du", str(path), "--depth", depth, "--json", code=0).stdout)
+    found = json.loads(here("du", str(path), "--depth", depth, "--json", code=0).stdout)
     assert found["schema"] == "treering.du/1"
     assert sum(share["nbytes"] for share in found["shares"]) == found["total"]["nbytes"]
     sizes = [share["nbytes"] for share in found["shares"]]
@@ -96,10 +96,10 @@ def test_du_divides_the_whole(tmp_path: Path, depth: str, wanted: list[str]) -> 
 
 def test_du_of_a_part(tmp_path: Path) -> None:
     path = in_every_form(tmp_path)["msgpack"]
-    found = json.loads(treering("du", str(path), "deep/**", "--json", code=0).stdout)
+    found = json.loads(here("du", str(path), "deep/**", "--json", code=0).stdout)
     assert [share["key"] for share in found["shares"]] == ["deep/n", "deep/none"]
     assert found["selected"]["nbytes"] == 40
-    assert treering("du", str(path), "nope", code=1).stderr.startswith("error: nothing")
+    assert here("du", str(path), "nope", code=1).stderr.startswith("error: nothing")
 
 
 @pytest.mark.parametrize("verb", ["ls", "inspect", "du"])
@@ -112,7 +112,7 @@ def test_where_nothing_matches_the_nearest_key_is_named(tmp_path: Path, verb: st
         (["zzz"], "treering ls without a glob lists all keys"),
         (["zzz*"], "'*' stays inside one part of a key; '**/NAME' looks at every depth"),
     ):
-        done = treering(verb, path, *globs, code=1)
+        done = here(verb, path, *globs, code=1)
         # No table of nothing.
         assert done.stdout == ""
         assert done.stderr.splitlines()[1] == f"hint: {hint}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import treering as package
-from tests.cli.command import treering
+from tests.cli.command import here
 from tests.cli.trees import in_every_form, saved
 from treering._cli.progress import ProgressLine
 
@@ -25,10 +25,10 @@ def flipped(path: Path, place: int) -> None:
 
 def test_every_form_is_whole(tmp_path: Path) -> None:
     for name, path in in_every_form(tmp_path).items():
-        said = treering("verify", str(path), code=0).stdout
+        said = here("verify", str(path), code=0).stdout
         assert ("is whole" in said) == (name in {"checkpoint", "safetensors", "gzip"}), name
         assert said.count("\n") == 1
-        found = json.loads(treering("verify", str(path), "--json", code=0).stdout)
+        found = json.loads(here("verify", str(path), "--json", code=0).stdout)
         assert (found["schema"], found["ok"], found["findings"]) == ("treering.verify/1", True, [])
         assert found["checked"] is (found["note"] is None)
 
@@ -40,10 +40,10 @@ def test_every_finding_is_a_line(tmp_path: Path) -> None:
     first = package.inspect(path).leaves["layer_000"].offset or 0
     for number in range(0, 120, 2):
         flipped(data, first + 512 * number + 9)
-    lines = treering("verify", str(path), code=1).stdout.splitlines()
+    lines = here("verify", str(path), code=1).stdout.splitlines()
     assert lines[0].endswith("60 findings")
     assert [line.split("'")[1] for line in lines[1:]] == [f"layer_{number:03}" for number in range(0, 120, 2)]
-    found = json.loads(treering("verify", str(path), "--json", code=1).stdout)
+    found = json.loads(here("verify", str(path), "--json", code=1).stdout)
     assert not found["ok"]
     assert found["findings"][3] == {
         "key": "layer_006",
@@ -57,22 +57,22 @@ def test_every_finding_is_a_line(tmp_path: Path) -> None:
 def test_a_lost_file_and_a_damaged_index(tmp_path: Path) -> None:
     path = saved(tmp_path / "ckpt")
     next(path.glob("data-*")).unlink()
-    assert "is missing" in treering("verify", str(path), code=1).stdout
+    assert "is missing" in here("verify", str(path), code=1).stdout
     flipped(path / "treering.json", 200)
-    assert "treering.json" in treering("verify", str(path), code=1).stdout
+    assert "treering.json" in here("verify", str(path), code=1).stdout
 
 
 def test_what_cannot_be_read_is_two(tmp_path: Path) -> None:
-    assert treering("verify", str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
+    assert here("verify", str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    assert "a .npy file" in treering("verify", str(tmp_path / "x.npy"), code=2).stderr
-    assert treering("verify", str(tmp_path), code=2).stderr.startswith("error: there is no checkpoint")
+    assert "a .npy file" in here("verify", str(tmp_path / "x.npy"), code=2).stderr
+    assert here("verify", str(tmp_path), code=2).stderr.startswith("error: there is no checkpoint")
 
 
 def test_hostile_names_reach_no_terminal(tmp_path: Path) -> None:
     path = saved(tmp_path / "ckpt", {"\x1b[2J\u202e": np.arange(64.0)})
     flipped(next(path.glob("data-*")), 4099)
-    said = treering("verify", str(path), code=1).stdout
+    said = here("verify", str(path), code=1).stdout
     assert all(line.isprintable() for line in said.splitlines())
     assert "damaged" in said
 
