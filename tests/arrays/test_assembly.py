@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from treering._arrays.assembly import PAYLOAD_BYTES, assembled, exchanged, in_st
 from treering._arrays.processes import this_processes
 from treering._arrays.signs import Signs
 from treering._store.checkpoint_names import waiting_note
+from treering._store.notes import PathNotes
 from treering._values.processes import Processes
 from treering.errors import ProcessFailed, Timeout
 
@@ -275,6 +277,31 @@ def test_who_was_kept_from_running_looks_a_little_longer() -> None:
     signs = Signs(OF_THREE, Memory(Counting(2)), "x", 0.8)
     assert not signs.wait(threading.Event(), 0.0)
     assert signs.silent() == (0,)
+
+
+def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.3)
+    notes = PathNotes(str(tmp_path / "ckpt"))
+
+    def fail() -> None:
+        raise ValueError("UNKNOWN: Gloo AllGather failed")
+
+    with pytest.raises(ProcessFailed, match="process 0 broke off") as failed:
+        in_step(fail, OF_THREE, timeout=60, notes=notes, doing="save 'x'", maker=0)
+    assert failed.value.processes == (0,)
+    absent = threading.Event()
+    with pytest.raises(Timeout, match=r"process 0 did not come within 0\.2 s") as late:
+        in_step(absent.wait, OF_THREE, timeout=0.2, notes=notes, doing="save 'x'", maker=0)
+    absent.set()
+    assert late.value.missing == (0,)
+    # Nobody is sure to make it, or it is there: nothing is said of process 0 that is not known.
+    unsure = Signs(OF_THREE, notes, "x", 0.8)
+    assert not unsure.wait(threading.Event(), 0.0)
+    assert unsure.silent() is None
+    (tmp_path / "ckpt").mkdir()
+    there = Signs(OF_THREE, Memory(Counting(0)), "x", 0.8, maker=0)
+    assert not there.wait(threading.Event(), 0.0)
+    assert there.silent() == (2,)
 
 
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,15 @@ def give_up() -> None:
     _line.given_up += 1
 
 
-def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, notes: Notes | None, doing: str) -> T:
+def in_step(
+    work: Callable[[], T],
+    processes: Processes,
+    *,
+    timeout: float,
+    notes: Notes | None,
+    doing: str,
+    maker: int | None = None,
+) -> T:
     """Return what ``work`` returns: something that needs all processes, such as a collective.
 
     It runs in a thread of its own, which is left behind when the deadline passes. Later work begins after it has
@@ -164,6 +172,7 @@ def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, note
         timeout: seconds to wait for it.
         notes: where signs of life are left and looked for; None where nothing can be written.
         doing: what the caller is about to do, as in ``"load '/runs/7'"``.
+        maker: the process that makes the folder of the notes before it comes, if one does.
 
     Raises:
         Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
@@ -172,7 +181,7 @@ def in_step(work: Callable[[], T], processes: Processes, *, timeout: float, note
     if processes.count == 1:
         return work()
     deadline = time.monotonic() + timeout
-    signs = Signs(processes, notes, doing, timeout)
+    signs = Signs(processes, notes, doing, timeout, maker)
     ended = False
     try:
         with _turn(deadline) as has_turn:

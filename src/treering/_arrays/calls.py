@@ -217,7 +217,15 @@ class _Meeting:
             raise error
 
     def _in_step(self, work: Callable[[], T], timeout: float) -> T:
-        return in_step(work, self._job.processes, timeout=timeout, notes=self._notes, doing=self._doing)
+        return in_step(
+            work,
+            self._job.processes,
+            timeout=timeout,
+            notes=self._notes,
+            doing=self._doing,
+            # Where the others find no folder, it is process 0 that has not come.
+            maker=None if self._leads else 0,
+        )
 
     def _raise(self, failed: bytes) -> None:
         """Raise what process 0 failed at, if it did."""

@@ -36,12 +36,18 @@ class Signs:
         notes: where signs are left; None where nothing can be written.
         doing: what the process waits for, for whoever reads the notes.
         timeout: seconds that it is going to wait.
+        maker: the process that makes the folder of the notes, if it is not there, before it comes; None where nobody
+            is sure to.
     """
 
-    def __init__(self, processes: Processes, notes: Notes | None, doing: str, timeout: float) -> None:
+    def __init__(
+        self, processes: Processes, notes: Notes | None, doing: str, timeout: float, maker: int | None = None
+    ) -> None:
         self._processes = processes
         self._notes = notes
         self._doing = doing
+        self._maker = maker
+        self._no_folder = False
         self._every = min(_EVERY_SECONDS, timeout / 8)
         self._next = time.monotonic() + min(_FIRST_SECONDS, timeout / 8)
         self._left = 0
@@ -61,14 +67,17 @@ class Signs:
         return True
 
     def silent(self) -> tuple[int, ...] | None:
-        """Return the processes that gave no sign while this one waited last; None where that cannot be told."""
+        """Return the processes that gave no sign while this one waited last; None where that cannot be told.
+
+        Where the folder is not there, of the others only who should have made it can be told.
+        """
         if self._notes is None:
             return None
         if self._before is None:  # this process was kept from running while it waited
             return self.silent_after(2 * self._every)
         now = self._seen()
         if not self._works:
-            return None
+            return (self._maker,) if self._no_folder and self._maker is not None else None
         others = zip(self._processes.others, self._before, now, strict=True)
         # A note that is gone is a sign as well: its process has left on its own feet.
         return tuple(number for number, before, after in others if before == after)
@@ -101,8 +110,9 @@ class Signs:
         text = f"{_THIS_RUN} {self._left} waits to {self._doing}\n"
         try:
             self._notes.put(waiting_note(self._processes.this), text.encode("utf-8", "backslashreplace"))
-        except OSError:  # read-only, or not there
+        except OSError as error:  # read-only, or not there
             self._works = False
+            self._no_folder = isinstance(error, FileNotFoundError)
         else:
             self._works = True
 
