@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import treering
 from tests.leaves.managed_workers import tree_of, with_managers
@@ -14,6 +15,7 @@ from tests.multiprocess.jobs import results, run_job
 from treering.leaves import index_leaves
 
 
+@pytest.mark.slow
 def test_jax_s_own_manager(tmp_path: Path) -> None:
     (tmp_path / "taken" / "rows").mkdir(parents=True)
     (tmp_path / "taken" / "rows" / "2.0").write_bytes(b"mine")

@@ -113,6 +113,7 @@ def test_what_one_cannot_save_all_hear_of(tmp_path: Path) -> None:
         assert end["result"] == [[1, 2], 20.0], end
 
 
+@pytest.mark.slow
 def test_the_next_save_raises_what_nobody_asked_for(tmp_path: Path) -> None:
     with start_job(not_asked, 2, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
         job.wait_for(0, "has heard")

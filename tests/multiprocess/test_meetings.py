@@ -89,6 +89,7 @@ def test_an_answer_to_another_question_is_none(tmp_path: Path) -> None:
     assert zero[-1]["result"] == one[-1]["result"] == ["last", "last"]
 
 
+@pytest.mark.slow
 def test_who_is_killed_is_named(tmp_path: Path) -> None:
     with start_job(breaks_off, 3, devices=1, arguments=[str(tmp_path)], heartbeat=100) as job:
         job.wait_for(1, "waits")

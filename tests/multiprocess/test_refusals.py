@@ -72,6 +72,7 @@ def _check_refusals(number: int, said: dict[str, Any], form: str) -> None:
         assert "process 2" in said["other sharding"]["message"]
 
 
+@pytest.mark.slow
 def test_damage_that_some_meet_is_raised_by_all(tmp_path: Path) -> None:
     state = {"w": np.arange(24 * 24, dtype=np.float32).reshape(24, 24), "step": 1}
     for where in ("", " bad"):
@@ -126,6 +127,7 @@ def test_who_does_not_come_is_named_and_the_next_save_works(tmp_path: Path) -> N
             assert said["last"] == [3, 3.0]
 
 
+@pytest.mark.slow
 def test_of_two_jobs_at_one_path_one_wins(tmp_path: Path) -> None:
     rounds = 3
     with (

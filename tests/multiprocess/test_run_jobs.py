@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 import treering as tr
 from tests.multiprocess.jobs import results, run_job
 from tests.multiprocess.run_workers import all_of_it, ends_for_good
@@ -26,6 +28,7 @@ def test_all_processes_save_the_same_steps_and_hear_the_same_word(tmp_path: Path
     assert tr.Run(tmp_path / "other").steps() == [of_jax[0][0]]
 
 
+@pytest.mark.slow
 def test_a_signal_that_ends_programs_ends_all_of_them_after_a_last_step(tmp_path: Path) -> None:
     outcomes = run_job(ends_for_good, 2, devices=1, arguments=[str(tmp_path / "run")], timeout=120)
     # The first that ends may take jax's service along, and so the other.

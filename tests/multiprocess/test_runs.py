@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import treering as tr
 from tests.multiprocess.jobs import results, run_job
 from tests.multiprocess.runs import counts_from_what_process_0_sees, fails_afterwards, goes_through
@@ -48,6 +50,7 @@ def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
     assert "process 0" in one[1]["message"]
 
 
+@pytest.mark.slow
 def test_all_count_from_the_step_that_process_0_sees(tmp_path: Path) -> None:
     arguments = [str(tmp_path)]
     every = results(run_job(counts_from_what_process_0_sees, 2, devices=1, arguments=arguments, timeout=120))
