@@ -1,4 +1,4 @@
-"""Errors at every call of a save in the background: whoever began it hears of them, whichever way he listens."""
+"""Errors and kills at every call of a save in the background: whoever began it hears of errors, however he listens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Hearing: TypeAlias = Literal["result", "the next call", "the end"]
 HEARINGS: Final[tuple[Hearing, ...]] = ("result", "the next call", "the end")
 """How the caller hears of an error: he asks; he goes on; he leaves."""
 
-_ERRORS: Final = [kind for kind in Kind if kind not in {Kind.KILL_BEFORE, Kind.KILL_AFTER}]
+_KILLS: Final = (Kind.KILL_BEFORE, Kind.KILL_AFTER)
+_ERRORS: Final = [kind for kind in Kind if kind not in _KILLS]
 # Words by which an error says that what was saved is there all the same.
 _THERE: Final = ("in place", "committed")
 # Whatever of a save is refused here may be lost in a power cut, though it is there now.
@@ -60,7 +61,9 @@ def fail_runs(names: Sequence[str] | None, hearings: Sequence[Hearing] | None, s
             report = Report()
             for scene in IN_BACKGROUND:
                 if names is None or scene.name in names:
-                    sweep_run(scene, folder / "scene", report, hearing, stride=stride)
+                    # Who is killed hears nothing, however he listens.
+                    kinds = [*_ERRORS, *_KILLS] if hearing == "result" else _ERRORS
+                    sweep_run(scene, folder / "scene", report, hearing, kinds, stride=stride)
                     print(f"{scene.name}: done, heard by {hearing}", flush=True)
             tell(f"every call of a save in the background, heard by {hearing}", report)
             bad = bad or bool(report.violations)
@@ -78,7 +81,7 @@ def sweep_run(
     *,
     stride: int = 1,
 ) -> None:
-    """Let every error strike at every call of one save, or at every few calls, other ones for each kind.
+    """Let every fault strike at every call of one save, or at every few calls, other ones for each kind.
 
     Raises:
         RuntimeError: the save fails undisturbed.
@@ -238,15 +241,17 @@ def _wrongs(scene: BackgroundScene | RunScene, path: Path, answer: Answer, kind:
         yield "nobody was told"
     if answer.error and found == new and not there:
         yield f"there, and the error does not say so: {answer.error}"
-    if not answer.acknowledged and not answer.error:
+    if not answer.acknowledged and not answer.error and kind not in _KILLS:
         yield "no answer"
     if not answer.ours:
         yield f"not our error, or the path is not named: {answer.error}"
     if kept := [one for one in answer.kept if not one.startswith("treering-saves")]:
         yield f"kept {kept}"
     yield from scene.harmed(path)
-    # What an error after the commit leaves is swept by the next save, and so is what could not be removed.
-    swept = not there and not scene.leftover and not call.startswith(("mkdir", "unlink", "rmdir"))
+    # What is left by a kill, or after the commit, is swept by the next save, and so is what could not be removed.
+    swept = (
+        not there and kind not in _KILLS and not scene.leftover and not call.startswith(("mkdir", "unlink", "rmdir"))
+    )
     # Of a run these are names; that an older step is there is right as long as nothing new is.
     if swept and (left := [one for one in scene.litter(path) if not one.startswith("step ")]):
         yield f"left {left} behind"

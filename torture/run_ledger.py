@@ -83,9 +83,10 @@ class Ledger:
     def wrong(self, before: Steps, found: Steps, rules: Rules) -> list[str]:
         """Say what is wrong with the steps that were found; nothing where they are what they may be.
 
-        A save is committed by one step, and what has to go afterwards goes step by step. So for one number of committed
-        saves, not less than were acknowledged, all is there that has to be kept, and nothing that is not known. What
-        was acknowledged last has had its removals done.
+        A save is committed by one step, and what the rules do not keep goes afterwards, step by step. So for one number
+        of committed saves, not less than were acknowledged, all is there that has to be kept, and nothing that is not
+        known. What was acknowledged last has had its removals done. Later steps that were left behind by going back go
+        with the commit.
         """
         problems = []
         has, may = dict(before), dict(before)
@@ -93,7 +94,8 @@ class Ledger:
             if committed:
                 save = self.saves[committed - 1]
                 may = {**has, save.step: save.branch}
-                has = kept({step: may[step] for step in may if not save.overwrite or step <= save.step}, rules)
+                may = {step: may[step] for step in may if not save.overwrite or step <= save.step}
+                has = kept(may, rules)
             if committed < self.acknowledged:
                 continue
             exactly = has if committed == self.acknowledged else may

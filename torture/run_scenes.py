@@ -102,6 +102,11 @@ class RunScene(Scene):
         if step is None:
             return None
         tree: Any = run.load()
+        if self.back and fingerprint(tree) == self.ledger(OLD):
+            # Of one branch or of the other: with the latest step of the old one go the steps before it.
+            mixed = [each for each in run.steps()[:-1] if fingerprint(run.load(each)) != self.ledger(_OTHER)]
+            if mixed:
+                return f"{BUT} before the latest step, which is of the old branch, steps {mixed} are of the new one"
         verified = treering.verify(path / f"step_{step:08d}")
         return fingerprint(tree) if verified else f"{BUT} {verified}"
 

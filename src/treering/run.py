@@ -112,8 +112,8 @@ class Run:
             tree: any pytree, as for ``treering.save``.
             metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
             metadata: JSON to keep beside the tree; its member "treering" is taken.
-            overwrite: go on from an older step: replace ``step`` if it is there, and when that is durable remove the
-                later ones, which belong to the branch that was left. Who is killed between the two finds them there.
+            overwrite: go on from an older step: replace ``step`` if it is there, and leave the later ones behind. They
+                are gone in the moment in which the new one is there; their files are removed after that.
             force: save whatever ``save_every`` says.
 
         Raises:

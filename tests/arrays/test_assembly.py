@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,21 @@ def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatc
     there = Signs(OF_THREE, Memory(Counting(0)), "x", 0.8, maker=0)
     assert not there.wait(threading.Event(), 0.0)
     assert there.silent() == (2,)
+
+
+def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    notes = PathNotes(str(folder))
+    notes.put(waiting_note(0), b"here")
+    signs = Signs(OF_THREE, notes, "x", 0.8, maker=0)
+    threading.Timer(0.3, notes.remove, [waiting_note(0)]).start()
+    assert not signs.wait(threading.Event(), time.monotonic() + 0.6)
+    assert signs.silent_after(0.2) == (2,)
+    # Process 0 takes the folder along that it had made, if nothing is in it.
+    signs.end()
+    folder.rmdir()
+    assert signs.silent_after(0.2) == (0, 2)
 
 
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

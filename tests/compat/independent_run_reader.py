@@ -39,7 +39,27 @@ def indexes(run: Path) -> dict[int, Path]:
             and not index.is_symlink()
         ):
             found[step] = index
-    return dict(sorted(found.items()))
+    return {step: index for step, index in sorted(found.items()) if step not in left(run, found)}
+
+
+def left(run: Path, there: dict[int, Path]) -> set[int]:
+    """Return the steps that a save has left behind which went back to an earlier one."""
+    try:
+        listed = signed((run / ".run.json.left").read_bytes(), "treering_left")
+        note = signed(there[listed["step"]].read_bytes(), "treering")["metadata"].get("treering")
+    except (AssertionError, FileNotFoundError, KeyError):
+        return set()
+    if not isinstance(note, dict) or note.get("mark") != listed["mark"]:
+        return set()
+    return {each["step"] for each in listed["left"] if attempt(there.get(each["step"])) == (each["attempt"],)}
+
+
+def attempt(index: Path | None) -> tuple[str | None, ...]:
+    """Return the attempt of an index, None where it cannot be read, and nothing where there is none."""
+    try:
+        return (signed(index.read_bytes(), "treering")["attempt"],) if index else ()
+    except AssertionError:
+        return (None,)
 
 
 def seconds(text: str) -> float:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import treering as tr
 from tests.compat import independent_run_reader as referee
+from treering._format.left_document import encode_left, parse_left
 from treering._format.run_document import RunDocument, StepNote, encode_run, note_in, noted, parse_run
+from treering._ops import run_save
 from treering._ops.run_branch import branch_step
 from treering._ops.run_gc import collect
 from treering._ops.run_steps import facts_of, note_step, step_path, steps_of
@@ -29,7 +32,7 @@ def facts(run: Path) -> dict[int, tuple[Any, ...]]:
 
 
 def test_the_examples_of_the_page() -> None:
-    note, document = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    note, document, list_of_left = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     metadata = json.loads(note)
     found = note_in(metadata)
     assert found is not None
@@ -38,6 +41,7 @@ def test_the_examples_of_the_page() -> None:
     assert encode_run(parse_run(document.encode())) == document.encode()
     steps = referee.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]
+    assert encode_left(parse_left(list_of_left.encode())) == list_of_left.encode()
 
 
 def test_the_referee_finds_the_same_steps_and_facts(tmp_path: Path) -> None:
@@ -62,6 +66,24 @@ def test_the_referee_finds_the_same_steps_and_facts(tmp_path: Path) -> None:
     assert {step: told[1:] for step, told in referee.of_cache(run).items()} == {
         step: told[1:] for step, told in wanted.items()
     }
+
+
+def test_the_referee_knows_what_was_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    run = tr.Run(path)
+    for step in (7, 8, 9, 10):
+        run.save(step, {"w": np.arange(5.0) + step})
+    run.wait(60)
+    damaged = step_path(path, 9) / "treering.json"
+    damaged.write_bytes(b"damaged")
+    monkeypatch.setattr(run_save, "remove_steps", lambda *_: None)
+    monkeypatch.setattr(run_save, "collect_after", lambda *_, **__: None)
+    run.save(7, {"w": np.arange(5.0)}, overwrite=True).result(60)
+    assert list(referee.indexes(path)) == steps_of(path) == [7]
+    save(path, 10)
+    assert list(referee.indexes(path)) == steps_of(path) == [7, 10]
+    save(path, 7)
+    assert list(referee.indexes(path)) == steps_of(path) == [7, 8, 9, 10]
 
 
 def test_what_a_tombstone_proves(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A slice of the attacks on runs: a loop that is killed, saves whose errors come late; and proof that they see."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ RULES = Rules(last=1, every=10, best=1, loss=lambda step: abs(step - 5))
 BROKEN = """
 import sys, time
 from torture import __main__ as torture
-from treering._ops import run_save, writer
+from treering._ops import run_save, run_steps, writer
 from treering._ops.pending import PendingSave
 
 def hasty(self, timeout=None):
@@ -31,6 +32,8 @@ match sys.argv.pop(1):
         writer.Writer._do = lambda self, *given, do=writer.Writer._do: (time.sleep(0.3), do(self, *given))
     case "late errors are swallowed":
         writer.Writer.take_failed = silent
+    case "later steps go one by one":
+        run_steps.left_steps = lambda run: frozenset()
     case "nothing is ever swept":
         run_save.collect_after = lambda *given, **named: None
 sys.exit(torture.main())
@@ -60,6 +63,18 @@ def test_an_error_in_the_background_is_heard() -> None:
 
 
 @pytest.mark.slow
+def test_a_loop_that_goes_back_dies_on_one_branch_or_on_the_other() -> None:
+    arguments = ("--scene", "run, another branch", "--heard", "result", "--stride", "13")
+    done = attack("background", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  0 violations" in done.stdout
+    assert re.search(r", [1-9][0-9] killed\n", done.stdout), done.stdout
+    done = broken("later steps go one by one", *arguments)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "which is of the old branch, steps [2] are of the new one" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "arguments", "seen"),
     [
@@ -83,6 +98,8 @@ def wrong(told: list[str], before: dict[int, int], found: dict[int, int]) -> lis
 
 
 def test_the_ledger_knows_what_may_be_there() -> None:
+    assert wrong(["begun 6", "save 5 1 1"], {5: 0, 6: 0, 7: 0}, {5: 1}) == []
+    assert wrong(["begun 6", "save 5 1 1"], {5: 0, 6: 0, 7: 0}, {5: 1, 6: 0}) != []
     told = ["begun 6", "save 6 0 0", "acknowledged 6", "save 7 0 0"]
     assert wrong(told, {5: 0}, {5: 0, 6: 0}) == []
     assert wrong(told, {5: 0}, {5: 0, 6: 0, 7: 0}) == []

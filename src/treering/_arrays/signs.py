@@ -51,7 +51,7 @@ class Signs:
         self._every = min(_EVERY_SECONDS, timeout / 8)
         self._next = time.monotonic() + min(_FIRST_SECONDS, timeout / 8)
         self._left = 0
-        self._works = False
+        self._works = self._worked = False
         self._before: list[bytes | None] | None = None
 
     def wait(self, event: threading.Event, deadline: float) -> bool:
@@ -76,7 +76,8 @@ class Signs:
         if self._before is None:  # this process was kept from running while it waited
             return self.silent_after(2 * self._every)
         now = self._seen()
-        if not self._works:
+        # Where notes could be left once, the folder went with the process that had made it.
+        if not self._works and not self._worked:
             return (self._maker,) if self._no_folder and self._maker is not None else None
         others = zip(self._processes.others, self._before, now, strict=True)
         # A note that is gone is a sign as well: its process has left on its own feet.
@@ -85,17 +86,24 @@ class Signs:
     def silent_after(self, seconds: float) -> tuple[int, ...] | None:
         """Wait for signs of the others for so long, less if all of them give one; return those that gave none."""
         self._leave()
-        self._before = self._seen()
+        earlier, self._before = self._before, self._seen()
+        # Whoever knew it first has left by now, and has taken its note along. The dead leave theirs.
+        known = zip(self._processes.others, earlier or (), self._before, strict=earlier is not None)
+        left = {number for number, before, now in known if before is not None and now is None}
         deadline = time.monotonic() + seconds
         pause = threading.Event()
-        silent = self.silent()
+        silent = self._silent_but(left)
         while silent and time.monotonic() < deadline:
             pause.wait(min(self._every, _AFTER_ERROR_EVERY_SECONDS))
             self._leave()
-            # Whoever gave a sign may have left since, and have taken its note along.
-            still = self.silent()
+            # Whoever gave a sign may have left since as well.
+            still = self._silent_but(left)
             silent = still and tuple(number for number in silent if number in still)
         return silent
+
+    def _silent_but(self, left: set[int]) -> tuple[int, ...] | None:
+        silent = self.silent()
+        return silent and tuple(number for number in silent if number not in left)
 
     def end(self) -> None:
         """Remove what this process left."""
@@ -114,7 +122,7 @@ class Signs:
             self._works = False
             self._no_folder = isinstance(error, FileNotFoundError)
         else:
-            self._works = True
+            self._works = self._worked = True
 
     def _seen(self) -> list[bytes | None]:
         """Return the notes of the others."""

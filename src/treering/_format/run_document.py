@@ -31,6 +31,7 @@ __all__ = [
     "note_in",
     "noted",
     "parse_run",
+    "step_in",
     "without_note",
 ]
 
@@ -71,6 +72,8 @@ class StepNote:
     temporary: bool = False
     """Whether the step goes when a newer one is committed."""
     branch: Branch | None = None
+    mark: str | None = None
+    """Of a save that goes back to an earlier step: what the list of the steps that it leaves behind has as well."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +122,15 @@ def noted(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     if MEMBER in metadata:
         raise Unsupported(f"the metadata of a step may not have the member {MEMBER!r}: the run's own is called so")
     branch = None if note.branch is None else {"run": note.branch.run, "step": note.branch.step}
-    members = {
+    members: dict[str, Any] = {
         "step": note.step,
         "saved": _time_text(note.saved),
         "metrics": {name: _number_node(value) for name, value in note.metrics.items()},
         "temporary": note.temporary,
         "branch": branch,
     }
+    if note.mark is not None:
+        members["mark"] = note.mark
     return {MEMBER: members, **metadata}
 
 
@@ -157,14 +162,14 @@ def without_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _note(node: Any) -> StepNote:
     what = "the note of a step"
     branch = node.get("branch") if type(node) is dict else None
+    mark = node.get("mark") if type(node) is dict else None
     return StepNote(
-        step=_count(node, "step", what, HIGHEST_STEP),
+        step=step_in(node, what),
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
-        branch=None
-        if branch is None
-        else Branch(member(branch, "run", str, what), _count(branch, "step", what, HIGHEST_STEP)),
+        branch=None if branch is None else Branch(member(branch, "run", str, what), step_in(branch, what)),
+        mark=None if mark is None else matching(_ATTEMPT, member(node, "mark", str, what), "the mark"),
     )
 
 
@@ -239,7 +244,7 @@ def _record(node: Any) -> StepRecord:
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < _LIMIT):
         raise Corrupt(f"{what}: {shown(seconds)} is no number of seconds")
     return StepRecord(
-        step=_count(node, "step", what, HIGHEST_STEP),
+        step=step_in(node, what),
         attempt=matching(_ATTEMPT, member(node, "attempt", str, what), "the attempt"),
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
@@ -252,6 +257,19 @@ def _record(node: Any) -> StepRecord:
 
 
 # -------------------------------------------------------------------------------------------------------------- values
+
+
+def step_in(node: Any, what: str) -> int:
+    """Return the member ``step`` of an object that ``what`` names in errors.
+
+    Raises:
+        Corrupt: it has none, or it is no step.
+
+    Example:
+        >>> step_in({"step": 7}, "the note")
+        7
+    """
+    return _count(node, "step", what, HIGHEST_STEP)
 
 
 def _count(node: Any, name: str, what: str, highest: int) -> int:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._ops.run_cache import cache_trouble
+from treering._ops.run_left import left_behind, left_steps
 from treering._ops.run_steps import Records, records_of, step_path
 from treering._store.checkpoint_names import INDEX
 from treering._store.run_folder import RunFolder
+from treering._values.steps_text import steps_text
 from treering.errors import NotFound
 
 __all__ = ["diagnosed_run", "holds_run"]
@@ -48,6 +50,7 @@ def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
     place = Path(path)
     with RunFolder(place) as run:
         folders = run.folders()
+        left = _left_text(run)
     trouble = cache_trouble(place)
     records = records_of(place)
     found: list[StepDiagnosis] = []
@@ -63,7 +66,19 @@ def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
         nbytes=sum(record.nbytes for record in records.steps),
         saved=_saved(records),
         folders=found,
-        notes=() if trouble is None else (trouble,),
+        notes=tuple(note for note in (trouble, left) if note is not None),
+    )
+
+
+def _left_text(run: RunFolder) -> str | None:
+    """Say which steps wait to be removed because an earlier one was gone back to; None where none do."""
+    document, steps = left_behind(run), left_steps(run)
+    if document is None or not steps:
+        return None
+    was = "was" if len(steps) == 1 else "were"
+    return (
+        f"{steps_text(sorted(steps))} {was} left behind when step {document.step} was saved; the next save, or "
+        "treering gc --yes, removes what is left of them"
     )
 
 

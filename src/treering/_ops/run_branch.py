@@ -13,7 +13,7 @@ from treering._format.document import INDEX_NAME, encode_index, parse_index
 from treering._format.index_glance import names_in
 from treering._format.run_document import Branch, StepNote, note_in, noted, without_note
 from treering._ops.naming import naming
-from treering._ops.run_steps import missing_step, note_step, step_path, steps_of
+from treering._ops.run_steps import missing_step, note_step, step_path, steps_in, steps_of
 from treering._ops.source import check_data_file
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering._store.folder import Folder
@@ -57,13 +57,13 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         run = files.enter_context(RunFolder(path))
         source, written = run.open_step(step), run.modified(step)
         if source is None or written is None:
-            raise missing_step(path, step, run.steps())
+            raise missing_step(path, step, steps_in(run))
         files.enter_context(source)
         try:
             _copy(path, step, source, written, step_path(new, step))
         except NotFound as error:
             if run.modified(step) is None:  # removed meanwhile
-                raise missing_step(path, step, run.steps()) from error
+                raise missing_step(path, step, steps_in(run)) from error
             raise
     note_step(new, step, keep=keep, save_every=save_every)
 
@@ -74,7 +74,7 @@ def _copy(path: Path, step: int, source: Folder, written: float, target: Path) -
     with naming(old / INDEX_NAME):
         index = parse_index(index_bytes(source, old / INDEX_NAME))
     note = note_in(index.metadata) or StepNote(step=step, saved=written)
-    note = dataclasses.replace(note, step=step, temporary=False, branch=Branch(os.fspath(path), step))
+    note = dataclasses.replace(note, step=step, temporary=False, branch=Branch(os.fspath(path), step), mark=None)
     index = dataclasses.replace(index, metadata=noted(without_note(index.metadata), note), replaces=())
     with CheckpointFolder(target, overwrite=False, names_in=names_in, attempt=index.attempt) as saving:
         saving.others_are_done()  # there are none

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._format.index_glance import glance, names_in
+from treering._ops.run_left import finish_left, left_behind
 from treering._ops.run_steps import Records, facts, note_records, records_in, records_of, with_step
 from treering._store.run_folder import RunFolder
 from treering._store.step_removal import remove_step, tidy_step
@@ -100,8 +101,11 @@ def _collected(run: RunFolder, records: Records, keep: Policy | None) -> list[Ve
 
 def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
     """Remove these steps, and finish what was cut short in any; return what went wrong."""
-    errors: list[TreeringError] = []
+    errors = finish_left(run)
+    back = left_behind(run) if errors else None
     for step, attempt_of in going.items():
+        if back is not None and step == back.step:
+            continue  # with it would go what hides the steps that it has left behind
         with _collecting(errors):
             remove_step(run, step, names_in, attempt_of)
     folders = run.folders()

@@ -17,11 +17,13 @@ from treering._ops.run_branch import branch_step
 from treering._ops.run_gc import collect
 from treering._ops.run_init import loaded_or_initialised
 from treering._ops.run_items import given_back, loaded_items
+from treering._ops.run_left import left_steps
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import facts_of, records_of, step_path, steps_of
 from treering._ops.source import opened_source
+from treering._store.run_folder import RunFolder
 from treering._values.steps_text import steps_text
 from treering.errors import NotFound
 from treering.retention import Verdict, best_steps
@@ -191,6 +193,10 @@ def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[S
     raise_unreported(run.path)
     with contextlib.ExitStack() as files:
         try:
+            with RunFolder(run.path) as folder:
+                left = left_steps(folder)
+            if step in left:  # its files are there, but it is not
+                raise _no_such(run, step)
             source = files.enter_context(opened_source(path, mapped=mapped))
         except NotFound as error:
             raise _no_such(run, step) from error

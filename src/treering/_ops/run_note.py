@@ -47,6 +47,7 @@ def step_metadata(
     metrics: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None,
     temporary: bool,
+    mark: str | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of a step's checkpoint: the user's, and the run's own note.
 
@@ -56,6 +57,7 @@ def step_metadata(
         metrics: the user's numbers, by name.
         metadata: the user's JSON.
         temporary: whether it goes when a newer step is committed.
+        mark: that of the list of the steps which it leaves behind, if it does.
 
     Raises:
         Unsupported: something is of another type, or cannot be noted.
@@ -67,7 +69,7 @@ def step_metadata(
     """
     if not isinstance(metadata, Mapping | None):
         raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
-    note = StepNote(step=step, saved=saved, metrics=_numbers(metrics), temporary=temporary)
+    note = StepNote(step=step, saved=saved, metrics=_numbers(metrics), temporary=temporary, mark=mark)
     return noted(metadata or {}, note)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from treering._format.document import INDEX_NAME
 from treering._ops.background import in_flight, raise_unreported, wait_for
+from treering._ops.run_left import finish_left
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import steps_of
-from treering._store.run_folder import step_of_name
+from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
 from treering._values.steps_text import steps_text
 from treering.errors import Exists
 
@@ -33,11 +34,18 @@ class Order:
         return replaced + gone
 
 
-def order_of(run: RunState, step: int, *, overwrite: bool) -> Order:
+def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order:
     """Hold a step against those that are there and in flight.
+
+    Args:
+        run: the run.
+        step: the step that is to be saved.
+        overwrite: whether it may replace what is there, and leave later ones behind.
+        leads: whether this process also removes what an earlier save has left behind and could not remove.
 
     Raises:
         Exists: it is there, or a later one is, and nobody said what becomes of them.
+        TreeringError: what was left behind cannot be removed.
     """
     names = _names_in(run.path)
     if names is not None:
@@ -50,6 +58,10 @@ def order_of(run: RunState, step: int, *, overwrite: bool) -> Order:
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
     wait_for(run.path)
     raise_unreported(run.path)
+    if leads and names is not None and LEFT_DOCUMENT in names:
+        with RunFolder(run.path) as folder:
+            for error in finish_left(folder):
+                raise error
     there = steps_of(run.path)
     later = [number for number in there if number > step]
     if not overwrite and step in there and not later:

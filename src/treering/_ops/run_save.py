@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from treering._arrays.processes import this_processes
@@ -13,6 +14,7 @@ from treering._ops.background import raise_unreported, wait_for
 from treering._ops.pending import PendingSave
 from treering._ops.run_gc import collect_after, remove_steps
 from treering._ops.run_items import saved_items
+from treering._ops.run_left import announce_left
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number, step_metadata
 from treering._ops.run_order import Order, order_of
@@ -78,10 +80,15 @@ def save_step(
         refusal: Exception | None = None
         try:
             raise_unreported(run.path)
-            described = step_metadata(step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary)
             if processes.leads or overwrite:
-                order = order_of(run, step, overwrite=overwrite)
+                order = order_of(run, step, overwrite=overwrite, leads=processes.leads)
+            mark = secrets.token_hex(8) if processes.leads and order.left else None
+            described = step_metadata(
+                step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=mark
+            )
             items = saved_items(tree)
+            if mark is not None:
+                announce_left(run.path, step, mark, order.left)
         except Exception as error:
             if processes.count == 1:
                 raise
@@ -96,7 +103,7 @@ def save_step(
             host_local="first",
             timeout=run.timeout,
             run=run.path,
-            after=_Afterwards(run, step, overwrite=overwrite) if processes.leads else None,
+            after=_Afterwards(run, step, order.left) if processes.leads else None,
             refusal=refusal,
         )
     if decision.final:
@@ -147,15 +154,14 @@ class _Afterwards:
 
     run: RunState
     step: int
-    overwrite: bool = dataclasses.field(kw_only=True)
+    left: Sequence[int]
     begun: float = dataclasses.field(default_factory=time.monotonic)
 
     def __call__(self) -> None:
         run = self.run
         seconds = time.monotonic() - self.begun
-        if self.overwrite:
-            # Saves end in the order in which they began: what is later by now is of the branch that was left.
-            remove_steps(run.path, [step for step in steps_of(run.path) if step > self.step])
+        if self.left:
+            remove_steps(run.path, self.left)
         collect_after(
             run.path,
             self.step,

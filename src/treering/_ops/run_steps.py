@@ -24,6 +24,7 @@ from treering._format.run_document import (
     parse_run,
 )
 from treering._ops.naming import naming
+from treering._ops.run_left import left_steps
 from treering._store.run_folder import RunFolder, step_name
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import StepFacts
@@ -38,6 +39,7 @@ __all__ = [
     "records_in",
     "records_of",
     "step_path",
+    "steps_in",
     "steps_of",
     "with_step",
 ]
@@ -82,9 +84,21 @@ def steps_of(path: Path) -> list[int]:
     """
     try:
         with RunFolder(path) as run:
-            return run.steps()
+            return steps_in(run)
     except NotFound:
         return []
+
+
+def steps_in(run: RunFolder) -> list[int]:
+    """Return the steps of a run that is open, ascending, without those that were left behind.
+
+    Raises:
+        Format: a newer version wrote which steps are left behind.
+        StoreFailed: the system refuses.
+    """
+    there = run.steps()
+    left = left_steps(run)
+    return [step for step in there if step not in left] if left else there
 
 
 def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
@@ -146,7 +160,7 @@ def records_in(run: RunFolder) -> Records:
     known = {record.step: record for record in document.steps}
     steps: list[StepRecord] = []
     unreadable: dict[int, TreeringError] = {}
-    for step in run.steps():
+    for step in steps_in(run):
         try:
             record = _still_true(run, known.get(step)) or _read(run, step)
         except _NOT_READ as error:
@@ -163,7 +177,7 @@ def note_records(run: RunFolder, records: Records) -> None:
         StoreFailed: the system refuses; the old ``run.json`` is there.
         LinkRefused: ``run.json`` is a link.
     """
-    there = set(run.steps())
+    there = set(steps_in(run))
     steps = [record for record in records.steps if record.step in there]
     data = encode_run(RunDocument(records.keep, records.save_every, steps))
     if data != run.read_document():

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from treering._store import descriptors
 from treering._store.checkpoint_names import INDEX
 from treering._store.failures import naming
 from treering._store.folder import Folder
@@ -24,10 +25,13 @@ from treering._store.pieces import write_all
 from treering._store.stage import StagedFile
 from treering.errors import NotFound, StoreFailed, TreeringError
 
-__all__ = ["HIGHEST_STEP", "RUN_DOCUMENT", "RunFolder", "step_name", "step_of_name"]
+__all__ = ["HIGHEST_STEP", "LEFT_DOCUMENT", "RUN_DOCUMENT", "RunFolder", "step_name", "step_of_name"]
 
 RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
+
+LEFT_DOCUMENT: Final = ".run.json.left"
+"""Name of the list of the steps that a save leaves behind which goes back to an earlier one."""
 
 HIGHEST_STEP: Final = 2**63 - 1
 """Steps are counted from 0 to here."""
@@ -170,15 +174,41 @@ class RunFolder:
         Raises:
             StoreFailed: the system refuses.
         """
-        with naming(os.fspath(self.path), "read"):
-            found = self._folder.find(RUN_DOCUMENT)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_DOCUMENT:
-            return None
-        try:
-            with opened(self._folder, RUN_DOCUMENT, self.path / RUN_DOCUMENT) as file:
-                return file.read(0, min(file.size, _LARGEST_DOCUMENT))
-        except (NotFound, LinkRefused):  # replaced meanwhile
-            return None
+        return self._read(RUN_DOCUMENT)
+
+    def read_left(self) -> bytes | None:
+        """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        return self._read(LEFT_DOCUMENT)
+
+    def write_left(self, data: bytes) -> None:
+        """Write ``.run.json.left``, durably, which must not be there.
+
+        One that is not written to its end is known by its digest: it needs no other name meanwhile.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
+            descriptor = self._folder.create(LEFT_DOCUMENT)
+            try:
+                write_all(descriptor, memoryview(data))
+                descriptors.sync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._folder.sync()
+
+    def remove_left(self) -> None:
+        """Remove ``.run.json.left``; gone already is as well.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
+            self._folder.remove(LEFT_DOCUMENT)
 
     def replace_document(self, data: bytes) -> None:
         """Put a ``run.json`` there in one step, in the place of the one that was.
@@ -196,6 +226,17 @@ class RunFolder:
                 staged.require_space(len(data))
                 write_all(staged.descriptor, memoryview(data))
                 staged.commit()
+
+    def _read(self, name: str) -> bytes | None:
+        with naming(os.fspath(self.path), "read"):
+            found = self._folder.find(name)
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_DOCUMENT:
+            return None
+        try:
+            with opened(self._folder, name, self.path / name) as file:
+                return file.read(0, min(file.size, _LARGEST_DOCUMENT))
+        except (NotFound, LinkRefused):  # replaced meanwhile
+            return None
 
     def _index(self, step: int) -> Path:
         return self.path / step_name(step) / INDEX

@@ -1,0 +1,186 @@
+"""Going back to an earlier step: what was saved later is gone with the commit, whenever the loop dies."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treering as tr
+from tests.cli.command import inside
+from treering._format.left_document import LeftDocument, encode_left, parse_left
+from treering._ops import run_gc, run_left, run_save
+from treering._ops.run_gc import collect
+from treering._ops.run_steps import records_of, step_path, steps_of
+from treering._store.run_folder import LEFT_DOCUMENT
+from treering.errors import Format, NotFound, StoreFailed
+from treering.retention import KeepLast
+
+
+def fill(path: Path) -> None:
+    with tr.Run(path) as run:
+        for step in (10, 20, 30, 40):
+            run.save(step, {"step": step}, metrics={"loss": 1 / step})
+
+
+def names(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()}
+
+
+class Dies(BaseException):
+    """The program ends here."""
+
+
+@pytest.fixture
+def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose loop went back from step 40 to step 20, and died right after the commit."""
+    path = tmp_path / "run"
+    fill(path)
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise StoreFailed("the program is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_save, "remove_steps", dies)
+        with pytest.raises(StoreFailed, match="the program is gone"):
+            tr.Run(path).save(20, {"step": 21}, overwrite=True).result(60)
+    assert {"step_00000030", "step_00000040", LEFT_DOCUMENT} <= names(path)
+    return path
+
+
+def test_the_latest_step_is_of_the_new_branch(cut: Path) -> None:
+    run = tr.Run(cut)
+    assert (run.steps(), run.latest(), run.best("loss")) == ([10, 20], 20, 10)
+    assert run.load() == {"step": 21}
+    assert tr.load(cut) == {"step": 21}
+    step, tree = run.load_or_init(lambda: {"step": 0})
+    assert (step, tree) == (20, {"step": 21})
+    with pytest.raises(NotFound, match=r"has no step 40; it has steps 10 and 20"):
+        run.load(40)
+    with pytest.raises(NotFound, match="has no step 30"):
+        run.branch(30, cut.with_name("new"))
+    with pytest.raises(NotFound, match="has no step 30"):
+        run.metrics(30)
+    assert tr.verify(cut)
+
+
+def test_the_command_line_knows(cut: Path) -> None:
+    assert "step 30" not in inside("log", str(cut), code=0)[0]
+    said = inside("doctor", str(cut), code=0)[0]
+    assert "steps 30 and 40 were left behind when step 20 was saved" in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize("step", [25, 30, 45])
+def test_the_next_save_finishes_it(cut: Path, step: int) -> None:
+    with tr.Run(cut) as run:
+        run.save(step, {"step": step})
+    assert steps_of(cut) == [10, 20, step]
+    assert names(cut) == {"run.json", "step_00000010", "step_00000020", f"step_{step:08d}"}
+    assert run.load(step) == {"step": step}
+
+
+def test_gc_finishes_it(cut: Path) -> None:
+    assert [verdict.step for verdict in collect(cut, None, dry_run=True)] == [10, 20]
+    assert LEFT_DOCUMENT in names(cut)
+    collect(cut, KeepLast(1), dry_run=False)
+    assert names(cut) == {"run.json", "step_00000020"}
+
+
+def test_going_back_further_finishes_it_first(cut: Path) -> None:
+    with tr.Run(cut) as run:
+        assert run.save(10, {"step": 11}, overwrite=True).reason.endswith("what was saved later goes, step 20")
+    assert (names(cut), run.load()) == ({"run.json", "step_00000010"}, {"step": 11})
+
+
+def test_a_step_that_was_saved_anew_is_there(cut: Path) -> None:
+    # By another program that does not know of runs.
+    tr.save(step_path(cut, 40), {"step": 41}, overwrite=True)
+    assert steps_of(cut) == [10, 20, 40]
+    with tr.Run(cut) as run:
+        run.save(50, {"step": 50})
+    assert (steps_of(cut), run.load(40)) == ([10, 20, 40, 50], {"step": 41})
+
+
+def test_a_list_whose_save_was_never_committed_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    fill(path)
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise Dies
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_save, "begin", dies)
+        with pytest.raises(Dies):
+            tr.Run(path).save(20, {"step": 21}, overwrite=True)
+    listed = parse_left((path / LEFT_DOCUMENT).read_bytes())
+    assert (listed.step, list(listed.left)) == (20, [30, 40])
+    assert steps_of(path) == [10, 20, 30, 40]
+    with tr.Run(path) as run:
+        run.save(50, {"step": 50})
+    assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20, 30, 40, 50], False)
+
+
+def test_one_that_was_not_written_to_its_end_means_nothing(cut: Path) -> None:
+    document = cut / LEFT_DOCUMENT
+    document.write_bytes(document.read_bytes()[:-5])
+    assert steps_of(cut) == [10, 20, 30, 40]
+
+
+def test_a_newer_list_is_not_passed_over(cut: Path) -> None:
+    document = cut / LEFT_DOCUMENT
+    document.write_bytes(b'{"treering_left": 2, "new": 1}\n')
+    with pytest.raises(Format, match="version 2"):
+        steps_of(cut)
+
+
+def test_a_damaged_step_is_left_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    fill(path)
+    index = step_path(path, 30) / "treering.json"
+    index.write_bytes(b"damaged")
+    monkeypatch.setattr(run_save, "remove_steps", lambda *_: None)
+    monkeypatch.setattr(run_save, "collect_after", lambda *_, **__: None)
+    with tr.Run(path) as run:
+        run.save(20, {"step": 21}, overwrite=True)
+    assert steps_of(path) == [10, 20]
+    assert records_of(path).unreadable == {}
+    index.write_bytes(b"damaged in another way")
+    assert steps_of(path) == [10, 20]
+    monkeypatch.undo()
+    collect(path, None, dry_run=False)
+    assert not index.exists()
+
+
+def test_the_step_that_hides_others_stays_while_they_do(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> bool:
+        raise StoreFailed.of(OSError(errno.EACCES, "no"), cut, "clear")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_left, "remove_step", refused)
+        with pytest.raises(StoreFailed):
+            collect(cut, KeepLast(1) | tr.KeepSteps(10), dry_run=False)
+    with monkeypatch.context() as patch, tr.Run(cut, keep=KeepLast(1)) as run:
+        patch.setattr(run_gc, "finish_left", lambda _: [StoreFailed("no")])
+        with pytest.raises(StoreFailed):
+            run.save(50, {"step": 50}).result(60)
+        assert steps_of(cut) == [20, 50]  # 20 should have gone
+    collect(cut, KeepLast(1), dry_run=False)
+    assert names(cut) == {"run.json", "step_00000050"}
+
+
+def test_what_cannot_be_written_down_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    fill(path)
+    (path / LEFT_DOCUMENT).mkdir()
+    with pytest.raises(StoreFailed, match=r"\.run\.json\.left"):
+        tr.Run(path).save(20, {"step": 21}, overwrite=True)
+    assert steps_of(path) == [10, 20, 30, 40]
+    assert tr.Run(path).load(20) == {"step": 20}
+    (path / LEFT_DOCUMENT).rmdir()
+    stale = LeftDocument(step=20, mark="0" * 16, left={30: None})
+    (path / LEFT_DOCUMENT).write_bytes(encode_left(stale))
+    with tr.Run(path) as run:
+        run.save(20, {"step": 21}, overwrite=True)
+    assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20], False)
