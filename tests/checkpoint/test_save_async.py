@@ -1,7 +1,8 @@
+import contextlib
 import gc
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -411,29 +412,39 @@ def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path: Path) -> None
 # -------------------------------------------------------------------------------------------------- what comes after
 
 
+@contextlib.contextmanager
+def around(seen: list[Any], then: Callable[[], Any]) -> Iterator[None]:
+    try:
+        yield
+    except TreeringError as error:
+        seen.append(error)
+        raise
+    seen.append(then())
+
+
 def test_what_comes_after_is_done_after_the_commit(tmp_path: Path) -> None:
     seen: list[Any] = []
-    pending: Any = begin(
-        tmp_path / "x",
-        {"x": 1},
-        after=lambda: seen.append((treering.load(tmp_path / "x"), threading.current_thread().name, pending.cancel())),
-    )
+
+    def then() -> Any:
+        return treering.load(tmp_path / "x"), threading.current_thread().name, pending.cancel()
+
+    pending: Any = begin(tmp_path / "x", {"x": 1}, around=around(seen, then))
     pending.result(PATIENCE)
     assert seen == [({"x": 1}, "treering-saves", False)]
 
 
 def test_what_comes_after_fails(tmp_path: Path) -> None:
-    def after() -> None:
-        raise OSError(5, "the disk is ill")
+    def then() -> None:
+        raise StoreFailed("the disk is ill")
 
-    pending = begin(tmp_path / "x", {"x": 1}, after=after)
-    with pytest.raises(TreeringError, match=r"x' is committed; what comes after it failed: OSError: .*ill"):
+    pending = begin(tmp_path / "x", {"x": 1}, around=around([], then))
+    with pytest.raises(StoreFailed, match="the disk is ill"):
         pending.result(PATIENCE)
     assert treering.load(tmp_path / "x") == {"x": 1}
 
 
-def test_nothing_comes_after_a_save_that_failed(taken: Path) -> None:
-    seen: list[int] = []
-    pending = begin(taken, {"x": 1}, after=lambda: seen.append(1))
-    assert isinstance(pending.exception(PATIENCE), Exists)
-    assert seen == []
+def test_a_save_that_failed_is_told_to_what_comes_after(taken: Path) -> None:
+    seen: list[Any] = []
+    pending = begin(taken, {"x": 1}, around=around(seen, lambda: "never"))
+    assert seen == [pending.exception(PATIENCE)]
+    assert isinstance(seen[0], Exists)

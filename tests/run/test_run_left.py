@@ -11,8 +11,9 @@ import pytest
 import treering as tr
 from tests.cli.command import inside
 from treering._format.left_document import LeftDocument, encode_left, parse_left
-from treering._ops import run_gc, run_left, run_save
+from treering._ops import run_gc, run_left, run_save, save_async
 from treering._ops.run_gc import collect
+from treering._ops.run_left import announce_left, unless_it_fails
 from treering._ops.run_steps import records_of, step_path, steps_of
 from treering._store.run_folder import LEFT_DOCUMENT
 from treering.errors import Format, NotFound, StoreFailed
@@ -103,23 +104,53 @@ def test_a_step_that_was_saved_anew_is_there(cut: Path) -> None:
     assert (steps_of(cut), run.load(40)) == ([10, 20, 40, 50], {"step": 41})
 
 
-def test_a_list_whose_save_was_never_committed_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_whose_save_was_never_committed_means_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run"
     fill(path)
-
-    def dies(*_: Any, **__: Any) -> None:
-        raise Dies
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_save, "begin", dies)
-        with pytest.raises(Dies):
-            tr.Run(path).save(20, {"step": 21}, overwrite=True)
+    announce_left(path, 20, "0" * 16, [30, 40])
     listed = parse_left((path / LEFT_DOCUMENT).read_bytes())
     assert (listed.step, list(listed.left)) == (20, [30, 40])
     assert steps_of(path) == [10, 20, 30, 40]
     with tr.Run(path) as run:
         run.save(50, {"step": 50})
     assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20, 30, 40, 50], False)
+
+
+@pytest.mark.parametrize("where", ["begin", "save_checkpoint"])
+def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    path = tmp_path / "run"
+    fill(path)
+    listed: list[bool] = []
+
+    def fails(*_: Any, **__: Any) -> None:
+        listed.append(LEFT_DOCUMENT in names(path))
+        raise StoreFailed("no room")
+
+    monkeypatch.setattr(run_save if where == "begin" else save_async, where, fails)
+    run = tr.Run(path)
+    with pytest.raises(StoreFailed, match="no room"):
+        run.save(20, {"step": 21}, overwrite=True).result(60)
+    assert listed == [True]
+    assert names(path) == {"run.json", *(f"step_{step:08d}" for step in (10, 20, 30, 40))}
+    assert steps_of(path) == [10, 20, 30, 40]
+
+
+def test_nobody_drops_the_list_of_another_save(cut: Path) -> None:
+    (cut / LEFT_DOCUMENT).rename(cut / "aside")
+    announce_left(cut, 10, "0" * 16, [20])
+    for mark in (None, "1" * 16):
+        with pytest.raises(Dies), unless_it_fails(cut, mark):
+            raise Dies
+        assert LEFT_DOCUMENT in names(cut)
+    with pytest.raises(Dies), unless_it_fails(cut, "0" * 16):
+        raise Dies
+    assert LEFT_DOCUMENT not in names(cut)
+    # One that counts stays: its save was committed, whatever else went wrong.
+    (cut / "aside").rename(cut / LEFT_DOCUMENT)
+    mark = parse_left((cut / LEFT_DOCUMENT).read_bytes()).mark
+    with pytest.raises(Dies), unless_it_fails(cut, mark):
+        raise Dies
+    assert steps_of(cut) == [10, 20]
 
 
 def test_one_that_was_not_written_to_its_end_means_nothing(cut: Path) -> None:

@@ -6,8 +6,9 @@ there, the steps of the list are not, however many of their files a crash has le
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from treering._store.run_folder import RunFolder
 from treering._store.step_removal import remove_step
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
-__all__ = ["announce_left", "finish_left", "left_behind", "left_steps"]
+__all__ = ["announce_left", "finish_left", "left_behind", "left_steps", "unless_it_fails"]
 
 _NOT_READ: Final = (Corrupt, Format, Unsupported, LinkRefused)
 _GONE: Final = "gone"
@@ -69,6 +70,23 @@ def announce_left(path: Path, step: int, mark: str, left: Iterable[int]) -> None
         run.write_left(encode_left(LeftDocument(step=step, mark=mark, left=there)))
 
 
+@contextlib.contextmanager
+def unless_it_fails(path: Path, mark: str | None) -> Iterator[None]:
+    """Remove the list with this mark if the block fails and the save of that list was not committed.
+
+    Args:
+        path: the run's folder.
+        mark: that of the list; None where nothing is left behind.
+    """
+    try:
+        yield
+    except BaseException:  # an interrupt too: nobody is going to commit it; raised again below
+        if mark is not None:
+            with contextlib.suppress(TreeringError), RunFolder(path) as run:  # the next save sweeps it
+                _drop(run, mark)
+        raise
+
+
 def finish_left(run: RunFolder) -> list[TreeringError]:
     """Remove the steps that are left behind, then their list; one whose save was never committed goes as it is.
 
@@ -88,6 +106,12 @@ def finish_left(run: RunFolder) -> list[TreeringError]:
     except TreeringError as error:
         errors.append(error)
     return errors
+
+
+def _drop(run: RunFolder, mark: str) -> None:
+    data = run.read_left()
+    if data is not None and parse_left(data).mark == mark and left_behind(run) is None:
+        run.remove_left()
 
 
 def _attempt_of(run: RunFolder, step: int) -> str | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
 
 from treering._arrays.processes import this_processes
 from treering._ops.background import raise_unreported, wait_for
+from treering._ops.late import reworded
 from treering._ops.pending import PendingSave
 from treering._ops.run_gc import collect_after, remove_steps
 from treering._ops.run_items import saved_items
-from treering._ops.run_left import announce_left
+from treering._ops.run_left import announce_left, unless_it_fails
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number, step_metadata
 from treering._ops.run_order import Order, order_of
@@ -76,7 +78,7 @@ def save_step(
             raise_unreported(run.path)
             return StepSave(step=step, saved=False, reason=decision.reason)
         order = Order(replaced=False, left=())
-        items, described = None, dict[str, Any]()
+        mark, items, described = None, None, dict[str, Any]()
         refusal: Exception | None = None
         try:
             raise_unreported(run.path)
@@ -93,19 +95,21 @@ def save_step(
             if processes.count == 1:
                 raise
             refusal = error  # the others wait for this process, and are told
-        pending = begin(
-            step_path(run.path, step),
-            items,
-            metadata=described,
-            overwrite=overwrite,
-            progress=None,
-            processes="all",
-            host_local="first",
-            timeout=run.timeout,
-            run=run.path,
-            after=_Afterwards(run, step, order.left) if processes.leads else None,
-            refusal=refusal,
-        )
+        begun = time.monotonic()
+        with unless_it_fails(run.path, mark):
+            pending = begin(
+                step_path(run.path, step),
+                items,
+                metadata=described,
+                overwrite=overwrite,
+                progress=None,
+                processes="all",
+                host_local="first",
+                timeout=run.timeout,
+                run=run.path,
+                around=_with_what_follows(run, step, order, mark, begun=begun) if processes.leads else None,
+                refusal=refusal,
+            )
     if decision.final:
         _see_to_its_end(run, pending, decision)
     return StepSave(
@@ -148,28 +152,34 @@ def _first_latest(run: RunState) -> int | None:
 # --------------------------------------------------------------------------------------------------- once it is durable
 
 
-@dataclasses.dataclass(slots=True)
-class _Afterwards:
-    """What process 0 does on the writing thread when a step is committed."""
+@contextlib.contextmanager
+def _with_what_follows(run: RunState, step: int, order: Order, mark: str | None, *, begun: float) -> Iterator[None]:
+    """Do what process 0 does on the writing thread when a step is committed.
 
-    run: RunState
-    step: int
-    left: Sequence[int]
-    begun: float = dataclasses.field(default_factory=time.monotonic)
-
-    def __call__(self) -> None:
-        run = self.run
-        seconds = time.monotonic() - self.begun
-        if self.left:
-            remove_steps(run.path, self.left)
+    Args:
+        run: the run.
+        step: the step that is saved in the block.
+        order: where it stands among the others.
+        mark: that of the list of what it leaves behind.
+        begun: when the save began, of the monotonic clock.
+    """
+    with unless_it_fails(run.path, mark):
+        yield
+    seconds = time.monotonic() - begun
+    try:
+        if order.left:
+            remove_steps(run.path, order.left)
         collect_after(
             run.path,
-            self.step,
+            step,
             run.keep,
             seconds=seconds,
             keep_text=run.keep_text,
             save_every=run.save_every_text,
         )
+    except Exception as error:
+        shown = os.fspath(step_path(run.path, step))
+        raise reworded(error, f"the save to {shown!r} is committed; what comes after it failed") from error
 
 
 def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:

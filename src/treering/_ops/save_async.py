@@ -6,11 +6,13 @@ numpy arrays, and talks to other processes through the folder alone.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -38,7 +40,7 @@ from treering._values.processes import Processes
 
 __all__ = ["begin"]
 
-After: TypeAlias = Callable[[], None] | None
+Around: TypeAlias = AbstractContextManager[None] | None
 Write: TypeAlias = Callable[[Asked], None]
 
 
@@ -53,7 +55,7 @@ def begin(
     host_local: HostLocal,
     timeout: float | None,
     run: Path | None = None,
-    after: After = None,
+    around: Around = None,
     refusal: Exception | None = None,
 ) -> PendingSave:
     """Begin to save ``tree`` to ``path``; ``treering.save_async`` says what the other arguments mean.
@@ -68,8 +70,8 @@ def begin(
         host_local: see there.
         timeout: see there.
         run: the run that it is a step of: errors of its saves are raised at whatever is done next with the run.
-        after: called after the commit, on the thread that writes; what it raises is the save's error, which then says
-            that the save itself is committed.
+        around: entered around the writing, on the thread that does it: it is told of an error, and does what follows
+            the commit. What it raises is the save's error.
         refusal: why this process cannot save after all: raised once the others of the job are told, who wait for it.
 
     Raises:
@@ -91,7 +93,7 @@ def begin(
         asked=dataclasses.replace(asked, place=asked.place.absolute()),
         shown=os.fspath(path),
         run=None if run is None else resolved(run),
-        after=after,
+        around=around,
         refusal=refusal,
     )
     if asked.together:
@@ -116,8 +118,8 @@ class _Begun:
     """The path, as the caller named it."""
     run: Path | None
     """The run that it is a step of."""
-    after: After
-    """What is done after the commit."""
+    around: Around
+    """What is done around the writing."""
     refusal: Exception | None
     """Why this process cannot save."""
 
@@ -233,17 +235,11 @@ class _Begun:
         return Flight(resolved(asked.place), shown=self.shown, run=self.run, timeout=asked.timeout, nbytes=nbytes)
 
     def _handed_over(self, flight: Flight, write: Write) -> PendingSave:
-        asked, after = self.asked, self.after
+        asked, around = self.asked, self.around
 
         def write_and_more() -> None:
-            write(asked)
-            if after is not None:
-                try:
-                    after()
-                except Exception as error:
-                    raise reworded(
-                        error, f"the save to {flight.shown!r} is committed; what comes after it failed"
-                    ) from error
+            with around or contextlib.nullcontext():
+                write(asked)
 
         writer().hand_over(flight, write_and_more)
         return PendingSave(flight)

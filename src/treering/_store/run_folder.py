@@ -195,11 +195,16 @@ class RunFolder:
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             descriptor = self._folder.create(LEFT_DOCUMENT)
             try:
-                write_all(descriptor, memoryview(data))
-                descriptors.sync(descriptor)
-            finally:
-                os.close(descriptor)
-            self._folder.sync()
+                try:
+                    write_all(descriptor, memoryview(data))
+                    descriptors.sync(descriptor)
+                finally:
+                    os.close(descriptor)
+                self._folder.sync()
+            except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
+                with contextlib.suppress(OSError):  # the next save sweeps it
+                    self._folder.remove(LEFT_DOCUMENT)
+                raise
 
     def remove_left(self) -> None:
         """Remove ``.run.json.left``; gone already is as well.
