@@ -1,13 +1,17 @@
 """A tree's structure without its leaves: another tree is held against it many times faster than it is flattened.
 
 Never wrong: a tree passes only if ``flatten`` would give the same structure, keys, kinds and opaque leaves.
-Containers of Python's own are compared by class, keys and the classes of their children. What classes, handlers or
-an object's inside decide is opened and looked at as ``flatten`` does it, since that may have changed.
+Containers of Python's own are compared by class, keys and the classes of their children, all those of one depth at
+once: most containers of a model are small, there are many, and a step of the interpreter for each costs more than the
+comparison. What classes, handlers or an object's inside decide is opened and looked at as ``flatten`` does it, since
+that may have changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -24,31 +28,28 @@ __all__ = ["Remembered", "exactly"]
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.
 _PLAIN_KEYS: Final = frozenset({str, int, bool, type(None), bytes})
 
-_DICT, _ITEMS, _OTHER = "dict", "items", "other"
 
+@dataclasses.dataclass(slots=True)
+class _Level:
+    """The containers of one depth, by the ways in which they are opened, and what their children are.
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Node:
-    """A container, and what its children are."""
+    The children of all of them are in one sequence: those of the dicts first, then of the sequences, then of others.
+    """
 
-    way: str
-    """How it is opened: "dict", "items" for a sequence of Python's own, "other" for what ``opened`` knows."""
-    keys: list[Any]
-    """The keys of a dict."""
-    key_types: list[int]
-    """The identities of their classes, which Python's own never give up."""
-    head: Container | None
-    """What a file says of one of another class."""
-    types: list[int]
-    """The identities of the classes of the children."""
-    classes: list[type]
-    """The classes themselves, held so that their identities stay theirs."""
-    steps: list[_Step]
-    """The children in order."""
-
-
-_Step = tuple[int, int, _Node | None]
-"""A run of children that are leaves: from, to, None; or one that is a container: its place, the next one, its node."""
+    dicts: list[int] = dataclasses.field(default_factory=list)
+    """Which children of the level above are dicts."""
+    keys: list[Any] = dataclasses.field(default_factory=list)
+    """The keys of all of them, one dict after the other."""
+    key_types: list[type] = dataclasses.field(default_factory=list)
+    """The classes of the keys."""
+    items: list[int] = dataclasses.field(default_factory=list)
+    """Which are sequences of Python's own."""
+    lengths: list[int] = dataclasses.field(default_factory=list)
+    """How many children each of the dicts has, then each of the sequences."""
+    others: list[tuple[int, Container, int]] = dataclasses.field(default_factory=list)
+    """Which are containers that ``opened`` knows, what a file says of them, and how many children they have."""
+    types: list[type] = dataclasses.field(default_factory=list)
+    """The classes of all the children."""
 
 
 class Remembered:
@@ -69,7 +70,8 @@ class Remembered:
     """
 
     def __init__(self, tree: Any, flat: Flattened) -> None:
-        self._top = _recorded(tree)
+        self._top = type(tree)
+        self._levels, self._order = _recorded(tree)
         self._asked = [
             (number, kind, flat.opaque.get(number))
             for number, kind in enumerate(flat.kinds)
@@ -85,28 +87,17 @@ class Remembered:
             return None  # ``flatten`` says what cannot be saved, and where it is
 
     def _found(self, tree: Any) -> list[Any] | None:
-        found: list[Any] = []
-        first = _children(self._top, [tree])
-        if first is None:
+        if type(tree) is not self._top:
             return None
-        levels: list[tuple[Iterator[_Step], Sequence[Any]]] = [(iter(self._top.steps), first)]
-        while levels:
-            steps, children = levels[-1]
-            for start, stop, node in steps:
-                if node is None:
-                    found += children[start:stop]
-                    continue
-                inner = _children(node, children[start])
-                if inner is None:
-                    return None
-                if len(node.steps) == 1 and node.steps[0][2] is None:  # nothing but leaves
-                    found += inner
-                    continue
-                levels.append((iter(node.steps), inner))
-                break
-            else:
-                levels.pop()
-        return found
+        above: list[Any] = [tree]
+        everything = [tree]
+        for level in self._levels:
+            children = _children(level, above)
+            if children is None:
+                return None
+            everything += children
+            above = children
+        return list(map(everything.__getitem__, self._order))
 
     def _same_objects(self, found: list[Any]) -> bool:
         """Tell whether the leaves whose class alone does not say what they are, are what they were."""
@@ -119,70 +110,88 @@ class Remembered:
         return True
 
 
-def _recorded(tree: Any) -> _Node:
-    top = _begun(_ITEMS, [tree])
-    levels: list[tuple[_Node, Iterator[tuple[int, Any]]]] = [(top, iter(enumerate([tree])))]
-    while levels:
-        node, children = levels[-1]
-        for place, child in children:
-            inner = None if type(child) in KINDS else _opened(child)
-            if inner is not None:
-                node.steps.append((place, place + 1, inner[0]))
-                levels.append((inner[0], iter(enumerate(inner[1]))))
-                break
-            if node.steps and node.steps[-1][2] is None:
-                node.steps[-1] = (node.steps[-1][0], place + 1, None)
-            else:
-                node.steps.append((place, place + 1, None))
+def _children(level: _Level, above: Sequence[Any]) -> list[Any] | None:
+    """Return the children of all containers of a level, whose classes are those that were met; None if others."""
+    dicts = list(map(above.__getitem__, level.dicts))
+    items = list(map(above.__getitem__, level.items))
+    if list(map(len, itertools.chain(dicts, items))) != level.lengths:
+        return None
+    keys = list(itertools.chain.from_iterable(dicts))
+    if not _same(map(type, keys), level.key_types) or keys != level.keys:
+        return None
+    children = list(itertools.chain.from_iterable(itertools.chain(map(dict.values, dicts), items)))
+    for place, head, count in level.others:
+        node = opened(above[place])
+        if node is None or len(node.children) != count or not exactly(_facts(node.container), _facts(head)):
+            return None
+        children += node.children
+    return children if len(children) == len(level.types) and _same(map(type, children), level.types) else None
+
+
+def _same(found: Iterable[type], known: Sequence[type]) -> bool:
+    """Compare as many classes: by identity, for what a class says of equality is its own affair."""
+    return all(map(operator.is_, found, known))
+
+
+def _recorded(tree: Any) -> tuple[list[_Level], list[int]]:
+    """Return the levels of a tree; and where, in the sequence of all its nodes by depth, its leaves lie in order."""
+    levels: list[_Level] = []
+    inside: dict[int, range] = {}
+    above, before = [tree], 0
+    while True:
+        level, children, counts = _level_of(above)
+        if not counts:
+            return levels, list(_in_order(inside))
+        levels.append(level)
+        start = before + len(above)
+        for place, count in counts:
+            inside[before + place] = range(start, start + count)
+            start += count
+        before += len(above)
+        above = children
+
+
+def _level_of(above: Sequence[Any]) -> tuple[_Level, list[Any], list[tuple[int, int]]]:
+    """Return the containers among these nodes, their children, and how many each has, in the order of the children."""
+    level = _Level()
+    dicts: list[Any] = []
+    items: list[Any] = []
+    others: list[Any] = []
+    counts: tuple[list[tuple[int, int]], ...] = ([], [], [])
+    for place, x in enumerate(above):
+        kind = type(x)
+        if kind in KINDS:
+            continue
+        if kind is dict and _PLAIN_KEYS.issuperset(map(type, x)):
+            level.dicts.append(place)
+            level.keys += x
+            dicts += x.values()
+            counts[0].append((place, len(x)))
+        elif kind is list or kind is tuple or is_namedtuple(x):
+            found = list(x)  # whatever a class of the user's says of its length
+            level.items.append(place)
+            items += found
+            counts[1].append((place, len(found)))
+        elif (node := opened(x)) is not None:
+            level.others.append((place, node.container, len(node.children)))
+            others += node.children
+            counts[2].append((place, len(node.children)))
+    level.key_types = list(map(type, level.keys))
+    level.lengths = [count for _, count in counts[0] + counts[1]]
+    children = dicts + items + others
+    level.types = list(map(type, children))
+    return level, children, counts[0] + counts[1] + counts[2]
+
+
+def _in_order(inside: dict[int, range]) -> Iterator[int]:
+    """Yield the leaves as ``flatten`` meets them, all that is in one container before the next one."""
+    left = [0]
+    while left:
+        node = left.pop()
+        if node in inside:
+            left += reversed(inside[node])
         else:
-            levels.pop()
-    return top
-
-
-def _begun(way: str, children: Sequence[Any], keys: Sequence[Any] = (), head: Container | None = None) -> _Node:
-    return _Node(
-        way=way,
-        keys=list(keys),
-        key_types=list(map(id, map(type, keys))),
-        head=head,
-        types=list(map(id, map(type, children))),
-        classes=list(set(map(type, children))),
-        steps=[],
-    )
-
-
-def _opened(x: Any) -> tuple[_Node, Sequence[Any]] | None:
-    kind = type(x)
-    if kind is dict and _PLAIN_KEYS.issuperset(map(type, x)):
-        values = list(x.values())
-        return _begun(_DICT, values, list(x)), values
-    if kind is list or kind is tuple or is_namedtuple(x):
-        return _begun(_ITEMS, list(x)), list(x)
-    node = opened(x)
-    return None if node is None else (_begun(_OTHER, node.children, head=node.container), node.children)
-
-
-def _children(node: _Node, x: Any) -> Sequence[Any] | None:
-    """Return the children of a container whose class is the one that was met; None where it is another one."""
-    children: Sequence[Any]
-    if node.way is _DICT:
-        keys = list(x)
-        if not _same_types(keys, node.key_types) or keys != node.keys:
-            return None
-        children = list(x.values())
-    elif node.way is _ITEMS:
-        children = list(x)
-    else:
-        inside = opened(x)
-        if inside is None or node.head is None or not exactly(_facts(inside.container), _facts(node.head)):
-            return None
-        children = inside.children
-    return children if _same_types(children, node.types) else None
-
-
-def _same_types(values: Iterable[Any], types: Sequence[int]) -> bool:
-    """Compare classes by their identities, in one go: most containers of a model are small, and there are many."""
-    return list(map(id, map(type, values))) == types
+            yield node
 
 
 def _facts(head: Container) -> tuple[Any, ...]:
