@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     running = attacks.add_parser("run", help="kills of a training loop that saves in the background, and goes on")
     running.add_argument("--kills", type=int, default=500, help="how many (500)")
     running.add_argument("--seed", type=int, default=None, help="for the random times (random)")
-    hearing = attacks.add_parser("background", help="errors at every call of a save in the background")
+    hearing = attacks.add_parser("background", help="errors and kills at every call of a save in the background")
     hearing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
     hearing.add_argument("--heard", action="append", help="result, the next call, the end; may be given again (all)")
     hearing.add_argument("--stride", type=int, default=1, help="only every so many-th call (1)")
