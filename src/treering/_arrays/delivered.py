@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from treering._arrays.on_host import on_host
 from treering._plan.exchange import Parts
 from treering._plan.shard_boxes import box_of_slices
 from treering._tree.fit import Fit
-from treering._values.boxes import whole
+from treering._values.boxes import Box, whole
 from treering._values.keys import split_key
 from treering.errors import Corrupt, Mismatch, Unsupported
 
@@ -57,8 +58,14 @@ def wish_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding 
         return Wish(leaf, (whole(shape),))
     if sharding.is_fully_replicated:
         return Wish(leaf, (whole(shape),) if sharding.addressable_devices else ())
+    return Wish(leaf, _own_boxes(sharding, shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def _own_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
+    """Return the boxes on this process's devices, each one once; most leaves of a model share their shardings."""
     places = sharding.addressable_devices_indices_map(shape).values()
-    return Wish(leaf, tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None)))
+    return tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None))
 
 
 def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:

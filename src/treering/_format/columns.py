@@ -70,16 +70,16 @@ def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
         check_ints(column, limits.get(name, _LIMIT), f"the column {name!r} of the chunks")
     if boxes.count(None) != len(boxes):
         boxes = [None if box is None else _decoded_box(box, number) for number, box in enumerate(boxes)]
+        sides = itertools.chain.from_iterable(box for box in boxes if box is not None)
+        check_ints([*itertools.chain.from_iterable(sides)], _LIMIT, "the column 'box' of the chunks")
     return Chunks(**columns, box=boxes)
 
 
 def _decoded_box(node: Any, number: int) -> Box:
     try:
-        sides = tuple((start, stop) for start, stop in node)
+        return tuple([(start, stop) for start, stop in node])
     except (TypeError, ValueError):
         raise Corrupt(f"the box of chunk {number} is no list of pairs") from None
-    check_ints([*itertools.chain.from_iterable(sides)], _LIMIT, f"the box of chunk {number}")
-    return sides
 
 
 def check_chunks(index: Index) -> None:
@@ -122,9 +122,14 @@ def _check_sizes(index: Index) -> None:
     if whole == chunks.nbytes and chunks.box.count(None) == len(chunks) == len(set(chunks.leaf)):
         return
     parts: defaultdict[int, list[Box]] = defaultdict(list)
+    # Most leaves of a model are alike, and so are their parts: each way to cut one is looked at once.
+    fit: set[tuple[int, Box, int]] = set()
     for number, leaf in enumerate(chunks.leaf):
         kind, box = index.type_of(leaf), index.box_of(number)
         parts[leaf].append(box)
+        one = (index.leaf_types[leaf], box, chunks.nbytes[number])
+        if one in fit:
+            continue
         if len(box) != len(kind.shape or ()):
             raise Corrupt(f"a box of leaf {index.keys[leaf]!r:.200} has {len(box)} axes, its shape {kind.shape}")
         wanted = size_of(box) * _itemsize(kind)
@@ -134,10 +139,16 @@ def _check_sizes(index: Index) -> None:
                 f"leaf {index.keys[leaf]!r:.200}{place} takes {wanted} bytes, "
                 f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
             )
+        fit.add(one)
+    whole_again: set[tuple[int, tuple[Box, ...]]] = set()
     for leaf, boxes in parts.items():
+        cut = (index.leaf_types[leaf], tuple(boxes))
+        if cut in whole_again:
+            continue
         wrong = covered_once(index.type_of(leaf).shape or (), boxes)
         if wrong is not None:
             raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not make it up: {wrong}")
+        whole_again.add(cut)
 
 
 def _itemsize(kind: LeafType) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class Order:
     """Whether there was such a step."""
     left: Sequence[int]
     """Later steps, which are left behind."""
+    mark: str | None = None
+    """That of the list of those, on the process that writes it down; None where nothing is left behind."""
 
     def text(self, step: int) -> str:
         """Return what becomes of them, to follow the reason of a save."""
@@ -73,7 +76,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
             hint=f"run.branch(step, path) goes on from an older step in a new run; overwrite=True goes on here, and "
             f"removes the steps after {step}",
         )
-    return Order(replaced=step in there, left=later)
+    return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if leads and later else None)
 
 
 def _names_in(path: Path) -> set[str] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
@@ -78,25 +77,24 @@ def save_step(
             raise_unreported(run.path)
             return StepSave(step=step, saved=False, reason=decision.reason)
         order = Order(replaced=False, left=())
-        mark, items, described = None, None, dict[str, Any]()
+        items, described = None, dict[str, Any]()
         refusal: Exception | None = None
         try:
             raise_unreported(run.path)
             if processes.leads or overwrite:
                 order = order_of(run, step, overwrite=overwrite, leads=processes.leads)
-            mark = secrets.token_hex(8) if processes.leads and order.left else None
             described = step_metadata(
-                step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=mark
+                step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
             items = saved_items(tree)
-            if mark is not None:
-                announce_left(run.path, step, mark, order.left)
+            if order.mark is not None:
+                announce_left(run.path, step, order.mark, order.left)
         except Exception as error:
             if processes.count == 1:
                 raise
             refusal = error  # the others wait for this process, and are told
         begun = time.monotonic()
-        with unless_it_fails(run.path, mark):
+        with unless_it_fails(run.path, order.mark):
             pending = begin(
                 step_path(run.path, step),
                 items,
@@ -107,7 +105,7 @@ def save_step(
                 host_local="first",
                 timeout=run.timeout,
                 run=run.path,
-                around=_with_what_follows(run, step, order, mark, begun=begun) if processes.leads else None,
+                around=_with_what_follows(run, step, order, begun=begun) if processes.leads else None,
                 refusal=refusal,
             )
     if decision.final:
@@ -153,17 +151,16 @@ def _first_latest(run: RunState) -> int | None:
 
 
 @contextlib.contextmanager
-def _with_what_follows(run: RunState, step: int, order: Order, mark: str | None, *, begun: float) -> Iterator[None]:
+def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) -> Iterator[None]:
     """Do what process 0 does on the writing thread when a step is committed.
 
     Args:
         run: the run.
         step: the step that is saved in the block.
         order: where it stands among the others.
-        mark: that of the list of what it leaves behind.
         begun: when the save began, of the monotonic clock.
     """
-    with unless_it_fails(run.path, mark):
+    with unless_it_fails(run.path, order.mark):
         yield
     seconds = time.monotonic() - begun
     try:
