@@ -16,6 +16,7 @@ from torture.checkpoint_scenes import BUT, CheckpointScene
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
+from treering._store.checkpoint_names import is_note
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -132,8 +133,17 @@ class JointScene:
         return _print_of(tree) if verified else f"{BUT} {verified}"
 
     def litter(self, path: Path) -> list[str]:
-        """Return the names of our files there that no reader needs."""
-        return self._alone.litter(path)
+        """Return the names of our files there that no reader needs.
+
+        In the folder of a step that was never saved notes may stay: nobody can tell them from those of processes that
+        are about to meet there. The save of that step sweeps them.
+        """
+        left = self._alone.litter(path)
+        if self.form != "run":
+            return left
+        inside = {name.partition("/")[0] for name in left if "/" in name and not is_note(name.partition("/")[2])}
+        noted = {name.partition("/")[0] for name in left if "/" in name} - inside
+        return [name for name in left if name.partition("/")[0] not in noted]
 
     def harmed(self, path: Path) -> list[str]:
         """Say what is wrong with what stood there and is not ours."""
