@@ -174,13 +174,16 @@ def test_a_snapshot_that_fails_is_told_to_the_others(
 @pytest.mark.parametrize("forgetful", [0, 1])
 def test_an_earlier_error_that_one_was_not_told_stops_all(tmp_path: Path, two: Together, forgetful: int) -> None:
     treering.save(tmp_path / "taken", {"x": 1})
+    failed = threading.Event()
 
     def save(path: Path, tree: Any, *, this: int) -> None:
         if this == forgetful:
             save_async(tmp_path / "taken", {"x": 2}, processes="this")
             background.wait_for(tmp_path / "taken", PATIENCE)
+            failed.set()
         else:
             treering.save(tmp_path / "other", {"x": 2}, processes="this")
+            assert failed.wait(PATIENCE)  # else it would find the folder locked
         waited(tmp_path / "taken", tree, overwrite=True)
 
     done = two.save(tmp_path / "taken", lambda process: tree(), save=save, wishes_of=this)
