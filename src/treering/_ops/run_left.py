@@ -15,8 +15,9 @@ from typing import Final
 from treering._format.index_glance import glance, names_in
 from treering._format.left_document import LeftDocument, encode_left, parse_left
 from treering._format.run_document import note_in
+from treering._ops.naming import naming
 from treering._store.open_folder import LinkRefused
-from treering._store.run_folder import RunFolder
+from treering._store.run_folder import LEFT_DOCUMENT, RunFolder
 from treering._store.step_removal import remove_step
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
@@ -37,7 +38,8 @@ def left_behind(run: RunFolder) -> LeftDocument | None:
     if data is None:
         return None
     try:
-        document = parse_left(data)
+        with naming(run.path / LEFT_DOCUMENT):
+            document = parse_left(data)
         index = run.read_index(document.step)
         note = None if index is None else note_in(glance(index).metadata)
     except (Corrupt, Unsupported, LinkRefused):  # not written to its end; or nothing proves the commit
