@@ -90,6 +90,8 @@ def _padding(filled: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype[An
 def as_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
     """Return a chunk as one run of memory of the dtype that its file has: the memory it is in, where that is one.
 
+    A compressor gets a copy: it reads its input several times, and the owner of the memory may write into it meanwhile.
+
     Example:
         >>> as_stored(np.arange(4, dtype=">i2").reshape(2, 2).T, ZarrArray(shape=(2, 2), chunks=(2, 2), dtype="int16"))
         array([[0, 2],
@@ -100,7 +102,12 @@ def as_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
         raise AssertionError(f"{array.dtype} was planned to be stored")
     dtype = numpy_dtype(known)
     host = chunk if isinstance(chunk, Parted) else to_host(chunk)
-    if isinstance(host, np.ndarray) and host.flags.c_contiguous and holds_wire_bytes(host.dtype):
+    if (
+        isinstance(host, np.ndarray)
+        and array.compressor is None
+        and host.flags.c_contiguous
+        and holds_wire_bytes(host.dtype)
+    ):
         return host.reshape(-1).view(dtype).reshape(array.chunks)
     room = aligned_bytes(host.nbytes)
     at = 0

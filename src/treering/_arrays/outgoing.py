@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import xxhash
 
+from treering._arrays.aligned import aligned_bytes
 from treering._arrays.host import TOGETHER, require_alive
 from treering._arrays.parted import Parted, cut_out, parts_of, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
@@ -266,7 +267,9 @@ class Describer:
 def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> Iterator[bytes | memoryview]:
     """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
 
-    What is yielded was just read by the checksum, so the copy that follows finds it in the processor's cache.
+    The owner of the memory may write into it meanwhile, also into that of a jax array which was made of it without a
+    copy. So the memory is read once, into a small buffer: the checksum and the file see the same bytes, and the buffer
+    stays in the processor's cache. A piece of more than 64 KiB holds until the next one is asked for.
 
     Args:
         data: an array of jax or numpy.
@@ -285,14 +288,16 @@ def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> I
             checksums[first] = xxhash.xxh3_64_intdigest(small)
             yield small
     elif plain and host.flags.c_contiguous:
-        flat = host.reshape(-1).view(np.uint8).data
+        flat = host.reshape(-1).view(np.uint8)
         step = max(_PIECE_BYTES, block)
+        room = aligned_bytes(min(step, len(flat)))
         for start in range(0, len(flat), step):
-            piece = flat[start : start + step]
-            found = block_checksums(piece, block)
+            piece = room[: len(flat) - start]
+            piece[:] = flat[start : start + step]
+            found = block_checksums(piece.data, block)
             checksums[first : first + len(found)] = found
             first += len(found)
-            yield piece
+            yield piece.tobytes() if len(piece) <= _SMALL_BYTES else piece.data
     else:
         yield from _streamed(wire_blocks(host, 0, host.size), block, checksums, first)
 

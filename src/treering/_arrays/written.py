@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +64,11 @@ class Written:
                 self._done += len(piece)
                 if self._progress is not None:
                     self._progress(self._done, total)
+
+    def first_other(self, other: Written) -> int | None:
+        """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""
+        block = next((n for n, (a, b) in enumerate(zip(self.checksums, other.checksums, strict=True)) if a != b), None)
+        return None if block is None else self._layout.chunks.leaf[bisect.bisect_right(self._starts, block) - 1]
 
 
 def content(header: bytes, data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

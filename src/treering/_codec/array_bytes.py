@@ -63,9 +63,9 @@ def _converted(flat: NDArray[Any]) -> NDArray[Any]:
 
 
 def _slabs(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield flat C-order copies of runs of leading rows, each about ``SLAB_BYTES``."""
+    """Yield flat C-order copies of runs of leading rows, each about ``SLAB_BYTES``; never the array's own memory."""
     if array.nbytes <= SLAB_BYTES or array.ndim == 0:
-        yield np.ascontiguousarray(array).reshape(-1)
+        yield np.array(array, order="C").reshape(-1)
         return
     row_bytes = array.nbytes // len(array)
     if row_bytes > SLAB_BYTES:
@@ -74,7 +74,7 @@ def _slabs(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return
     step = SLAB_BYTES // row_bytes
     for first in range(0, len(array), step):
-        yield np.ascontiguousarray(array[first : first + step]).reshape(-1)
+        yield np.array(array[first : first + step], order="C").reshape(-1)
 
 
 def _flat_pieces(array: NDArray[Any], start: int, stop: int) -> Iterator[NDArray[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from treering._ops.save_file import claimed_last, require_free
 from treering._store.local import replace_file
 from treering._tree.flatten import Flattened, flatten
 from treering._values.boxes import whole
+from treering._values.keys import split_key
 from treering.errors import Unsupported
 
 __all__ = ["require_holdable", "save_safetensors", "write_safetensors"]
@@ -75,18 +76,21 @@ def write_safetensors(
     file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
     index = index_of(flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
     _, header = single_file(index)
-    content = claimed_last(_unchanged(header, layout, first, progress), watch)
+    content = claimed_last(_unchanged(header, layout, first, progress, flat.keys), watch)
     replace_file(path, content, len(header) + layout.data_bytes)
 
 
 def _unchanged(
-    header: bytes, layout: Layout, first: Written, progress: Progress | None
+    header: bytes, layout: Layout, first: Written, progress: Progress | None, keys: Sequence[str]
 ) -> Iterator[bytes | memoryview]:
     """Yield the file; at its end, require that the second reading of the arrays found what the first one did."""
     second = Written(layout, progress)
     yield from content(header, second.data_of(0))
-    if second.checksums != first.checksums:
-        raise Unsupported("an array was changed while it was being saved", hint="save again; nothing was replaced")
+    changed = second.first_other(first)
+    if changed is not None:
+        error = Unsupported("the array was changed while it was being saved", hint="save again; nothing was replaced")
+        error.path = split_key(keys[changed])
+        raise error
 
 
 def _gathered(leaves: Outgoing) -> Outgoing:

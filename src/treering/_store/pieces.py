@@ -22,7 +22,8 @@ def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memor
     """Yield the same bytes in the same order, small neighbours joined, as flat views.
 
     Args:
-        buffers: C-contiguous buffers of any item type.
+        buffers: C-contiguous buffers of any item type. One of 64 KiB or more is not read again once the next one was
+            asked for.
         size: how many bytes they must hold together; None when nobody knows.
 
     Raises:
