@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._values.keys import Glob, escape_part, join_key, split_key, unescape_part
+from treering._values.keys import Glob, GlobSet, escape_part, join_key, split_key, unescape_part
 from treering.errors import Format
 
 parts = st.text(alphabet="ab~/01*é", max_size=5)
@@ -98,3 +98,19 @@ def test_no_pattern_takes_long() -> None:
     assert not Glob.parse("*a" * 2_000 + "b").matches(("a" * 100_000,))
     assert not Glob.parse("**/a/" * 50 + "b").matches(("a",) * 10_000)
     assert time.perf_counter() - began < 5
+
+
+PARTS = st.sampled_from(["a", "b", "ab", "*", "**", "a*", "*b", ""])
+
+
+@given(
+    st.lists(st.lists(PARTS, max_size=4).map("/".join), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["a", "b", "ab", "aab", ""]), max_size=5),
+)
+def test_globs_together_match_what_each_matches(texts: list[str], path: list[str]) -> None:
+    globs = list(map(Glob.parse, texts))
+    together = GlobSet(globs)
+    state = together.start
+    for part in path:
+        state = together.step(state, part)
+    assert sorted(together.accepted(state)) == [number for number, glob in enumerate(globs) if glob.matches(path)]

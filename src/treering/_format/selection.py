@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from treering._format.index import Container, Token
 from treering._format.key_text import key_text
-from treering._values.keys import Glob, join_key, split_key
+from treering._values.keys import Glob, GlobSet, join_key, split_key
 from treering._values.near import near
 from treering.errors import Mismatch
 
@@ -65,7 +65,8 @@ class _Place:
     key: str
     token: int
     leaf: int
-    states: tuple[int, ...]
+    accepted: tuple[int, ...]
+    """Numbers of the globs that match it."""
     kept: bool = False
     needed: bool = False
 
@@ -144,16 +145,15 @@ def _sub_structure(structure: Sequence[Token], start: int) -> list[Token]:
 
 def _thinned(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selection:
     places = _walked(whole.structure, globs)
-    hit = [False] * len(globs)
+    hit: set[int] = set()
     for number, place in enumerate(places):
         above = places[place.parent].kept if place.parent >= 0 else False
-        accepted = [glob.accepts(state) for glob, state in zip(globs, place.states, strict=True)]
-        hit = [a or b for a, b in zip(hit, accepted, strict=True)]
-        place.kept = above or any(accepted)
+        hit.update(place.accepted)
+        place.kept = above or bool(place.accepted)
         if place.kept and not above:
             _keep_way(places, number)
-    if not all(hit):
-        missed = globs[hit.index(False)].text
+    if len(hit) < len(globs):
+        missed = globs[min(set(range(len(globs))) - hit)].text
         raise Mismatch(
             f"nothing in the checkpoint matches {missed!r}{_near(missed, _branches(whole.keys))}",
             hint=_about_globs(missed, below=below),
@@ -162,16 +162,17 @@ def _thinned(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selecti
 
 
 def _walked(structure: Sequence[Token], globs: Sequence[Glob]) -> list[_Place]:
+    together = GlobSet(globs)
     places: list[_Place] = []
+    states: dict[int, Any] = {}
     leaf = 0
-    for parent, part, token in _places(structure):
-        if parent < 0:
-            states = tuple(glob.start for glob in globs)
+    for number, (parent, part, token) in enumerate(_places(structure)):
+        state = together.start if parent < 0 else together.step(states[parent], part)
+        places.append(_Place(parent, part, token, leaf, tuple(together.accepted(state))))
+        if token == _LEAF:
+            leaf += 1
         else:
-            above = places[parent].states
-            states = tuple(glob.step(state, part) for glob, state in zip(globs, above, strict=True))
-        places.append(_Place(parent, part, token, leaf, states))
-        leaf += token == _LEAF
+            states[number] = state
     return places
 
 

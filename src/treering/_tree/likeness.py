@@ -17,7 +17,7 @@ from treering.errors import Mismatch
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["KEPT", "Matched", "Wording", "array_dtype", "as_stored", "aval_shape", "matched"]
+__all__ = ["KEPT", "Matched", "Wording", "array_dtype", "as_stored", "aval_shape", "matched", "renamed"]
 
 _SHOWN: Final = 20
 _COMPARED: Final = 1000
@@ -94,13 +94,13 @@ def matched(
         Mismatch: with one line for each difference.
     """
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
-    renamed = _renamed(target.keys, rename or {})
+    sources = renamed(target.keys, rename or {})
     report = _Report(wording)
     result: list[Matched] = []
     used: set[str] = set()
     fits: dict[Any, Fit | None] = {}
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
-        source = renamed.get(key, key)
+        source = sources.get(key, key)
         number = stored.get(source)
         if number is None:
             if missing == "leave" or (missing == "keep" and kind != "abstract"):
@@ -129,18 +129,29 @@ def matched(
     return result
 
 
-def _renamed(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Return wanted key -> stored key for every key that a renaming covers; the longest one wins."""
+def renamed(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """Return wanted key -> stored key for every key that a renaming covers; the longest one wins.
+
+    Raises:
+        Mismatch: a renaming covers no key.
+
+    Example:
+        >>> renamed(["a/w", "a/b", "c"], {"a": "x", "a/w": "k"})
+        {'a/w': 'k', 'a/b': 'x/b'}
+    """
     if not rename:
         return {}
-    pairs = sorted(((split_key(a), a, b) for a, b in rename.items()), key=lambda pair: -len(pair[0]))
+    known = {split_key(wanted): (wanted, source) for wanted, source in rename.items()}
+    lengths = sorted(set(map(len, known)), reverse=True)
     result: dict[str, str] = {}
     idle = set(rename)
     for key in keys:
         parts = split_key(key)
-        for wanted, text, source in pairs:
-            if parts[: len(wanted)] == wanted:
-                rest = key.split("/")[len(wanted) :] if key else []
+        for length in lengths:
+            found = known.get(parts[:length]) if length <= len(parts) else None
+            if found is not None:
+                text, source = found
+                rest = key.split("/")[length:] if key else []
                 result[key] = "/".join([source, *rest]) if source else "/".join(rest)
                 idle.discard(text)
                 break

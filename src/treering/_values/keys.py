@@ -10,11 +10,11 @@ Source: the two escapes are those of JSON Pointer, RFC 6901, section 3.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from treering.errors import Format
 
-__all__ = ["Glob", "escape_part", "join_key", "split_key", "unescape_part"]
+__all__ = ["Glob", "GlobSet", "escape_part", "join_key", "split_key", "unescape_part"]
 
 _LONE_EMPTY_PART = "~"
 
@@ -142,6 +142,81 @@ class Glob:
             if pieces is None and state >> place & 1:
                 state |= 1 << place + 1
         return state
+
+
+class GlobSet:
+    """Many patterns, walked down a tree together: plain parts are looked up, however many patterns have them.
+
+    A state is the places that a path has reached, each shared by all patterns that begin alike.
+
+    Example:
+        >>> globs = GlobSet([Glob.parse("params/a"), Glob.parse("**/b"), Glob.parse("params")])
+        >>> below = globs.step(globs.start, "params")
+        >>> sorted(globs.accepted(below)), sorted(globs.accepted(globs.step(below, "b")))
+        ([2], [1])
+    """
+
+    def __init__(self, globs: Iterable[Glob]) -> None:
+        root = _GlobPlace()
+        for number, glob in enumerate(globs):
+            place = root
+            for pieces in glob.parts:
+                place = place.following(pieces)
+            place.ends.append(number)
+        self.start: tuple[_GlobPlace, ...] = _with_skips([root])
+        """The state at the root, before any part."""
+
+    def step(self, state: tuple[_GlobPlace, ...], part: str) -> tuple[_GlobPlace, ...]:
+        """Walk from ``state`` down to the child called ``part``; () when nothing at or below it can match."""
+        reached: list[_GlobPlace] = []
+        for place in state:
+            if place.stays:
+                reached.append(place)
+            exact = place.exact.get(part)
+            if exact is not None:
+                reached.append(exact)
+            reached += [after for pieces, after in place.patterns.items() if _matches_part(pieces, part)]
+        return _with_skips(reached) if reached else ()
+
+    def accepted(self, state: tuple[_GlobPlace, ...]) -> Iterator[int]:
+        """Yield the numbers of the patterns that the path which led to ``state`` matches."""
+        for place in state:
+            yield from place.ends
+
+
+class _GlobPlace:
+    """A place in patterns that begin alike."""
+
+    __slots__ = ("ends", "exact", "patterns", "skip", "stays")
+
+    def __init__(self, *, stays: bool = False) -> None:
+        self.exact: dict[str, _GlobPlace] = {}
+        self.patterns: dict[tuple[str, ...], _GlobPlace] = {}
+        self.skip: _GlobPlace | None = None
+        """The place behind a ``**``, which is reached without any part."""
+        self.stays = stays
+        """Whether it is behind a ``**``, so that any part leads back to it."""
+        self.ends: list[int] = []
+        """Numbers of the patterns that end here."""
+
+    def following(self, pieces: tuple[str, ...] | None) -> _GlobPlace:
+        """Return the place behind one part of a pattern."""
+        if pieces is None:
+            self.skip = self.skip or _GlobPlace(stays=True)
+            return self.skip
+        if len(pieces) == 1:
+            return self.exact.setdefault(pieces[0], _GlobPlace())
+        return self.patterns.setdefault(pieces, _GlobPlace())
+
+
+def _with_skips(places: Iterable[_GlobPlace]) -> tuple[_GlobPlace, ...]:
+    found: dict[_GlobPlace, None] = {}
+    for first in places:
+        place: _GlobPlace | None = first
+        while place is not None and place not in found:
+            found[place] = None
+            place = place.skip
+    return tuple(found)
 
 
 def _matches_part(pieces: tuple[str, ...], part: str) -> bool:
