@@ -18,6 +18,10 @@ def main() -> int:
             from torture.fuzz import fuzz
 
             return fuzz(options.seconds, seed, options.start_from)
+        case "quadratic":
+            from torture.quadratic import quadratic
+
+            return quadratic(options.case)
         case "flip":
             # One array lies in parts; read when jax starts.
             os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -61,12 +65,16 @@ def _parser() -> argparse.ArgumentParser:
     fuzzing.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
     fuzzing.add_argument("--seed", type=int, default=None, help="the same seed gives the same inputs (random)")
     fuzzing.add_argument("--start-from", type=Path, default=None, help="a folder of files (the golden files)")
+    attacks.add_parser("quadratic", help="files that are to take quadratic time, at all readers").add_argument(
+        "--case", action="append", help="a part of a case's name; may be given again (all)"
+    )
     killing = attacks.add_parser("kill", help="kills at every call of a save, and at random times")
     killing.add_argument("--rounds", type=int, default=200, help="random kills (200)")
     killing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
     killing.add_argument("--seed", type=int, default=None, help="for the random times (random)")
-    failing = attacks.add_parser("faults", help="errors at every call of a save and of a load, and too little room")
-    failing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
+    attacks.add_parser("faults", help="errors at every call of a save and of a load, and too little room").add_argument(
+        "--scene", action="append", help="one kind of save, by name; may be given again (all)"
+    )
     cutting = attacks.add_parser("power", help="power cuts after and during saves, on a real file system")
     cutting.add_argument("--cuts", type=int, default=20, help="cuts at the moment a save returns, each scene (20)")
     cutting.add_argument("--moments", type=int, default=100, help="cuts at random moments, each scene (100)")

@@ -16,6 +16,7 @@ from treering._format.index import Chunks, DataFile, Index, LeafType
 from treering._values.boxes import Box, covered_once, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK
 from treering._values.dtypes import lookup
+from treering._values.hashes import check_hashes
 from treering.errors import Corrupt, Format
 
 __all__ = ["check_chunks", "check_ints", "decoded_chunks", "encoded_chunks"]
@@ -72,6 +73,7 @@ def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
         boxes = [None if box is None else _decoded_box(box, number) for number, box in enumerate(boxes)]
         sides = itertools.chain.from_iterable(box for box in boxes if box is not None)
         check_ints([*itertools.chain.from_iterable(sides)], _LIMIT, "the column 'box' of the chunks")
+        check_hashes(boxes, "the boxes of the chunks")
     return Chunks(**columns, box=boxes)
 
 

@@ -12,6 +12,7 @@ from treering._format.index import MAX_LEVELS, Container, LeafType, Token
 from treering._format.leaf_types import check_shape
 from treering._format.leaves_index import LEAVES_INDEX, Entry
 from treering._format.leaves_record import UNMARKED, Layout, LeavesRecord
+from treering._values.hashes import check_hashes
 from treering._values.keys import join_key
 from treering._values.leaf_paths import parts_of_folder
 from treering.errors import Corrupt, Unsupported
@@ -51,6 +52,7 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
     found = _in_order(_tree(prefix, entries))
+    check_hashes([(this.shape, this.chunks) for this in arrays], "the shapes of the arrays")
     types: dict[LeafType, int] = {}
     layouts: dict[Layout, int] = {}
     leaf_types: list[int] = []

@@ -23,6 +23,7 @@ from treering._format.index import LeafType, Token
 from treering._format.signed import SignedForm
 from treering._format.tree_columns import TreeColumns, decoded_tree, encoded_tree
 from treering._values.checksums import block_bytes, block_count
+from treering._values.hashes import check_hashes
 from treering._values.leaf_paths import folder_of, overlapping, prefix_folder
 from treering.errors import Corrupt, Unsupported
 
@@ -243,6 +244,7 @@ def _record(document: Any) -> LeavesRecord:
     if prefix is not None and (type(prefix) is not str or not prefix):
         raise Corrupt(f"its prefix is {shown(prefix)}, which is none")
     layouts = [_layout(node, number) for number, node in enumerate(member(document, "layouts", list, what))]
+    check_hashes([layout.chunks for layout in layouts], "the chunks of the layouts")
     leaf_layouts = member(document, "layout", list, what)
     sizes = member(document, "sizes", list, what)
     check_ints(sizes, _LIMIT, "the column of sizes")

@@ -34,6 +34,7 @@ from treering._format.headers import (
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType
 from treering._format.leaf_types import check_shape
 from treering._values.checksums import block_bytes
+from treering._values.hashes import check_hashes
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = ["Row", "check_single_file", "header_bytes", "laid_out", "lay_out", "parse_safetensors", "single_file"]
@@ -224,17 +225,18 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
 
 def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base: int) -> Index:
     types: list[LeafType] = []
-    numbers: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+    # By the text of the shape: tuples of numbers can be made to have one hash.
+    numbers: dict[tuple[str, str], tuple[int, int]] = {}
     leaf_types: list[int] = []
     offsets: list[int] = []
     sizes: list[int] = []
     for name, entry in header.items():
         what = f"the entry of {name[:200]!r} in the header"
         dtype, shape = _described(entry, what)
-        known = numbers.get((dtype, shape))
+        known = numbers.get((dtype, str(shape)))
         if known is None:
             kind = LeafType(kind="jax", dtype=dtype, shape=check_shape(list(shape), dtype, what))
-            known = numbers[dtype, shape] = (len(types), leaf_bytes(kind))
+            known = numbers[dtype, str(shape)] = (len(types), leaf_bytes(kind))
             types.append(kind)
         start, stop = _range(entry, what)
         if stop - start != known[1]:
@@ -242,6 +244,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
         leaf_types.append(known[0])
         offsets.append(base + start)
         sizes.append(known[1])
+    check_hashes([kind.shape for kind in types], "the shapes in the header")
     names = tuple(header)
     if any(map(_SURROGATE.search, names)):
         raise Corrupt("a name in the header is no text: it holds half a surrogate pair", hint=_DAMAGED)

@@ -10,9 +10,10 @@ from treering._codec.documents import member, shown
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._format.key_text import key_text
 from treering._format.leaf_values import decoded_key, encoded_key
-from treering._format.structure import iter_keys
+from treering._format.structure import KEYS, iter_keys
+from treering._values.hashes import check_hashes
 from treering._values.keys import escape_part
-from treering.errors import Corrupt, Format
+from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 __all__ = ["check_keys", "decoded_structure", "encoded_structure", "sound_key", "unsound_key"]
 
@@ -68,6 +69,7 @@ def _encoded(container: Container) -> dict[str, Any]:
             node |= {"class": container.class_name, "fields": _encoded_keys(container.keys)}
         case _:
             static = {name: encoded_key(value) for name, value in container.static}
+            _check_static(container.static, Unsupported, f"a {container.class_name}")
             node |= {"class": container.class_name, "fields": _encoded_keys(container.keys), "static": static}
     return node
 
@@ -76,7 +78,15 @@ def _encoded_keys(keys: Sequence[Any]) -> list[Any]:
     # Nearly always all of them are plain names.
     if all(type(key) is str and key.isascii() for key in keys):
         return list(keys)
-    return [encoded_key(key) for key in keys]
+    encoded = [encoded_key(key) for key in keys]
+    check_hashes(keys, "the keys of a container", Unsupported)
+    return encoded
+
+
+def _check_static(static: Sequence[tuple[str, Any]], error: type[TreeringError], what: str) -> None:
+    for name, value in static:
+        if name == KEYS and type(value) is tuple:
+            check_hashes(value, f"the keys of {what}", error)
 
 
 def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
@@ -141,12 +151,14 @@ def _decoded(node: Any, what: str, most: int) -> Container:
             fields = _decoded_keys(node, "fields", what)
             return Container(node=kind, keys=fields, class_name=member(node, "class", str, what))
         case "other":
-            static = member(node, "static", dict, what)
+            nodes = member(node, "static", dict, what)
+            static = tuple((name, decoded_key(value, f"{what}, {name!r},")) for name, value in nodes.items())
+            _check_static(static, Corrupt, what)
             return Container(
                 node=kind,
                 keys=_decoded_keys(node, "fields", what),
                 class_name=member(node, "class", str, what),
-                static=tuple((name, decoded_key(value, f"{what}, {name!r},")) for name, value in static.items()),
+                static=static,
             )
         case _:
             raise Format(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
@@ -154,9 +166,11 @@ def _decoded(node: Any, what: str, most: int) -> Container:
 
 def _decoded_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
     keys = member(node, name, list, what)
-    found = (
-        tuple(keys) if set(map(type, keys)) <= {str} else tuple(decoded_key(key, f"a key of {what}") for key in keys)
-    )
+    if set(map(type, keys)) <= {str}:
+        found = tuple(keys)
+    else:
+        found = tuple(decoded_key(key, f"a key of {what}") for key in keys)
+        check_hashes(found, f"the keys of {what}")
     texts = found if keys == list(found) else tuple(map(key_text, found))
     if len(set(found)) != len(found) or len(set(texts)) != len(texts):
         raise Corrupt(f"{what} has two children of the same name")

@@ -16,6 +16,7 @@ from treering._format.index import LeafType, Token
 from treering._format.leaf_types import decoded_type, encoded_type
 from treering._format.leaf_values import decoded_value, encoded_value
 from treering._format.structure_text import check_keys, decoded_structure, encoded_structure, sound_key, unsound_key
+from treering._values.hashes import check_hashes
 from treering.errors import Corrupt
 
 __all__ = ["Tree", "TreeColumns", "decoded_tree", "encoded_tree"]
@@ -94,6 +95,7 @@ def decoded_tree(document: Any, what: str) -> TreeColumns:
     keys = texts(member(leaves, "key", list, "leaves"), "the column of keys")
     leaf_types = member(leaves, "type", list, "leaves")
     types = [decoded_type(node, number) for number, node in enumerate(member(document, "types", list, what))]
+    check_hashes([kind.shape for kind in types], "the shapes of the types")
     check_ints(leaf_types, len(types), "the column of leaf types")
     if len(leaf_types) != len(keys):
         raise Corrupt(f"there are {len(keys)} keys and {len(leaf_types)} leaf types")
