@@ -103,7 +103,9 @@ def _signed(member: str, members: Mapping[str, Any], version: int = 1) -> bytes:
 
 _ATTEMPT: Final = "0123456789abcdef"
 _NONE: Final = [{"kind": "none"}]
-_NO_CHUNKS: Final = {name: [] for name in ("leaf", "file", "offset", "nbytes", "block", "box")} | {"codec": None}
+_NO_CHUNKS: Final[dict[str, Any]] = {name: [] for name in ("leaf", "file", "offset", "nbytes", "block", "box")} | {
+    "codec": None
+}
 
 
 def _tree(structure: list[Any], keys: list[str], **members: Any) -> dict[str, Any]:
