@@ -24,6 +24,7 @@ from treering.errors import Corrupt
 
 SHAPE = (24, 40, 8)
 ARRAY = np.arange(24 * 40 * 8, dtype="i4").reshape(SHAPE)
+STEPS = st.none() | st.tuples(*(st.integers(1, length + 1) for length in SHAPE))
 SPECS = [(), ("x",), (None, "x"), (None, None, "y"), ("y", "x"), (("x", "y"), None, None)]
 
 
@@ -46,17 +47,19 @@ def boxes() -> st.SearchStrategy[list[Box]]:
 
 
 @quick(150)
-@given(boxes(), st.integers(0, len(SPECS) - 1), st.sampled_from([64, 4096, 2 << 20]))
-def test_any_boxes_from_any_chunks(opened: list[Checkpoint], wanted: list[Box], number: int, slab: int) -> None:
+@given(boxes(), STEPS, st.integers(0, len(SPECS) - 1), st.sampled_from([64, 4096, 2 << 20]))
+def test_any_boxes_from_any_chunks(
+    opened: list[Checkpoint], wanted: list[Box], steps: tuple[int, ...] | None, number: int, slab: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(incoming, "_SLAB_BYTES", slab)
         patch.setattr(jobs, "_TWO_THREADS_FROM", 10_000)
         patch.setattr(incoming, "_SMALL_BYTES", 1000)
-        wish = Wish(0, wanted)
+        wish = Wish(0, wanted, steps=steps)
         opened[number]._source.read([wish], None)
     assert len(wish.arrays) == len(wanted)
     for box, array in zip(wanted, wish.arrays, strict=True):
-        assert np.array_equal(array, ARRAY[slices(box)])
+        assert np.array_equal(array, ARRAY[slices(box, steps)])
         assert array.dtype == ARRAY.dtype
 
 

@@ -146,10 +146,19 @@ def boxes() -> st.SearchStrategy[list[Box]]:
 
 
 @quick(150)
-@given(boxes(), st.integers(0, 5), st.integers(0, len(LAYOUTS) - 1))
-def test_any_boxes_from_any_chunks(scenes: list[LeavesArrays], wanted: list[Box], scene: int, leaf: int) -> None:
-    for box, array in zip(wanted, read(scenes[scene], leaf, *wanted), strict=True):
-        assert np.array_equal(array, ARRAY[slices(box)])
+@given(
+    boxes(),
+    st.none() | st.tuples(*(st.integers(1, length + 1) for length in SHAPE)),
+    st.integers(0, 5),
+    st.integers(0, len(LAYOUTS) - 1),
+)
+def test_any_boxes_from_any_chunks(
+    scenes: list[LeavesArrays], wanted: list[Box], steps: tuple[int, ...] | None, scene: int, leaf: int
+) -> None:
+    wish = Wish(leaf, wanted, steps=steps)
+    scenes[scene].read([wish])
+    for box, array in zip(wanted, wish.arrays, strict=True):
+        assert np.array_equal(array, ARRAY[slices(box, steps)])
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -219,8 +228,13 @@ def test_only_covering_chunks_are_opened(tmp_path: Path, opens: list[str], codec
     leaf = jax.device_put(array, NamedSharding(sharding(4).mesh, PartitionSpec("x", "y")))
     with Saved(tmp_path, {"w": leaf, "other": jnp.ones(3)}, compressor=codec) as saved:
         (found,) = read(saved.opened(), 0, ((17, 20), (0, 4000)))
-    assert np.array_equal(found, array[17:20, :4000])
-    assert sorted(set(opens)) == ["w/.zarray", "w/1.0", "w/1.1"]
+        assert np.array_equal(found, array[17:20, :4000])
+        assert sorted(set(opens)) == ["w/.zarray", "w/1.0", "w/1.1"]
+        opens.clear()
+        every = Wish(0, [((17, 64), (0, 4000))], steps=(40, 1))
+        saved.opened().read([every])
+    assert np.array_equal(every.arrays[0], array[17::40, :4000])
+    assert sorted(set(opens)) == ["w/.zarray", "w/1.0", "w/1.1", "w/3.0", "w/3.1"]
 
 
 def test_each_file_of_a_small_leaf_is_opened_once(tmp_path: Path, opens: list[str]) -> None:

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as npst
 
 from tests.properties.strategies import quick
 from treering._arrays.slicing import box_and_rest
+from treering._values.boxes import slices
 
 CASES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6).flatmap(
     lambda shape: st.tuples(st.just(shape), npst.basic_indices(shape, allow_newaxis=True, allow_ellipsis=True))
@@ -23,10 +24,10 @@ CASES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6).flatma
 def test_the_box_and_the_rest_select_what_numpy_does(case: tuple[tuple[int, ...], Any]) -> None:
     shape, key = case
     array = np.arange(int(np.prod(shape))).reshape(shape)
-    box, rest = box_and_rest(key, shape)
+    box, steps, rest = box_and_rest(key, shape)
     assert len(box) == len(shape)
     assert all(0 <= start <= stop <= length for (start, stop), length in zip(box, shape, strict=True))
-    part = array[tuple(slice(*side) for side in box)]
+    part = array[slices(box, steps)]
     found, want = part[rest], array[key]
     assert type(found) is type(want)
     assert np.array_equal(found, want)
@@ -39,7 +40,7 @@ def test_the_box_is_as_small_as_it_can_be(case: tuple[tuple[int, ...], Any]) -> 
     shape, key = case
     number = np.arange(int(np.prod(shape))).reshape(shape)
     selected = np.ravel(number[key])
-    box, _ = box_and_rest(key, shape)
+    box, *_ = box_and_rest(key, shape)
     if selected.size:
         places = np.unravel_index(selected, shape) if shape else ()
         assert box == tuple((int(at.min()), int(at.max()) + 1) for at in places)

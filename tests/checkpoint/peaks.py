@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from benchmarks.measure import trim_heap
+from treering.leaves import tree_serialize_leaves
 
 MIB = 1 << 20
 SIZE = 160 * MIB
@@ -96,6 +97,16 @@ def loads(folder: Path) -> None:
             return ckpt["w"][:, 5], ckpt["w"][17, 3:9]
 
     measured("slice a column", column)
+
+    def steps() -> Any:
+        found = []
+        for path in (huge, folder / "a_single_file.safetensors", folder / "leaves"):
+            with treering.open(path) as ckpt:
+                found += [ckpt["w"][::64, ::512], ckpt["w"][::-4095], ckpt["w"][1:, :: 1 << 13]]
+        return found
+
+    tree_serialize_leaves(folder / "leaves", {"w": flat()})
+    measured("slice by steps", steps)
 
 
 if __name__ == "__main__":

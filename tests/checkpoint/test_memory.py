@@ -55,3 +55,4 @@ def test_loading_takes_the_result_and_little_more(peaks: dict[str, dict[str, int
 
 def test_a_slice_takes_what_it_is(peaks: dict[str, dict[str, int]]) -> None:
     assert peaks["slice a column"]["extra"] < 16 * MIB
+    assert peaks["slice by steps"]["extra"] < 16 * MIB

@@ -20,6 +20,7 @@ import treering
 from tests.properties.sameness import assert_same
 from treering._store.reading import LocalFile
 from treering.errors import Corrupt, NotFound, TreeringError
+from treering.leaves import tree_serialize_leaves
 
 BIG = np.arange(400 * 1000, dtype="f4").reshape(400, 1000)
 TREE: dict[str, Any] = {
@@ -211,6 +212,26 @@ def test_only_covering_blocks_are_read(path: Path, spans: list[tuple[int, int]])
         assert spans == []
         ckpt["small"][1]
         assert sum(count for _, count in spans) == 24
+
+
+@pytest.mark.parametrize("form", ["ckpt", "tree.safetensors", "tree.msgpack", "leaves"])
+@pytest.mark.parametrize("step", [3, 1000, 16384, 50_000, -70_001, 399_999, 10**12])
+def test_a_step_reads_the_blocks_that_hold_an_item(
+    tmp_path: Path, spans: list[tuple[int, int]], form: str, step: int
+) -> None:
+    flat = BIG.reshape(-1)
+    (tree_serialize_leaves if form == "leaves" else treering.save)(tmp_path / form, {"x": flat, "y": BIG})
+    with treering.open(tmp_path / form) as ckpt:
+        view, rows = ckpt["x"], ckpt["y"]
+        spans.clear()
+        assert_same(view[::step], flat[::step])
+        places = np.arange(flat.size)[::step]
+        block = (64 << 10) // flat.itemsize
+        wanted = {place // block for place in places.tolist()}
+        # msgpack files are read whole when they are opened.
+        if form != "tree.msgpack":
+            assert sum(count for _, count in spans) == sum(min(block, flat.size - n * block) * 4 for n in wanted)
+        assert_same(rows[::step, 7::-2], BIG[::step, 7::-2])
 
 
 def test_slices_of_a_sharded_array(tmp_path: Path, spans: list[tuple[int, int]]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering._plan.blocks import covering_ranges
-from treering._values.boxes import Box, intersection, relative, shape_of, slices, whole
+from treering._values.boxes import Box, slices, whole
 
 
 @st.composite
@@ -21,23 +21,27 @@ def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
     return tuple((start, draw(st.integers(start, length))) for start, length in zip(starts, shape, strict=True))
 
 
+Case = tuple[Box, list[Box], tuple[int, ...] | None]
+
+
 @st.composite
-def chunks_and_wanted(draw: st.DrawFn) -> tuple[Box, list[Box]]:
+def chunks_and_wanted(draw: st.DrawFn) -> Case:
     shape = draw(st.lists(st.integers(0, 12), max_size=4).map(tuple))
-    return draw(boxes_of(shape)), draw(st.lists(boxes_of(shape), max_size=3))
+    steps = draw(st.none() | st.tuples(*(st.integers(1, 9) for _ in shape)))
+    return draw(boxes_of(shape)), draw(st.lists(boxes_of(shape), max_size=3)), steps
 
 
 @given(chunks_and_wanted(), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 8, 16, 64, 1024]))
-def test_exactly_the_blocks_with_a_wanted_byte(case: tuple[Box, list[Box]], itemsize: int, block: int) -> None:
-    chunk, wanted = case
-    touched = np.zeros((*shape_of(chunk), itemsize), bool)
+def test_exactly_the_blocks_with_a_wanted_byte(case: Case, itemsize: int, block: int) -> None:
+    chunk, wanted, steps = case
+    everything = np.zeros((*(stop for _, stop in chunk), itemsize), bool)
     for box in wanted:
-        common = intersection(chunk, box)
-        if common is not None:
-            touched[slices(relative(common, chunk))] = True
+        within = tuple((start, min(stop, end)) for (start, stop), (_, end) in zip(box, chunk, strict=True))
+        everything[slices(within, steps)] = True
+    touched = everything[slices(chunk)]
     nbytes = touched.size
     blocks = {place // block for place in np.flatnonzero(touched.ravel())}
-    ranges = covering_ranges(chunk, wanted, itemsize, block)
+    ranges = covering_ranges(chunk, wanted, itemsize, block, steps)
     assert all(start < stop for start, stop in ranges)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), "neighbours are joined"
     assert all(start % block == 0 and (stop % block == 0 or stop == nbytes) for start, stop in ranges)

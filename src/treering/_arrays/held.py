@@ -56,7 +56,10 @@ class HeldArrays:
             # Two leaves of a result share no memory, also where both are made of this one.
             first = wish.leaf not in self._given
             self._given.add(wish.leaf)
-            wish.arrays = [held if first and box == every else _copied(held[slices(box)]) for box in wish.boxes]
+            as_it_is = first and wish.steps is None
+            wish.arrays = [
+                held if as_it_is and box == every else _copied(held[slices(box, wish.steps)]) for box in wish.boxes
+            ]
             done += held.nbytes
             if progress is not None:
                 progress(done, total)

@@ -61,6 +61,8 @@ class Wish:
     """Which boxes of it, no two alike."""
     arrays: list[NDArray[Any]] = dataclasses.field(default_factory=list)
     """What ``StoredArrays.read`` brings: one array for each box."""
+    steps: Sequence[int] | None = None
+    """Along each axis, every how manyth item of a box is wanted; None: all of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class StoredArrays:
             for chunk in chunks:
                 self._check_header(columns.file[chunk])
         one_piece = len(chunks) == len(wish.boxes) == 1 and wish.boxes[0] == self.index.box_of(first)
-        if one_piece and columns.nbytes[first] <= _SMALL_BYTES:
+        if one_piece and wish.steps is None and columns.nbytes[first] <= _SMALL_BYTES:
             small.append((first, wish))
             return columns.nbytes[first]
         dtype = self.dtype_of(wish.leaf)
@@ -162,7 +164,7 @@ class StoredArrays:
             ]
             jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
             return sum(len(run.into) for run in runs)
-        wish.arrays = [_empty(box_sums.shape_of(box), dtype) for box in wish.boxes]
+        wish.arrays = [_empty(box_sums.picked_shape(box, wish.steps), dtype) for box in wish.boxes]
         total = 0
         for chunk in chunks:
             run = self._straight(chunk, wish)
@@ -179,6 +181,8 @@ class StoredArrays:
 
     def _straight(self, chunk: int, wish: Wish) -> _Run | None:
         """Return the run that a whole chunk fills in the one box that wants any of it, if there is such a run."""
+        if wish.steps is not None:
+            return None
         box = self.index.box_of(chunk)
         wanted = [number for number, other in enumerate(wish.boxes) if box_sums.intersection(box, other) is not None]
         if len(wanted) != 1:
@@ -269,7 +273,7 @@ class StoredArrays:
         """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
         block = self.index.chunks.block[chunk]
         step = max(_SLAB_BYTES, block)
-        for start, stop in covering_ranges(self.index.box_of(chunk), wish.boxes, itemsize, block):
+        for start, stop in covering_ranges(self.index.box_of(chunk), wish.boxes, itemsize, block, wish.steps):
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
@@ -288,7 +292,7 @@ class StoredArrays:
 
     def _all_lie_ready(self, wish: Wish, chunks: Sequence[int]) -> bool:
         stored = {self.index.box_of(chunk) for chunk in chunks}
-        return all(box in stored for box in wish.boxes) and box_sums.size_of(wish.boxes[0]) > 0
+        return wish.steps is None and all(box in stored for box in wish.boxes) and box_sums.size_of(wish.boxes[0]) > 0
 
     def _owner(self, box: Box, chunks: Sequence[int]) -> int:
         return next(chunk for chunk in chunks if self.index.box_of(chunk) == box)
@@ -336,10 +340,9 @@ def _scatter(items: NDArray[Any], first: int, chunk_box: Box, wish: Wish) -> Non
         at += size
         place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
         for box, array in zip(wish.boxes, wish.arrays, strict=True):
-            common = box_sums.intersection(place, box)
-            if common is not None:
-                inner = box_sums.slices(box_sums.relative(common, place))
-                array[box_sums.slices(box_sums.relative(common, box))] = source[inner]
+            found = box_sums.picked(place, box, wish.steps)
+            if found is not None:
+                array[box_sums.slices(found[0])] = source[found[1]]
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

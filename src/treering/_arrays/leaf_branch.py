@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 import io
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any, Final
@@ -23,7 +24,7 @@ from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count,
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._plan.exchange import StoredChunk
-from treering._values.boxes import Box, size_of, whole
+from treering._values.boxes import Box, picked_shape, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Format
 
@@ -116,7 +117,7 @@ class BranchArrays:
             form = self._forms.get(id(arrays[place]))  # thousands of leaves share a few layouts
             if form is None:
                 form = self._forms[id(arrays[place])] = _form_of(arrays[place])
-            if form.small is not None and len(wish.boxes) == 1 and wish.boxes[0] == form.box:
+            if form.small is not None and list(wish.boxes) == [form.box] and wish.steps is None:
                 small.append((place, form.small, wish))
                 own.nbytes += form.small.nbytes
                 continue
@@ -147,7 +148,8 @@ class BranchArrays:
 
     def _require_there(self, place: int, wish: Wish, covering: dict[int, list[int]], *, keep: bool) -> None:
         """Look at the files that a wish takes before memory is taken for it: sizes in documents may be any."""
-        nbytes = sum(map(size_of, wish.boxes)) * self._dtype(wish.leaf).itemsize
+        items = sum(math.prod(picked_shape(box, wish.steps)) for box in wish.boxes)
+        nbytes = items * self._dtype(wish.leaf).itemsize
         if nbytes < _CAREFUL_BYTES and self._files.branch.verified:
             return
         for chunk in covering:

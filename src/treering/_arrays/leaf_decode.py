@@ -20,7 +20,7 @@ from treering._arrays.leaf_files import BranchFiles, naming
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
 from treering._codec.zarr_chunks import decode
 from treering._store.reading import LocalFile
-from treering._values.boxes import flat_range, intersection, relative, shape_of, size_of, slices, whole
+from treering._values.boxes import flat_range, picked, picked_shape, size_of, slices, whole
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, Unsupported
@@ -49,7 +49,9 @@ def covering_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
             continue
         sides = [
             range(start // chunk, (stop - 1) // chunk + 1)
-            for (start, stop), chunk in zip(box, zarr.chunks, strict=True)
+            if step <= chunk
+            else [place // chunk for place in range(start, stop, step)]
+            for (start, stop), chunk, step in zip(box, zarr.chunks, wish.steps or (1,) * len(box), strict=True)
         ]
         for place in itertools.product(*sides):
             chunk = 0
@@ -76,11 +78,12 @@ def decoding(
     if one_room is not None:
         straight = functools.partial(_straight, files, leaf, 0, one_room)
         return [(one_room.nbytes, straight)]
-    wish.arrays = [_unset(shape_of(box), dtype) for box in wish.boxes]
+    wish.arrays = [_unset(picked_shape(box, wish.steps), dtype) for box in wish.boxes]
     jobs: list[tuple[int, Job]] = []
     for chunk, boxes in covering.items():
         nbytes = sum(_common_bytes(zarr, chunk, wish, number, dtype) for number in boxes)
-        if len(boxes) == 1 and is_whole(zarr, chunk) and wish.boxes[boxes[0]] == chunk_box(zarr, chunk):
+        whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and wish.boxes[boxes[0]] == chunk_box(zarr, chunk)
+        if whole_box and wish.steps is None:
             jobs.append((nbytes, functools.partial(_straight, files, leaf, chunk, wish.arrays[boxes[0]])))
         else:
             jobs.append((nbytes, functools.partial(_cut_out, files, leaf, chunk, wish, boxes)))
@@ -115,10 +118,10 @@ def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Seque
     here = chunk_box(zarr, chunk)
     nbytes = 0
     for number in boxes:
-        common = intersection(here, wish.boxes[number])
-        if common is not None:
-            part = full[slices(relative(common, here))]
-            wish.arrays[number][slices(relative(common, wish.boxes[number]))] = part
+        found = picked(here, wish.boxes[number], wish.steps)
+        if found is not None:
+            part = full[found[1]]
+            wish.arrays[number][slices(found[0])] = part
             nbytes += part.nbytes
     return nbytes
 
@@ -188,8 +191,8 @@ def _not_those(found: array[int], wanted: array[int], start: int, block: int, en
 
 
 def _common_bytes(zarr: ZarrArray, chunk: int, wish: Wish, number: int, dtype: np.dtype[Any]) -> int:
-    common = intersection(chunk_box(zarr, chunk), wish.boxes[number])
-    return 0 if common is None else size_of(common) * dtype.itemsize
+    found = picked(chunk_box(zarr, chunk), wish.boxes[number], wish.steps)
+    return 0 if found is None else size_of(found[0]) * dtype.itemsize
 
 
 def as_stored_items(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:

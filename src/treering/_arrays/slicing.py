@@ -13,8 +13,10 @@ __all__ = ["Key", "box_and_rest"]
 Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None
 
 
-def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]]:
-    """Return the smallest box that holds all that ``key`` selects, and the key to apply to that box.
+def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...] | None, tuple[Any, ...]]:
+    """Return the smallest box that holds all that ``key`` selects, its steps, and the key to apply to what they pick.
+
+    The steps say along each axis every how manyth item of the box is selected; None: all of them.
 
     Args:
         key: integers, slices, ``...`` and None, as numpy takes them; no lists, arrays or booleans.
@@ -26,11 +28,11 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]
 
     Example:
         >>> box_and_rest((slice(None), -1), (4, 5))
-        (((0, 4), (4, 5)), (slice(None, None, None), 0))
+        (((0, 4), (4, 5)), None, (slice(None, None, None), 0))
         >>> box_and_rest(..., ())
-        ((), (Ellipsis,))
+        ((), None, (Ellipsis,))
         >>> box_and_rest(slice(6, 1, -2), (8,))
-        (((2, 7),), (slice(None, None, -2),))
+        (((2, 7),), (2,), (slice(None, None, -1),))
     """
     parts = list(key) if isinstance(key, tuple) else [key]
     used = sum(part is not None and part is not Ellipsis for part in parts)
@@ -42,27 +44,30 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]
     at = dots[0] if dots else len(parts)
     parts[at : at + 1] = [slice(None)] * (len(shape) - used)
     box: list[tuple[int, int]] = []
+    steps: list[int] = []
     rest: list[Any] = []
     for part in parts:
         if part is None:
             rest.append(None)
             continue
-        side, inner = _side(part, shape[len(box)], len(box))
+        side, step, inner = _side(part, shape[len(box)], len(box))
         box.append(side)
+        steps.append(step)
         rest.append(inner)
     if dots:  # numpy then returns an array, also one without axes
         rest.append(Ellipsis)
-    return tuple(box), tuple(rest)
+    return tuple(box), tuple(steps) if max(steps, default=1) > 1 else None, tuple(rest)
 
 
-def _side(part: Any, length: int, axis: int) -> tuple[tuple[int, int], int | slice]:
-    """Return the range of one axis that holds what is selected, and the index inside it."""
+def _side(part: Any, length: int, axis: int) -> tuple[tuple[int, int], int, int | slice]:
+    """Return the range of one axis that holds what is selected, the step inside it, and the index of what they pick."""
     if isinstance(part, slice):
         picked = range(*part.indices(length))
         if not picked:
-            return (0, 0), slice(None)
+            return (0, 0), 1, slice(None)
         low, high = min(picked[0], picked[-1]), max(picked[0], picked[-1]) + 1
-        return (low, high), slice(None, None, None if picked.step == 1 else picked.step)
+        step = abs(picked.step) if len(picked) > 1 else 1
+        return (low, high), step, slice(None, None, -1 if picked.step < 0 else None)
     if isinstance(part, bool):
         raise TypeError("a leaf in a file is indexed with integers, slices, ... and None")
     try:
@@ -72,4 +77,4 @@ def _side(part: Any, length: int, axis: int) -> tuple[tuple[int, int], int | sli
         raise TypeError(f"a leaf in a file is not indexed with {type(part).__name__}; {hint}") from error
     if not -length <= index < length:
         raise IndexError(f"index {index} is out of bounds for axis {axis} with size {length}")
-    return (index % length, index % length + 1), 0
+    return (index % length, index % length + 1), 1, 0

@@ -80,8 +80,8 @@ class LeafView:
         return self.shape[0]
 
     def __getitem__(self, key: Key) -> NDArray[Any]:
-        box, rest = box_and_rest(key, self.shape)
-        array: NDArray[Any] = self._checkpoint.box(self._number, box)[rest]
+        box, steps, rest = box_and_rest(key, self.shape)
+        array: NDArray[Any] = self._checkpoint.box(self._number, box, steps)[rest]
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -151,14 +151,14 @@ class Checkpoint(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.index.keys)
 
-    def box(self, number: int, box: tuple[tuple[int, int], ...]) -> NDArray[Any]:
-        """Return one box of a stored leaf, read and checked."""
+    def box(self, number: int, box: tuple[tuple[int, int], ...], steps: tuple[int, ...] | None = None) -> NDArray[Any]:
+        """Return one box of a stored leaf, or each so manyth item of it along its axes, read and checked."""
         if self._closed:
             raise ClosedCheckpoint(
                 f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it",
                 hint="read what is needed before it is closed, inside the `with` block",
             )
-        wish = Wish(number, (box,))
+        wish = Wish(number, (box,), steps=steps)
         try:
             self._source.read([wish], None)
         except (Corrupt, NotFound) as error:

@@ -140,8 +140,9 @@ class _MsgpackArray:
         import numpy as np
 
         from treering._arrays.slicing import box_and_rest
+        from treering._values.boxes import slices
 
-        box, rest = box_and_rest(key, self.shape)
+        box, steps, rest = box_and_rest(key, self.shape)
         if not self.shape:
             scalar: NDArray[Any] = np.frombuffer(self._read(0, self.dtype.itemsize), self.dtype).reshape(())[rest]
             return scalar
@@ -150,8 +151,7 @@ class _MsgpackArray:
             row *= length
         first, last = box[0]
         rows = np.frombuffer(self._read(first * row, last * row), self.dtype).reshape(last - first, *self.shape[1:])
-        inner = (slice(None), *(slice(start, stop) for start, stop in box[1:]))
-        array: NDArray[Any] = rows[inner][rest]
+        array: NDArray[Any] = rows[slices(((0, last - first), *box[1:]), steps)][rest]
         return array
 
     def _read(self, start: int, stop: int) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from treering._values.boxes import Box, intersection, relative, shape_of
+from treering._values.boxes import Box, picked, shape_of
 
 __all__ = ["ByteRange", "covering_ranges"]
 
@@ -14,7 +14,9 @@ ByteRange = tuple[int, int]
 """First byte and the byte behind the last."""
 
 
-def covering_ranges(chunk_box: Box, wanted_boxes: Iterable[Box], itemsize: int, block: int) -> list[ByteRange]:
+def covering_ranges(
+    chunk_box: Box, wanted_boxes: Iterable[Box], itemsize: int, block: int, steps: Sequence[int] | None = None
+) -> list[ByteRange]:
     """Return which bytes of a chunk must be read and checked to get the wanted boxes.
 
     Exactly the blocks that hold a wanted byte, as ascending ranges that neither overlap nor touch. Costs time and
@@ -25,6 +27,7 @@ def covering_ranges(chunk_box: Box, wanted_boxes: Iterable[Box], itemsize: int, 
         wanted_boxes: boxes of the leaf; what lies outside the chunk is left out.
         itemsize: bytes of an item.
         block: bytes of a block; the last block of the chunk may be shorter.
+        steps: along each axis, every how manyth item of a box is wanted; None: all.
 
     Example:
         >>> chunk = ((0, 1024), (0, 1024))
@@ -36,29 +39,30 @@ def covering_ranges(chunk_box: Box, wanted_boxes: Iterable[Box], itemsize: int, 
     nbytes = math.prod(shape_of(chunk_box)) * itemsize
     ranges: list[ByteRange] = []
     for wanted in dict.fromkeys(wanted_boxes):
-        if wanted == chunk_box:
+        if wanted == chunk_box and steps is None:
             return [(0, nbytes)] if nbytes else []
-        common = intersection(chunk_box, wanted)
+        common = picked(chunk_box, wanted, steps)
         if common is not None:
-            ranges += _covering_one(relative(common, chunk_box), shape_of(chunk_box), itemsize, block)
+            ranges += _covering_one(common[1], shape_of(chunk_box), itemsize, block)
     ranges.sort()
     return _clipped(_merged(ranges), nbytes)
 
 
-def _covering_one(box: Box, shape: tuple[int, ...], itemsize: int, block: int) -> list[ByteRange]:
-    """Return ranges of whole blocks that cover one box of an array, ascending; neighbours may still touch."""
+def _covering_one(parts: Sequence[slice], shape: tuple[int, ...], itemsize: int, block: int) -> list[ByteRange]:
+    """Return ranges of whole blocks that cover slices of an array, ascending; neighbours may still touch."""
     first = 0
     stride = extent = itemsize
     steps: list[range] = []
     # From the innermost axis out: where the gap between two steps is smaller than a block, no block lies in it, and
     # all steps together are one run. Further out, every step is a run of its own, and each costs a block at least.
-    for (start, stop), length in zip(reversed(box), reversed(shape), strict=True):
-        first += start * stride
-        count = stop - start
-        if not steps and stride - extent < block:
-            extent += (count - 1) * stride
+    for part, length in zip(reversed(parts), reversed(shape), strict=True):
+        first += part.start * stride
+        count = len(range(part.start, part.stop, part.step))
+        apart = part.step * stride
+        if not steps and apart - extent < block:
+            extent += (count - 1) * apart
         elif count > 1:
-            steps.append(range(0, count * stride, stride))
+            steps.append(range(0, count * apart, apart))
         stride *= length
     ranges: list[ByteRange] = []
     for offsets in itertools.product(*reversed(steps)):

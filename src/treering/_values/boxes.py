@@ -18,6 +18,8 @@ __all__ = [
     "covered_once",
     "flat_range",
     "intersection",
+    "picked",
+    "picked_shape",
     "relative",
     "runs",
     "shape_of",
@@ -75,14 +77,16 @@ def text_of(box: Box) -> str:
     return ",".join(f"{start}:{stop}" for start, stop in box)
 
 
-def slices(box: Box) -> tuple[slice, ...]:
-    """Return what takes the box out of an array.
+def slices(box: Box, steps: Sequence[int] | None = None) -> tuple[slice, ...]:
+    """Return what takes the box, or every so manyth item of it along its axes, out of an array.
 
     Example:
         >>> slices(((0, 4), (2, 8)))
         (slice(0, 4, None), slice(2, 8, None))
     """
-    return tuple(slice(start, stop) for start, stop in box)
+    if steps is None:
+        return tuple(slice(start, stop) for start, stop in box)
+    return tuple(slice(start, stop, step) for (start, stop), step in zip(box, steps, strict=True))
 
 
 def intersection(a: Box, b: Box) -> Box | None:
@@ -101,6 +105,43 @@ def intersection(a: Box, b: Box) -> Box | None:
             return None
         common.append((start, stop))
     return tuple(common)
+
+
+def picked(place: Box, box: Box, steps: Sequence[int] | None) -> tuple[Box, tuple[slice, ...]] | None:
+    """Return what lies in ``place`` of the items that are picked from a box: their box among all picked, their slices.
+
+    Args:
+        place: a box of the array.
+        box: a box of the array, from whose first corner the items are picked.
+        steps: along each axis, every how manyth item is picked; None: all.
+
+    Example:
+        >>> picked(((4, 8), (0, 9)), ((1, 9), (0, 9)), (2, 4))
+        (((2, 4), (0, 3)), (slice(1, 4, 2), slice(0, 9, 4)))
+        >>> picked(((4, 8),), ((1, 9),), (7,)) is None
+        True
+    """
+    among: list[tuple[int, int]] = []
+    inner: list[slice] = []
+    for (low, high), (start, stop), step in zip(place, box, steps or (1,) * len(box), strict=True):
+        first = max(-(-(low - start) // step), 0)
+        behind = -(-(min(high, stop) - start) // step)
+        if first >= behind:
+            return None
+        among.append((first, behind))
+        inner.append(slice(start + first * step - low, start + (behind - 1) * step + 1 - low, step))
+    return tuple(among), tuple(inner)
+
+
+def picked_shape(box: Box, steps: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the shape of what is picked from a box.
+
+    Example:
+        >>> picked_shape(((1, 9), (0, 9)), (2, 4)), picked_shape(((1, 9),), None)
+        ((4, 3), (8,))
+    """
+    shape = shape_of(box)
+    return shape if steps is None else tuple(-(-length // step) for length, step in zip(shape, steps, strict=True))
 
 
 def contains(outer: Box, inner: Box) -> bool:
