@@ -91,8 +91,15 @@ def _containers() -> dict[str, Any]:
     }
 
 
+def _single() -> dict[str, Any]:
+    return {"a": [np.arange(3.0), (jnp.ones(2, jnp.bfloat16), None)], "ints": {5: np.float32(2)}}
+
+
 def trees() -> dict[str, Any]:
-    """The name of each file or folder, and the tree in it."""
+    """The name of each file or folder, and the tree in it.
+
+    ``single.safetensors`` is of version 1 of single files, which nothing writes any more.
+    """
     return {
         "example": {
             "params": {"w": _in_rows(), "scale": np.float64(0.5)},
@@ -111,7 +118,8 @@ def trees() -> dict[str, Any]:
         "python": _python(),
         "containers": _containers(),
         "bare": np.arange(3),
-        "single.safetensors": {"a": [np.arange(3.0), (jnp.ones(2, jnp.bfloat16), None)], "ints": {5: np.float32(2)}},
+        "single.safetensors": _single(),
+        "single-2.safetensors": _single(),
     }
 
 
@@ -131,7 +139,9 @@ def bits(leaf: Any) -> Any:
 
 def main() -> None:
     """Write them all."""
+    old = (GOLDEN / "single.safetensors").read_bytes()
     shutil.rmtree(GOLDEN, ignore_errors=True)
     GOLDEN.mkdir(parents=True)
     for name, tree in trees().items():
         treering.save(GOLDEN / name, tree, metadata=METADATA if name != "example" else {"run": "a"})
+    (GOLDEN / "single.safetensors").write_bytes(old)

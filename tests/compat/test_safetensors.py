@@ -24,8 +24,10 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
+from treering._format.document import parse_index
 from treering._format.headers import DTYPES
 from treering._format.safetensors import parse_safetensors
+from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 # Versions of the library before 0.7 lack some; what it says of each is asked of it, not assumed.
@@ -100,13 +102,67 @@ def test_its_loaders_read_ours(tmp_path: Path) -> None:
     treering.save(path, tree)
     with safetensors.safe_open(path, framework="flax") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        assert set(file.metadata()) == {"treering", "treering.index"}
+        assert set(file.metadata()) == {"format", "treering", "treering.index"}
     assert set(found) == {"params/w", "step", "list/0"}
     assert np.array_equal(np.asarray(found["params/w"]), np.asarray(tree["params"]["w"]))
     assert int(found["step"]) == 3
     arrays = {"a": np.arange(4.0), "b": np.arange(3)}
     treering.save(path, arrays, overwrite=True)
     assert all(np.array_equal(value, arrays[name]) for name, value in safetensors.numpy.load_file(path).items())
+
+
+METADATA = {"license": "MIT", "steps": 3, "é": "größe", "half": "\ud800", "tags": ["a"], "treering.x": "y"}
+
+
+def test_readers_of_torch_models_find_what_they_look_for(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    treering.save(path, {"w": jnp.ones(3)}, metadata=METADATA)
+    with safetensors.safe_open(path, framework="np") as file:
+        metadata = file.metadata()
+    # accelerate's load_state_dict raises OSError unless it is pt, tf, flax or mlx.
+    assert metadata["format"] == "pt"
+    mine = {name: value for name, value in metadata.items() if name not in ("format", "treering", "treering.index")}
+    assert mine == {"license": "MIT", "é": "größe", "treering.x": "y"}
+    with treering.open(path) as opened:
+        assert opened.metadata == METADATA
+    assert treering.verify(path)
+
+
+@pytest.mark.parametrize("name", ["format", "treering", "treering.index"])
+def test_names_of_the_file_itself_are_refused_as_metadata(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unsupported, match=f"member '{name}'"):
+        treering.save(tmp_path / "m.safetensors", {"w": np.ones(3)}, metadata={name: "np"})
+    with pytest.raises(Unsupported, match=f"member '{name}'"):
+        treering.save_async(tmp_path / "m.safetensors", {"w": np.ones(3)}, metadata={name: "np"}).result()
+    assert not list(tmp_path.iterdir())
+    treering.save(tmp_path / "folder", {"w": np.ones(3)}, metadata={name: "np"})
+
+
+def with_index(content: bytes, change: Any) -> bytes:
+    """A single file whose header follows from another index text."""
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+    header["__metadata__"]["treering.index"] = change(header["__metadata__"]["treering.index"])
+    return file_of(header, content[8 + struct.unpack("<Q", content[:8])[0] :])
+
+
+def test_a_newer_version_of_single_files_is_called_newer(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    treering.save(path, {"w": np.ones(3)})
+
+    def newer(text: str) -> str:
+        head, rest = '{"treering": 3, "digest": "', text[text.index('",\n') :]
+        return head + digest((head.encode(), rest.encode())) + rest
+
+    with pytest.raises(Format, match="is of version 3; this treering reads version 2"):
+        parsed(with_index(path.read_bytes(), newer))
+
+
+def test_a_folder_of_version_2_is_newer_still(tmp_path: Path) -> None:
+    treering.save(tmp_path / "m.safetensors", {"w": np.ones(3)})
+    content = (tmp_path / "m.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+    with pytest.raises(Format, match="is of version 2; this treering reads version 1"):
+        parse_index(header["__metadata__"]["treering.index"].encode())
 
 
 def test_the_library_reads_the_data_files_of_a_checkpoint(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ believes nothing: what passes here is a tree, files and leaves that fit each oth
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from treering._format.signed import SignedForm
 from treering._format.tree_columns import decoded_tree, encoded_tree
 from treering.errors import Corrupt
 
-__all__ = ["INDEX_NAME", "VERSION", "data_name", "encode_index", "parse_index"]
+__all__ = ["INDEX_NAME", "VERSION", "data_name", "encode_index", "is_first_version", "parse_index"]
 
 INDEX_NAME: Final = "treering.json"
 """Name of the document in the checkpoint's folder."""
@@ -35,6 +36,19 @@ _LIMIT: Final = 1 << 63
 _FORM: Final = SignedForm(
     member="treering", version=VERSION, name=INDEX_NAME, hint="use another copy of the checkpoint"
 )
+# In a single file; version 1 of it had no other names in `__metadata__` than ours.
+_EMBEDDED_FORM: Final = dataclasses.replace(_FORM, version=2)
+_IS_FIRST: Final = f'{{"treering": {VERSION}, '.encode()
+
+
+def is_first_version(data: bytes) -> bool:
+    """Tell whether an index is of version 1, which the single files of old have.
+
+    Example:
+        >>> is_first_version(b'{"treering": 1, "digest": "'), is_first_version(b'{"treering": 2, "digest": "')
+        (True, False)
+    """
+    return data.startswith(_IS_FIRST)
 
 
 def data_name(attempt: str, number: int, count: int) -> str:
@@ -50,13 +64,17 @@ def data_name(attempt: str, number: int, count: int) -> str:
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def encode_index(index: Index) -> bytes:
+def encode_index(index: Index, *, embedded: bool = False) -> bytes:
     """Return the document, ready to be written.
+
+    Args:
+        index: what it says.
+        embedded: whether it is to lie in the very file that has the data.
 
     Raises:
         Unsupported: the metadata, or a key or static field of the structure, has no form in it.
     """
-    return _FORM.encoded(_members(index))
+    return (_EMBEDDED_FORM if embedded else _FORM).encoded(_members(index))
 
 
 def _members(index: Index) -> Iterator[tuple[str, Any]]:
@@ -94,7 +112,8 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
         Format: a newer version wrote it: its version, or a kind of leaf, container, key, codec or checksum is unknown.
         Unsupported: it has a dtype that this version does not know.
     """
-    return _FORM.read(data, functools.partial(_index, embedded=embedded))
+    form = _EMBEDDED_FORM if embedded and not is_first_version(data) else _FORM
+    return form.read(data, functools.partial(_index, embedded=embedded))
 
 
 def _index(document: Any, *, embedded: bool) -> Index:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from treering._codec.documents import member, parsed
 from treering._format.blocks import leaf_bytes, shown_chunk
 from treering._format.columns import check_chunks
-from treering._format.document import encode_index, parse_index
+from treering._format.document import encode_index, is_first_version, parse_index
 from treering._format.headers import (
     DATA_NOTE,
     DTYPES,
@@ -37,7 +37,16 @@ from treering._values.checksums import block_bytes
 from treering._values.hashes import check_hashes
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["Row", "check_single_file", "header_bytes", "laid_out", "lay_out", "parse_safetensors", "single_file"]
+__all__ = [
+    "Row",
+    "check_single_file",
+    "check_single_metadata",
+    "header_bytes",
+    "laid_out",
+    "lay_out",
+    "parse_safetensors",
+    "single_file",
+]
 
 LARGEST_HEADER: Final = 100_000_000
 """More bytes of header are read by no safetensors reader."""
@@ -45,6 +54,9 @@ LARGEST_HEADER: Final = 100_000_000
 _INDEX: Final = "treering.index"
 _NOTE: Final = "treering"
 _NOTE_TEXT: Final = "a tree; treering.index says how it is put together, and checks every byte of this file"
+# Readers of torch models look for it.
+_FORMAT: Final = "format"
+_FORMAT_TEXT: Final = "pt"
 _NAMES: Final = {name: dtype for dtype, name in DTYPES.items()}
 # Several items share a byte there, so no array of ours can lie on top of them.
 _PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
@@ -96,6 +108,34 @@ def _reason(kind: LeafType) -> str | None:
     return f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}"
 
 
+def check_single_metadata(metadata: Mapping[str, Any]) -> None:
+    """Require that the names in the metadata are not those that a single file has itself.
+
+    Raises:
+        Unsupported: one is.
+
+    Example:
+        >>> check_single_metadata({"format": "np"})
+        Traceback (most recent call last):
+        ...
+        treering.errors.Unsupported: metadata of a safetensors file has the member 'format'; that name is the file's own
+    """
+    for name in (_FORMAT, _NOTE, _INDEX):
+        if name in metadata:
+            raise Unsupported(
+                f"metadata of a safetensors file has the member {name!r}", hint="that name is the file's own"
+            )
+
+
+def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the members that any reader of safetensors can hold."""
+    return {
+        name: value
+        for name, value in metadata.items()
+        if type(value) is str and not _SURROGATE.search(name) and not _SURROGATE.search(value)
+    }
+
+
 def single_file(index: Index) -> tuple[Index, bytes]:
     """Return the index of a file that holds everything, and that file's bytes before its data.
 
@@ -143,11 +183,13 @@ def _moved(index: Index, header: int) -> Index:
 
 
 def _single_header(index: Index) -> str:
-    return _header_around(index, encode_index(index).decode("ascii"))
+    return _header_around(index, encode_index(index, embedded=True))
 
 
-def _header_around(index: Index, text: str) -> str:
-    note = {_NOTE: _NOTE_TEXT, _INDEX: text}
+def _header_around(index: Index, document: bytes) -> str:
+    note = {_NOTE: _NOTE_TEXT, _INDEX: document.decode("ascii")}
+    if not is_first_version(document):
+        note = {_FORMAT: _FORMAT_TEXT, **_texts(index.metadata), **note}
     return header_text(index.keys, index.types, index.leaf_types, rows_of_file(index, 0), note)
 
 
@@ -199,6 +241,8 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
         raise Corrupt("the index in the header is no text", hint=_DAMAGED) from None
     index = parse_index(document, embedded=True)
+    if not is_first_version(document) and not {_FORMAT, _NOTE, _INDEX}.isdisjoint(index.metadata):
+        raise Corrupt("the metadata has a member that is the file's own", hint=_DAMAGED)
     for number, kind in enumerate(index.types):
         if _reason(kind) is not None:
             raise Corrupt(
@@ -215,7 +259,7 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
         raise Corrupt(f"{file.nbytes} bytes were written, {size} are there{which}", offset=size, hint=_DAMAGED)
     if file.header != 8 + len(raw):
         raise Corrupt(f"the header has {8 + len(raw)} bytes, {file.header} were written", offset=0, hint=_DAMAGED)
-    wanted = framed(_header_around(index, text), file.header)[8:]
+    wanted = framed(_header_around(index, document), file.header)[8:]
     if wanted != raw:
         differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
         place = next(differing, min(len(wanted), len(raw)))

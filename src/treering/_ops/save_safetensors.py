@@ -14,7 +14,7 @@ from treering._arrays.parted import Parted
 from treering._arrays.written import Layout, Written, content
 from treering._codec.documents import check_json
 from treering._format.index import DataFile
-from treering._format.safetensors import check_single_file, laid_out, single_file
+from treering._format.safetensors import check_single_file, check_single_metadata, laid_out, single_file
 from treering._ops.flight import UNWATCHED, Watch
 from treering._ops.save import index_of
 from treering._ops.save_file import claimed_last, require_free
@@ -51,6 +51,7 @@ def require_holdable(flat: Flattened, leaves: Outgoing, metadata: Mapping[str, A
     """
     check_single_file(flat.keys, leaves.types, leaves.leaf_types)
     check_json(metadata, "metadata")
+    check_single_metadata(metadata)
 
 
 def write_safetensors(
