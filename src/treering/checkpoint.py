@@ -164,7 +164,8 @@ def load(
         shardings: a ``jax.sharding.Sharding``, ``PartitionSpec`` or device for every array; a prefix tree of them, in
             which None is the default device; a function of (key text, ``jax.ShapeDtypeStruct``) that returns one; or
             partition rules, pairs of a pattern and a ``PartitionSpec``. Default: ``like``'s, else the default device.
-        mesh: the mesh of partition specs; alone, everything is replicated on it.
+        mesh: the mesh of partition specs; default: that of ``jax.set_mesh``. Alone, it is that of ``like``'s specs, and
+            what has none is replicated on it.
         rename: wanted key -> stored key, for leaves or branches of ``like``.
         missing: "error", or "keep" for what ``like`` has where nothing is stored.
         cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.

@@ -40,10 +40,12 @@ def require_alive(value: jax.Array) -> None:
     """Refuse an array that has no bytes, or has them no more.
 
     Raises:
-        Unsupported: it is a tracer, or it was deleted (donated).
+        Unsupported: it is a tracer, is unreduced, or was deleted (donated).
     """
     if isinstance(value, jax.core.Tracer):
         raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
+    if getattr(getattr(value.sharding, "spec", None), "unreduced", None):
+        raise Unsupported("the array is unreduced: its devices hold partial sums", hint="reshard it before")
     if value.is_deleted():
         raise Unsupported("the array has been deleted, most likely donated to a jitted function", hint="save it before")
 

@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 from treering._arrays.host import jax_holds
+from treering._tree.placement import aval_of, is_concrete, resolved
 from treering._tree.state_dict import to_state_dict
+from treering._values.keys import join_key
 from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch, Unsupported
 
@@ -103,25 +105,38 @@ def _put_all(slots: list[_Slot]) -> None:
                 path=unwound(trail),
                 hint="set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert",
             )
-    shardings = [sharding for _, _, sharding, _ in slots]
+    shardings = [
+        _with_devices(array, sharding, trail) for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True)
+    ]
     try:
         # None inside a list of shardings would be no leaf for jax, so equal ones are given once.
         if all(sharding is shardings[0] for sharding in shardings):
             placed = jax.device_put(arrays, shardings[0])
         else:
             placed = [jax.device_put(*pair) for pair in zip(arrays, shardings, strict=True)]
-    except (ValueError, TypeError):
-        placed = [_put(*pair) for pair in zip(arrays, slots, strict=True)]
+    except (ValueError, TypeError, NotImplementedError):
+        placed = [_put(array, place, slot[3]) for array, place, slot in zip(arrays, shardings, slots, strict=True)]
     for array, (holder, slot, _, _) in zip(placed, slots, strict=True):
         holder[slot] = array
 
 
-def _put(array: np.ndarray[Any, Any], slot: _Slot) -> Any:
+def _with_devices(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:
+    """Return the sharding; one of an abstract mesh on the current mesh of devices.
+
+    Raises:
+        Mismatch, Unsupported: there is none, or an array cannot be laid out so.
+    """
+    if not isinstance(sharding, jax.sharding.NamedSharding) or is_concrete(sharding):
+        return sharding
+    key = join_key(unwound(trail))
+    return resolved(sharding, None, {key: aval_of(array.shape, array.dtype)}, [key])[key]
+
+
+def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:
     """Put one array, and name it where jax refuses it."""
-    _, _, sharding, trail = slot
     try:
         return jax.device_put(array, sharding)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise Mismatch(
             f"an array of shape {array.shape} cannot be placed on {sharding}: {error}", path=unwound(trail)
         ) from error

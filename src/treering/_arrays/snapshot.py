@@ -137,10 +137,12 @@ class _Coming:
         held: jax.Array = array.addressable_shards[0].data
         if array.nbytes > _SMALL_BYTES:
             held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
-        held.copy_to_host_async()
+        with jax.transfer_guard_device_to_host("allow"):
+            held.copy_to_host_async()
         self._handle = held
 
     def arrived(self) -> NDArray[Any]:
         """Wait for the copy."""
-        host: NDArray[Any] = np.asarray(self._handle)
+        with jax.transfer_guard_device_to_host("allow"):
+            host: NDArray[Any] = np.asarray(self._handle)
         return host

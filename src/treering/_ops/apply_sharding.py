@@ -133,7 +133,7 @@ def _put(step: _Step) -> Any:
         leaf = np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
     try:
         return jax.device_put(leaf, step.sharding)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         step.trouble = str(error)
         return step.leaf
 

@@ -25,7 +25,7 @@ from treering._ops.arrivals import BATCH_BYTES, Report, brought
 from treering._ops.one_state import OpenAgain
 from treering._store.note_text import Failure
 from treering._store.notes import Notes, PathNotes
-from treering._tree.placement import is_placement
+from treering._tree.placement import current_mesh, is_placement
 from treering._tree.rules import spec_of
 from treering._values.processes import Processes, named, timeout_seconds
 from treering.errors import Busy, Mismatch, NotFound, NotShared, TreeringError
@@ -62,10 +62,17 @@ class Named:
         if isinstance(self._mesh, jax.sharding.Mesh):
             yield jax.sharding.NamedSharding(self._mesh, spec_of())
         given = jax.tree_util.tree_leaves(self._shardings, is_leaf=is_placement)
-        yield from (one for one in given if isinstance(one, jax.sharding.Sharding))
         if self._mesh is None and self._shardings is None:
-            found = (getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(self._like))
-            yield from dict.fromkeys(one for one in found if isinstance(one, jax.sharding.Sharding))
+            given = [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(self._like)]
+        current = current_mesh()
+        for one in dict.fromkeys(one for one in given if is_placement(one)):
+            if isinstance(one, jax.sharding.PartitionSpec) or isinstance(
+                getattr(one, "mesh", None), jax.sharding.AbstractMesh
+            ):
+                if current is not None:
+                    yield jax.sharding.NamedSharding(current, spec_of())
+            elif isinstance(one, jax.sharding.Sharding):
+                yield one
 
 
 class Company:

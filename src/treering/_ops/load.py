@@ -205,11 +205,13 @@ def _placements(
     placed: list[Any] = [None] * len(matches)
     explicit = asked.shardings is not None or asked.mesh is not None
     avals: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     too_wide: list[str] = []
     holds: dict[np.dtype[Any], bool] = {}
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
-        dtype = array_dtype(index, match) if explicit or like is not None else None
+        place = sharding_of(like)
+        dtype = array_dtype(index, match) if explicit or place is not None else None
         if dtype is None or isinstance(like, np.ndarray | np.generic):
             continue
         if dtype not in holds:
@@ -218,12 +220,11 @@ def _placements(
             if explicit and match.fit.kind == "jax":
                 too_wide.append(f"{keys[number]} ({dtype.name})")
             continue
-        if explicit:
+        if explicit or match.fit.kind in ("jax", "key"):
             avals[keys[number]] = aval_of(aval_shape(index, match), dtype)
-        elif match.fit.kind in ("jax", "key"):
-            placed[number] = sharding_of(like)
-    if explicit:
-        chosen = resolved(asked.shardings, asked.mesh, avals, [*keys, *asked.known])
+            own[keys[number]] = place
+    if explicit or avals:
+        chosen = resolved(asked.shardings, asked.mesh, avals, [*keys, *asked.known], own)
         for number, key in enumerate(keys):
             placed[number] = chosen.get(key)
             match = matches[number]

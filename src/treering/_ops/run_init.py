@@ -17,7 +17,7 @@ from treering._ops.run_items import given_back, loaded_items
 from treering._ops.source import opened_source
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Wording
-from treering._tree.placement import aval_of, resolved
+from treering._tree.placement import aval_of, current_mesh, resolved, sharding_of
 from treering._tree.unflatten import rebuilt
 from treering.errors import Mismatch, Unsupported
 
@@ -102,10 +102,10 @@ class _Fresh:
         holes = [number for number, leaf in enumerate(flat.leaves) if leaf is _HOLE]
         keys = [flat.keys[number] for number in holes]
         plain = {key: aval_of(aval.shape, aval.dtype) for key, aval in zip(keys, avals, strict=True)}
-        if shardings is None and mesh is None:
-            places = {key: _own_sharding(aval) for key, aval in zip(keys, avals, strict=True)}
-        else:
-            places = resolved(shardings, mesh, plain, flat.keys)
+        # Where meshes have explicit axes, ``init_fn`` itself says where an array goes.
+        here = current_mesh() is not None
+        own = {key: sharding_of(aval) for key, aval in zip(keys, avals, strict=True)} if here else {}
+        places = resolved(shardings, mesh, plain, flat.keys, own)
         leaves = list(flat.leaves)
         for number, key in zip(holes, keys, strict=True):
             leaves[number] = _placed(plain[key], places[key])
@@ -140,14 +140,6 @@ class _Fresh:
 
 
 _HOLE: Final = aval_of((), bool)
-
-
-def _own_sharding(aval: jax.ShapeDtypeStruct) -> Sharding | None:
-    """Return where ``init_fn`` itself puts an array, which its type says where meshes have explicit axes."""
-    sharding, mesh = getattr(aval, "sharding", None), jax.sharding.get_mesh()
-    if not isinstance(sharding, NamedSharding) or mesh.empty or not isinstance(mesh, jax.sharding.Mesh):
-        return None
-    return NamedSharding(mesh, sharding.spec)
 
 
 def _placed(aval: jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:

@@ -65,7 +65,7 @@ def leaf_shardings(
     """
     require_mesh(said.mesh)
     if said.mesh is None and said.partition_rules is None and said.shardings is None:
-        return {key: own.get(key) for key in avals if key not in on_host}
+        return placed(lambda key, _aval: own.get(key), None, {key: avals[key] for key in avals if key not in on_host})
     if said.partition_rules is not None:
         given = _by_rules(rule_pairs(said.partition_rules), avals, on_host)
         return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})

@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -21,6 +22,8 @@ __all__ = [
     "Choice",
     "Shardings",
     "aval_of",
+    "current_mesh",
+    "is_concrete",
     "is_placement",
     "is_rules",
     "placed",
@@ -45,21 +48,28 @@ def resolved(
     mesh: jax.sharding.Mesh | None,
     avals: Mapping[str, jax.ShapeDtypeStruct],
     known: Sequence[str],
+    own: Mapping[str, Sharding | None] = MappingProxyType({}),
 ) -> dict[str, Sharding | None]:
     """Return the sharding of every leaf in ``avals``; None is the default device.
 
     Args:
-        shardings: as the user gave them; None with a mesh means replicated on it.
-        mesh: what partition specs are meant for.
+        shardings: as the user gave them; None means those of the target.
+        mesh: what partition specs are meant for, also those of the target; a leaf without one is replicated on it.
         avals: key text -> shape and dtype of each leaf that goes on devices.
         known: every key of the tree; a prefix tree that names something else is mistyped.
+        own: key text -> where the leaf of the target lies.
 
     Raises:
         Mismatch: a leaf has no sharding or no rule, or its shape cannot be divided so; all of them at once.
         Unsupported: this is no sharding.
     """
     require_mesh(mesh)
-    return placed(_choice(shardings, mesh, known), mesh, avals)
+    try:
+        return placed(_choice(shardings, mesh, known, own), mesh, avals)
+    except Mismatch as error:
+        if shardings is None and mesh is not None:
+            error.hint = "the specs are those of the target; shardings=PartitionSpec() replicates on the mesh"
+        raise
 
 
 def require_mesh(mesh: Any) -> None:
@@ -109,6 +119,15 @@ def placed(
     return result
 
 
+def current_mesh() -> jax.sharding.Mesh | None:
+    """Return the mesh of devices that ``jax.set_mesh`` set; None where there is none, and in a trace."""
+    try:
+        mesh: Any = jax.sharding.get_mesh()
+    except ValueError:
+        return None
+    return mesh if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty else None
+
+
 class _NoFit(Exception):
     """What is wrong with the sharding of one leaf."""
 
@@ -125,10 +144,14 @@ def sharding_of(like: Any) -> Any:
     return sharding if sharding is not None and getattr(like, "committed", True) else None
 
 
-def _choice(shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequence[str]) -> Choice:
+def _choice(
+    shardings: Shardings, mesh: jax.sharding.Mesh | None, known: Sequence[str], own: Mapping[str, Sharding | None]
+) -> Choice:
     if shardings is None:
-        fallback = spec_of() if mesh is not None else None
-        return lambda _key, _aval: fallback
+        if mesh is None:
+            return lambda key, _aval: own.get(key)
+        replicated = spec_of()
+        return lambda key, _aval: getattr(own.get(key), "spec", replicated)
     if is_placement(shardings) or isinstance(shardings, jax.sharding.Mesh):
         return lambda _key, _aval: shardings
     if is_rules(shardings):
@@ -206,17 +229,24 @@ def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeSt
         hint = "give mesh=" if isinstance(given, jax.sharding.Mesh) else "a Sharding, Device or PartitionSpec"
         raise Unsupported(f"a {type(given).__name__} is no sharding", hint=hint)
     if isinstance(given, NamedSharding):
+        given = _concrete(given, mesh, aval)
+        if not is_concrete(given):
+            raise _NoFit(f"{_text(aval)}: {given.spec} is for partial sums, and what is stored is whole")
         _require_divisible(given, aval)
+    sharding: Sharding = given
     try:
-        given.shard_shape(aval.shape)
+        sharding.shard_shape(aval.shape)
     except (ValueError, IndexError) as error:
-        raise _NoFit(f"{_text(aval)} cannot be laid out as {given}: {error}") from error
-    return given
+        raise _NoFit(f"{_text(aval)} cannot be laid out as {sharding}: {error}") from error
+    return sharding
 
 
 def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> NamedSharding:
+    mesh = current_mesh() if mesh is None else mesh
     if mesh is None:
-        raise Unsupported(f"{spec} says nothing without a mesh", hint="give mesh=, or NamedSharding(mesh, spec)")
+        raise Unsupported(
+            f"{spec} says nothing without a mesh", hint="give mesh=, jax.set_mesh, or NamedSharding(mesh, spec)"
+        )
     for name in [name for part in spec for name in _names(part)]:
         if name not in mesh.axis_names:
             near = difflib.get_close_matches(str(name), list(map(str, mesh.axis_names)), n=1)
@@ -226,6 +256,28 @@ def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.Shap
         return NamedSharding(mesh, spec)
     except ValueError as error:
         raise _NoFit(f"{_text(aval)}: {error}") from error
+
+
+def _concrete(given: NamedSharding, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> NamedSharding:
+    """Return the sharding; one of an abstract mesh on the mesh that is given, else on the current one."""
+    if isinstance(given.mesh, jax.sharding.Mesh):
+        return given
+    axes = dict(given.mesh.shape)
+    if mesh is None:
+        mesh = current_mesh()
+        if mesh is None:
+            raise Unsupported(
+                f"{given.spec} is for an abstract mesh of {axes}, which has no devices",
+                hint="give mesh=, or jax.set_mesh",
+            )
+        if dict(mesh.shape) != axes:
+            raise _NoFit(f"{_text(aval)}: {given.spec} is for a mesh of {axes}, the current one has {dict(mesh.shape)}")
+    return _on_mesh(given.spec, mesh, aval)
+
+
+def is_concrete(sharding: NamedSharding) -> bool:
+    """Tell whether a sharding is on devices, each of which has a part of the array and no partial sum."""
+    return isinstance(sharding.mesh, jax.sharding.Mesh) and not getattr(sharding.spec, "unreduced", None)
 
 
 def _names(part: Any) -> tuple[Any, ...]:
