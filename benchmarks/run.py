@@ -1,6 +1,7 @@
-"""What a training loop pays for saving: ``treering.save_async`` against Orbax' AsyncCheckpointer, and the plan cache.
+"""What a training loop pays for saving: ``treering.save_async`` against Orbax' AsyncCheckpointer; the plan cache.
 
-Orbax' saves are not durable and have no checksums; treering's are and have.
+The workload K is a run that keeps thousands of steps. Orbax' saves are not durable and
+have no checksums; treering's are and have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from benchmarks import workloads
 from benchmarks.files import Files
 from benchmarks.measure import Case, Group, Work
+from benchmarks.run_kept import KeptScene
 from benchmarks.run_loop import Loop, Saved, Stolen, blocked, updated
 from benchmarks.run_peers import Orbax, Saver, Treering
 from benchmarks.suite import Benchmark, Goal, Scene
@@ -153,6 +155,10 @@ class _RunScene(Scene):
         return None
 
 
+def _scene(name: str, leaves: LeafKind, factor: float, folder: Path) -> Scene:
+    return KeptScene(factor, folder) if name == "K" else _RunScene(name, leaves, factor, folder)
+
+
 def _plan(tree: Tree) -> Planned:
     plan = planned(tree)
     plan.layout(_ATTEMPT)
@@ -166,11 +172,11 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 BENCHMARK = Benchmark(
     name="run",
     title="treering.save_async and Orbax' AsyncCheckpointer beside a training loop",
-    workloads=("A", "A16", "B", "B1"),
-    numpy_only=(),
+    workloads=("A", "A16", "B", "B1", "K"),
+    numpy_only=("K",),
     jax_only=("A", "A16", "B", "B1"),
     packages=("jax", "numpy", "xxhash", "orbax-checkpoint", "tensorstore"),
-    scene=_RunScene,
+    scene=_scene,
     goals=(
         Goal(row=1, workload="A", group="blocked", kind="faster", against="Orbax", bound=8.0),
         Goal(row=2, workload="A", group="stolen", kind="faster", against="Orbax", bound=3.0),
@@ -178,5 +184,8 @@ BENCHMARK = Benchmark(
             Goal(row=3, workload=name, group="plan again", kind="faster", against="first plan", bound=10.0)
             for name in ("A", "B1", "B")
         ),
+        Goal(row=4, workload="K", group="kept, save", kind="seconds", bound=0.010),
+        Goal(row=5, workload="K", group="kept, calls", kind="count", bound=150),
+        Goal(row=6, workload="K", group="kept, latest", kind="seconds", bound=0.100),
     ),
 )

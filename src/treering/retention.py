@@ -297,8 +297,7 @@ def retained(policy: Policy | None, facts: Sequence[StepFacts]) -> list[Verdict]
         3 True the newest
     """
     ordered = sorted(facts, key=_number)
-    lasting = [fact for fact in ordered if not fact.temporary]
-    kept = {fact.step: (_ALL,) for fact in lasting} if policy is None else policy.kept(lasting)
+    kept = _kept(policy, ordered)
     verdicts = []
     for position, fact in enumerate(ordered, 1):
         reasons = kept.get(fact.step, ())
@@ -310,6 +309,23 @@ def retained(policy: Policy | None, facts: Sequence[StepFacts]) -> list[Verdict]
             why = f"temporary, and {ordered[position].step} came after it" if fact.temporary else _NO_RULE
             verdicts.append(Verdict(step=fact.step, kept=False, reasons=(why,)))
     return verdicts
+
+
+def removable(policy: Policy | None, facts: Sequence[StepFacts]) -> list[int]:
+    """Return the steps that `retained` does not keep, ascending.
+
+    Example:
+        >>> removable(KeepLast(1), [StepFacts(step=step, saved=0.0) for step in (1, 2, 3)])
+        [1, 2]
+    """
+    kept = _kept(policy, facts)
+    newest = max((fact.step for fact in facts), default=None)
+    return sorted(fact.step for fact in facts if fact.step not in kept and fact.step != newest)
+
+
+def _kept(policy: Policy | None, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+    lasting = [fact for fact in facts if not fact.temporary]
+    return {fact.step: (_ALL,) for fact in lasting} if policy is None else policy.kept(lasting)
 
 
 def _number(fact: StepFacts) -> int:

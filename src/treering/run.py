@@ -261,7 +261,9 @@ class Run:
 
     def latest(self) -> int | None:
         """Return the last step; None where there is none."""
-        return max(self.steps(), default=None)
+        from treering._ops.run_steps import latest_of
+
+        return latest_of(self.path)
 
     def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
         """Return the step whose metric is best, the later of two that are alike; None where no step has it.

@@ -16,7 +16,7 @@ import pytest
 import treering as tr
 from treering._ops import run_load
 from treering._ops.background import wait_for
-from treering._ops.run_steps import steps_of
+from treering._ops.run_steps import latest_of
 from treering._store import checkpoint_folder
 from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
 
@@ -113,14 +113,14 @@ def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.M
     reader = tr.Run(tmp_path / "run")
     looked: list[int] = []
 
-    def saved_behind_the_back(path: Path) -> list[int]:
-        found = steps_of(path)
-        if len(looked) < 2:
-            looked.append(found[-1])
-            filled(tmp_path / "run", found[-1] + 1, keep=tr.KeepLast(1))
+    def saved_behind_the_back(path: Path) -> int | None:
+        found = latest_of(path)
+        if len(looked) < 2 and found is not None:
+            looked.append(found)
+            filled(tmp_path / "run", found + 1, keep=tr.KeepLast(1))
         return found
 
-    monkeypatch.setattr(run_load, "steps_of", saved_behind_the_back)
+    monkeypatch.setattr(run_load, "latest_of", saved_behind_the_back)
     tree = reader.load() if ask == "load" else reader.load_or_init(lambda: {"params": {"w": HALVES}, "step": 0}).tree
     assert tree["step"] == 3
     assert looked == [1, 2]

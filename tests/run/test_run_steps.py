@@ -17,17 +17,23 @@ from treering._format.detect import Form, detect
 from treering._format.run_document import RunDocument, StepNote, StepRecord, encode_run, noted, parse_run
 from treering._ops import run_gc, run_steps, source
 from treering._ops.run_gc import collect, collect_after, remove_steps
+from treering._ops.run_known import KnownSteps
 from treering._ops.run_steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
 from treering._store.folder import Folder
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
-from treering.retention import KeepBest, KeepLast, StepFacts, retained
+from treering.retention import KeepBest, KeepLast, Policy, StepFacts, retained
 
 
 def save(run: Path, step: int, **note: Any) -> None:
     facts: dict[str, Any] = {"saved": 1000.0 + step, "metrics": {"loss": 1 / (step + 1)}} | note
     tree = {"w": np.arange(10.0) + step}
     tr.save(step_path(run, step), tree, metadata=noted({"by": "me"}, StepNote(step=step, **facts)), overwrite=True)
+
+
+def after(run: Path, step: int, keep: Policy | None, known: KnownSteps | None = None) -> None:
+    """Do what follows the commit of a step, as the first save of a program does."""
+    collect_after(run, step, keep, known=known or KnownSteps(), there=None, seconds=0.5, save_every=None)
 
 
 @pytest.fixture
@@ -278,13 +284,13 @@ class TestAfterAStep:
         replaced: list[bytes] = []
         real = RunFolder.replace_document
 
-        def counted(opened: RunFolder, data: bytes) -> None:
+        def counted(opened: RunFolder, data: bytes, **how: Any) -> None:
             replaced.append(data)
-            real(opened, data)
+            real(opened, data, **how)
 
         monkeypatch.setattr(RunFolder, "replace_document", counted)
         save(run, 40)
-        collect_after(run, 40, KeepLast(2), seconds=0.5, keep_text="KeepLast(2)", save_every=None)
+        after(run, 40, KeepLast(2))
         assert steps_of(run) == [30, 40]
         assert [[record.step for record in parse_run(data).steps] for data in replaced] == [[30, 40]]
         records = records_of(run)
@@ -300,7 +306,7 @@ class TestAfterAStep:
         save(run, 40)
         monkeypatch.setattr(Folder, "replace", refuse)
         with pytest.raises(StoreFailed, match="step_00000010"):
-            collect_after(run, 40, KeepLast(1), seconds=0.5, keep_text="KeepLast(1)", save_every=None)
+            after(run, 40, KeepLast(1))
         assert steps_of(run) == [10, 20, 30, 40]
         assert records_of(run).steps[-1].seconds == 0.5
 
@@ -309,7 +315,7 @@ class TestAfterAStep:
         (run / "run.json").unlink()
         (run / "run.json").mkdir()
         with pytest.raises(Format, match=r"run\.json"):
-            collect_after(run, 40, KeepLast(1), seconds=0.5, keep_text="KeepLast(1)", save_every=None)
+            after(run, 40, KeepLast(1))
         assert steps_of(run) == [40]
 
 

@@ -202,7 +202,7 @@ def _folder(place: Path) -> Form:
 def _is_run(place: Path) -> bool:
     """Tell whether a folder has steps, or the document that a run keeps about them."""
     with RunFolder(place) as run:
-        if run.steps():
+        if run.latest() is not None:
             return True
         data = run.read_document()
     if data is None:

@@ -11,10 +11,10 @@ import datetime
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, shown
+from treering._codec.documents import check_json, json_text, member, shown
 from treering._format.document_parts import matching
 from treering._format.signed import SignedForm
 from treering._store.run_folder import HIGHEST_STEP, RUN_DOCUMENT
@@ -31,6 +31,7 @@ __all__ = [
     "note_in",
     "noted",
     "parse_run",
+    "record_text",
     "step_in",
     "without_note",
 ]
@@ -176,13 +177,30 @@ def _note(node: Any) -> StepNote:
 # ------------------------------------------------------------------------------------------------------------ run.json
 
 
-def encode_run(document: RunDocument) -> bytes:
+def encode_run(document: RunDocument, texts: Iterable[str] | None = None) -> bytes:
     """Return ``run.json``.
+
+    Args:
+        document: what it says.
+        texts: the `record_text` of each step, where they are known already; the document's own steps are not read then.
 
     Raises:
         Unsupported: something in it has no form in JSON.
     """
-    return _FORM.encoded(_members(document))
+    steps = ",".join(map(record_text, document.steps) if texts is None else texts)
+    members = (("keep", json_text(document.keep)), ("save_every", json_text(document.save_every)))
+    return _FORM.encoded_texts((*members, ("steps", f"[{steps}]")))
+
+
+def record_text(record: StepRecord) -> str:
+    """Return what ``run.json`` says of one step, as JSON.
+
+    Raises:
+        Unsupported: something in it has no form in JSON.
+    """
+    node = _record_node(record)
+    check_json([node], "steps")
+    return json_text(node)
 
 
 def parse_run(data: bytes) -> RunDocument:
@@ -202,14 +220,6 @@ def parse_run(data: bytes) -> RunDocument:
         RunDocument(keep='KeepLast(3)', save_every=None, steps=())
     """
     return _FORM.read(data, _document)
-
-
-def _members(document: RunDocument) -> Iterator[tuple[str, Any]]:
-    steps = [_record_node(record) for record in document.steps]
-    check_json(steps, "steps")
-    yield "keep", document.keep
-    yield "save_every", document.save_every
-    yield "steps", steps
 
 
 def _document(document: Any) -> RunDocument:

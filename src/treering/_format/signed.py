@@ -52,7 +52,11 @@ class SignedForm:
 
     def encoded(self, members: Iterable[tuple[str, Any]]) -> bytes:
         """Return a document of these members."""
-        lines = [f'"{name}": {json_text(value)}' for name, value in members]
+        return self.encoded_texts((name, json_text(value)) for name, value in members)
+
+    def encoded_texts(self, members: Iterable[tuple[str, str]]) -> bytes:
+        """Return a document of members whose values are compact JSON already."""
+        lines = [f'"{name}": {text}' for name, text in members]
         head, body = f'{{"{self.member}": {self.version}, "digest": "', '",\n' + ",\n".join(lines) + "}\n"
         return f"{head}{digest((head.encode(), body.encode()))}{body}".encode("ascii")
 

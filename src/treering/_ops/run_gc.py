@@ -6,19 +6,17 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 from treering._format.index_glance import glance, names_in
+from treering._ops.run_known import KnownSteps
 from treering._ops.run_left import finish_left, left_behind
-from treering._ops.run_steps import Records, facts, note_records, records_in, records_of, with_step
+from treering._ops.run_steps import NOT_READ, Records, facts, note_records, records_in, records_of
 from treering._store.run_folder import RunFolder
 from treering._store.step_removal import remove_step, tidy_step
-from treering.errors import Busy, Corrupt, Format, NotFound, TreeringError, Unsupported
+from treering.errors import Busy, NotFound, TreeringError
 from treering.retention import Policy, Verdict, retained
 
 __all__ = ["collect", "collect_after", "remove_steps"]
-
-_NOT_READ: Final = (Corrupt, Format, Unsupported)
 
 
 def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
@@ -52,19 +50,52 @@ def collect_after(
     step: int,
     keep: Policy | None,
     *,
+    known: KnownSteps,
+    there: Iterable[int] | None,
     seconds: float | None,
-    keep_text: str | None,
     save_every: str | None,
+    more_follow: bool = False,
 ) -> None:
-    """Do what follows the commit of a step: `collect`, and `note_step`; the steps are looked at once for both.
+    """Do what follows the commit of a step: remove the steps that ``keep`` does not keep, and note the others.
+
+    What this costs does not grow with the steps that stay: only those are looked at that are new here, that would go,
+    or that decide it. What a dead process left in the folder of another step is for `collect`.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        keep: the policy, as for `collect`.
+        known: what the run knows of its steps.
+        there: the steps whose folders were there when the save began, and those that were in flight; None to look.
+        seconds: how long the save took.
+        save_every: text of the policy that says when to save.
+        more_follow: whether another save of the run is waiting, which will note this step too.
 
     Raises:
-        StoreFailed: as they do.
+        StoreFailed: as `collect` does.
         LinkRefused: ``run.json`` is a link.
     """
+    errors: list[TreeringError] = []
     with RunFolder(path) as run:
-        records = with_step(records_in(run), step, seconds=seconds, keep=keep_text, save_every=save_every)
-        _collected(run, records, keep)
+        back = None
+        if run.has_left():
+            known.forget()
+            errors += finish_left(run)
+            back = left_behind(run) if errors else None
+        known.bring_up(run, step, there, seconds=seconds)
+        going = known.going(run, keep)
+        if back is not None:
+            going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
+        known.drop(going)
+        with _collecting(errors):
+            known.write(run, None if keep is None else repr(keep), save_every, may_wait=more_follow and not going)
+        for old, digest in going.items():
+            with _collecting(errors):
+                remove_step(run, old, names_in, _if_still(digest))
+        for each in known.untidy():
+            with _collecting(errors), contextlib.suppress(Busy):  # the save that goes on there has tidied first
+                tidy_step(run, each, names_in, newest=each == step)
+    _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
 
 
 def remove_steps(path: Path, steps: Iterable[int]) -> None:
@@ -141,5 +172,5 @@ def _if_still(digest: str) -> Callable[[bytes], str | None]:
 def _in_any_case(data: bytes) -> str:
     try:
         return glance(data).attempt
-    except _NOT_READ:
+    except NOT_READ:
         return secrets.token_hex(8)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from treering._format.detect import Form, detect
-from treering._ops.run_steps import step_path, steps_of
+from treering._ops.run_steps import latest_of, step_path
 from treering.errors import NotFound
 
 __all__ = ["latest_step", "of_latest"]
@@ -33,10 +33,10 @@ def latest_step(path: str | os.PathLike[str]) -> Path:
         >>> latest_step(run).name
         'step_00000007'
     """
-    steps = steps_of(Path(path))
-    if not steps:
+    latest = latest_of(Path(path))
+    if latest is None:
         raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor says what lies there")
-    return step_path(Path(path), steps[-1])
+    return step_path(Path(path), latest)
 
 
 def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[str]], _Read]) -> _Read:

@@ -21,7 +21,7 @@ from treering._ops.run_left import left_steps
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number
 from treering._ops.run_state import RunState
-from treering._ops.run_steps import facts_of, records_of, step_path, steps_of
+from treering._ops.run_steps import facts_of, latest_of, records_of, step_path, steps_of
 from treering._ops.source import opened_source
 from treering._store.run_folder import RunFolder
 from treering._values.steps_text import steps_text
@@ -122,6 +122,7 @@ def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
 
     def remove() -> None:
         collect(run.path, run.keep, dry_run=False)
+        run.known.forget()
 
     # First all look, then process 0 removes: nobody is to miss a step because it is gone already.
     said_by_first(lambda: None, path=run.path, doing=doing, timeout=run.timeout, before=judge)
@@ -153,7 +154,7 @@ def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
             return read(latest)
         except NotFound:
             # Somebody else's program may have saved newer steps, and removed this one, since it was looked for.
-            newer = max(steps_of(run.path), default=None)
+            newer = latest_of(run.path)
             if this_processes(()).count > 1 or newer in (None, latest):
                 raise
             latest = newer
@@ -166,7 +167,7 @@ def _agreed_latest(run: RunState) -> int | None:
         TreeringError: an earlier save failed; or another process did, or did not come.
     """
     return said_by_first(
-        lambda: max(steps_of(run.path), default=None),
+        lambda: latest_of(run.path),
         path=run.path,
         doing=f"look for the latest step of {run.shown!r}",
         timeout=run.timeout,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from treering._format.document import INDEX_NAME
@@ -14,7 +14,7 @@ from treering._ops.run_state import RunState
 from treering._ops.run_steps import steps_of
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
 from treering._values.steps_text import steps_text
-from treering.errors import Exists
+from treering.errors import Exists, NotFound, StoreFailed
 
 __all__ = ["Order", "order_of"]
 
@@ -23,12 +23,14 @@ __all__ = ["Order", "order_of"]
 class Order:
     """Where a step stands among those that are there."""
 
-    replaced: bool
+    replaced: bool = False
     """Whether there was such a step."""
-    left: Sequence[int]
+    left: Sequence[int] = ()
     """Later steps, which are left behind."""
     mark: str | None = None
     """That of the list of those, on the process that writes it down; None where nothing is left behind."""
+    there: frozenset[int] | None = None
+    """The steps that had a folder, or were in flight; None where nobody knows."""
 
     def text(self, step: int) -> str:
         """Return what becomes of them, to follow the reason of a save."""
@@ -55,9 +57,10 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
         if INDEX_NAME in names:
             raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
         flying = {pending.path.name for pending in in_flight(run.path)}
-        if step > max(_steps_in(names | flying), default=-1):
-            # By names alone: a look into thousands of steps would hold up the loop.
-            return Order(replaced=False, left=())
+        # By names alone: a look into thousands of steps would hold up the loop.
+        folders = frozenset(found for found in map(step_of_name, names | flying) if found is not None)
+        if step > max(folders, default=-1):
+            return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
     wait_for(run.path)
     raise_unreported(run.path)
@@ -82,12 +85,9 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
 def _names_in(path: Path) -> set[str] | None:
     """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell."""
     try:
-        return {entry.name for entry in path.iterdir()}
-    except FileNotFoundError:
+        with RunFolder(path) as folder:
+            return set(folder.names())
+    except NotFound:
         return set()
-    except OSError:
+    except StoreFailed:
         return None
-
-
-def _steps_in(names: Iterable[str]) -> set[int]:
-    return {step for name in names if (step := step_of_name(name)) is not None}

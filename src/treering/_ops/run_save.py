@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
 
 from treering._arrays.processes import this_processes
-from treering._ops.background import raise_unreported, wait_for
+from treering._ops.background import in_flight, raise_unreported, wait_for
 from treering._ops.late import reworded
 from treering._ops.pending import PendingSave
 from treering._ops.run_gc import collect_after, remove_steps
@@ -20,7 +20,7 @@ from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number, step_metadata
 from treering._ops.run_order import Order, order_of
 from treering._ops.run_state import RunState
-from treering._ops.run_steps import step_path, steps_of
+from treering._ops.run_steps import latest_of, step_path
 from treering._ops.save_async import begin
 from treering._values.processes import Processes
 from treering.cadence import Decision
@@ -76,7 +76,7 @@ def save_step(
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, saved=False, reason=decision.reason)
-        order = Order(replaced=False, left=())
+        order = Order()
         items, described = None, dict[str, Any]()
         refusal: Exception | None = None
         try:
@@ -138,7 +138,7 @@ def _first_latest(run: RunState) -> int | None:
     if run.save_every is None or run.paced:
         return None
     latest = said_by_first(
-        lambda: max(steps_of(run.path), default=None),
+        lambda: latest_of(run.path),
         path=run.path,
         doing=f"look for the latest step of {run.shown!r}",
         timeout=run.timeout,
@@ -164,15 +164,18 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
         yield
     seconds = time.monotonic() - begun
     try:
-        if order.left:
+        if order.replaced or order.left:
+            run.known.forget()
             remove_steps(run.path, order.left)
         collect_after(
             run.path,
             step,
             run.keep,
+            known=run.known,
+            there=order.there,
             seconds=seconds,
-            keep_text=run.keep_text,
             save_every=run.save_every_text,
+            more_follow=len(in_flight(run.path)) > 1,
         )
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))

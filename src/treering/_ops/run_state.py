@@ -9,6 +9,7 @@ from pathlib import Path
 
 from treering._ops.background import raise_unreported, settle, wait_for
 from treering._ops.folder_path import folder_path
+from treering._ops.run_known import KnownSteps
 from treering._ops.run_pace import Pace
 from treering._ops.run_signal import Signals
 from treering._values.processes import timeout_seconds
@@ -41,6 +42,7 @@ class RunState:
         signals: those that let the next step be saved.
         pace: decides when to save.
         paced: whether the pace knows from which step it counts.
+        known: what its saves know of its steps.
         now: the clock that a step's time is taken from, in POSIX seconds.
 
     Raises:
@@ -65,6 +67,7 @@ class RunState:
         self.signals = Signals()
         self.pace = Pace(save_every, self.signals, path=self.path, timeout=self.timeout)
         self.paced = False
+        self.known = KnownSteps()
         self.now: Callable[[], float] = time.time
         self._closed = False
 

@@ -30,22 +30,29 @@ from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupporte
 from treering.retention import StepFacts
 
 __all__ = [
+    "NOT_READ",
     "Records",
+    "document_in",
     "facts",
     "facts_of",
+    "latest_of",
     "missing_step",
     "note_records",
     "note_step",
+    "read_record",
     "records_in",
     "records_of",
     "step_path",
     "steps_in",
     "steps_of",
+    "still_true",
     "with_step",
 ]
 
 _SHOWN_STEPS: Final = 6
-_NOT_READ: Final = (Corrupt, Format, Unsupported)
+
+NOT_READ: Final = (Corrupt, Format, Unsupported)
+"""The errors of an index, or a ``run.json``, that says nothing that this version could read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +106,20 @@ def steps_in(run: RunFolder) -> list[int]:
     there = run.steps()
     left = left_steps(run)
     return [step for step in there if step not in left] if left else there
+
+
+def latest_of(path: Path) -> int | None:
+    """Return the latest step; None where there is none. Earlier steps are not looked at.
+
+    Raises:
+        Format: a newer version wrote which steps are left behind.
+        StoreFailed: a file is there, or the system refuses.
+    """
+    try:
+        with RunFolder(path) as run:
+            return run.latest(without=left_steps(run))
+    except NotFound:
+        return None
 
 
 def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
@@ -156,14 +177,15 @@ def records_in(run: RunFolder) -> Records:
     Raises:
         StoreFailed: the system refuses.
     """
-    document = _document(run)
+    document = document_in(run.read_document())
     known = {record.step: record for record in document.steps}
     steps: list[StepRecord] = []
     unreadable: dict[int, TreeringError] = {}
     for step in steps_in(run):
         try:
-            record = _still_true(run, known.get(step)) or _read(run, step)
-        except _NOT_READ as error:
+            old = known.get(step)
+            record = old if old is not None and still_true(run, old) else read_record(run, step)
+        except NOT_READ as error:
             unreadable[step] = error
         else:
             steps += [] if record is None else [record]
@@ -219,26 +241,32 @@ def with_step(
     return dataclasses.replace(records, keep=keep, save_every=save_every, steps=tuple(steps))
 
 
-def _document(run: RunFolder) -> RunDocument:
-    """Return what ``run.json`` says; nothing when it is not there, damaged, or of a newer version."""
-    data = run.read_document()
+def document_in(data: bytes | None) -> RunDocument:
+    """Return what a ``run.json`` says; nothing when it is not there, damaged, or of a newer version."""
     try:
         return RunDocument() if data is None else parse_run(data)
-    except _NOT_READ:
+    except NOT_READ:
         return RunDocument()
 
 
-def _still_true(run: RunFolder, record: StepRecord | None) -> StepRecord | None:
-    if record is None:
-        return None
+def still_true(run: RunFolder, record: StepRecord) -> bool:
+    """Whether a record speaks of the index that is there, by the first line of it.
+
+    Raises:
+        LinkRefused: the index is a link.
+        StoreFailed: the system refuses.
+    """
     head = run.read_head(record.step)
-    return (
-        record if head is not None and (head[0], digest_in(head[1])) == (record.index_nbytes, record.digest) else None
-    )
+    return head is not None and (head[0], digest_in(head[1])) == (record.index_nbytes, record.digest)
 
 
-def _read(run: RunFolder, step: int) -> StepRecord | None:
-    """Return what a step's own index says; None when the step has gone meanwhile."""
+def read_record(run: RunFolder, step: int) -> StepRecord | None:
+    """Return what a step's own index says; None when there is no such step.
+
+    Raises:
+        Corrupt, Format, Unsupported: the index cannot be read.
+        StoreFailed: the system refuses.
+    """
     data, written = run.read_index(step), run.modified(step)
     if data is None or written is None:
         return None

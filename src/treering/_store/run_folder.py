@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,7 +27,7 @@ from treering._store.pieces import write_all
 from treering._store.stage import StagedFile
 from treering.errors import NotFound, StoreFailed, TreeringError
 
-__all__ = ["HIGHEST_STEP", "LEFT_DOCUMENT", "RUN_DOCUMENT", "RunFolder", "step_name", "step_of_name"]
+__all__ = ["HEAD_BYTES", "HIGHEST_STEP", "LEFT_DOCUMENT", "RUN_DOCUMENT", "RunFolder", "step_name", "step_of_name"]
 
 RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
@@ -36,11 +38,12 @@ LEFT_DOCUMENT: Final = ".run.json.left"
 HIGHEST_STEP: Final = 2**63 - 1
 """Steps are counted from 0 to here."""
 
+HEAD_BYTES: Final = 96
+"""The first line of an index or of ``run.json``, with its version and its digest, is shorter."""
+
 # Eight digits, and more only where eight are not enough: each step has one name.
 _STEP: Final = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,18})")
 _LARGEST_DOCUMENT: Final = 64 << 20
-# The first line of an index, with its version and its digest, is shorter.
-_HEAD_BYTES: Final = 96
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 
 
@@ -54,6 +57,7 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
+@functools.lru_cache(maxsize=1 << 14)  # each save asks for the names of thousands of steps again
 def step_of_name(name: str) -> int | None:
     """Return the step whose folder has this name; None for any other name.
 
@@ -100,6 +104,15 @@ class RunFolder:
     ) -> None:
         self._folder.close()
 
+    def names(self) -> list[str]:
+        """Return all names in it, those of others too.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return self._folder.names()
+
     def folders(self) -> list[int]:
         """Return the steps whose folders are there, with an index or without, ascending.
 
@@ -118,6 +131,24 @@ class RunFolder:
         """
         with naming(os.fspath(self.path), "read"):
             return [step for step in self.folders() if self._has_index(step)]
+
+    def latest(self, without: Collection[int] = ()) -> int | None:
+        """Return the highest step that is there; None where there is none. Lower ones are not looked at.
+
+        Args:
+            without: steps that do not count.
+
+        Raises:
+            StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
+        """
+        with naming(os.fspath(self.path), "read"):
+            while True:
+                folders = self.folders()
+                found = (step for step in reversed(folders) if step not in without and self._has_index(step))
+                latest = next(found, None)
+                # The highest may have gone because a higher one was saved since.
+                if latest == max(folders, default=None) or self.folders() == folders:
+                    return latest
 
     def open_step(self, step: int) -> Folder | None:
         """Open a step's folder, which the caller closes; None when there is none, or a link or file in its place.
@@ -144,7 +175,7 @@ class RunFolder:
         if folder is None:
             return None
         with folder, contextlib.suppress(NotFound), opened(folder, INDEX, self._index(step)) as file:
-            return file.size, file.read(0, min(file.size, _HEAD_BYTES))
+            return file.size, file.read(0, min(file.size, HEAD_BYTES))
         return None
 
     def read_index(self, step: int) -> bytes | None:
@@ -162,6 +193,12 @@ class RunFolder:
             return index_bytes(folder, self._index(step))
         return None
 
+    def index_nbytes(self, step: int) -> int | None:
+        """Return how many bytes a step's index has, which is not opened; None when it is gone."""
+        with naming(os.fspath(self.path), "read"):
+            found = self._find(step_name(step), INDEX)
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
+
     def modified(self, step: int) -> float | None:
         """Return when a step's index was last written, in POSIX seconds; None when it is gone."""
         with naming(os.fspath(self.path), "read"):
@@ -175,6 +212,23 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         return self._read(RUN_DOCUMENT)
+
+    def read_document_head(self) -> bytes | None:
+        """Return the first bytes of ``run.json``, the first line in it, as `read_document` returns all of it.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        return self._read(RUN_DOCUMENT, HEAD_BYTES)
+
+    def has_left(self) -> bool:
+        """Whether anything is called ``.run.json.left``.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return self._folder.find(LEFT_DOCUMENT) is not None
 
     def read_left(self) -> bytes | None:
         """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``.
@@ -215,8 +269,12 @@ class RunFolder:
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
             self._folder.remove(LEFT_DOCUMENT)
 
-    def replace_document(self, data: bytes) -> None:
+    def replace_document(self, data: bytes, *, sweep: bool = True) -> None:
         """Put a ``run.json`` there in one step, in the place of the one that was.
+
+        Args:
+            data: its bytes.
+            sweep: whether to look through the folder for what dead writers of it left.
 
         Raises:
             LinkRefused: a link or no file is called so.
@@ -227,19 +285,19 @@ class RunFolder:
             found = self._folder.find(RUN_DOCUMENT)
             if found is not None and not stat.S_ISREG(found.st_mode):
                 raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
-            with StagedFile(os.path.join(self._folder.path, RUN_DOCUMENT), os.fspath(path)) as staged:
+            with StagedFile(os.path.join(self._folder.path, RUN_DOCUMENT), os.fspath(path), sweep=sweep) as staged:
                 staged.require_space(len(data))
                 write_all(staged.descriptor, memoryview(data))
                 staged.commit()
 
-    def _read(self, name: str) -> bytes | None:
+    def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
         with naming(os.fspath(self.path), "read"):
             found = self._folder.find(name)
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_DOCUMENT:
             return None
         try:
             with opened(self._folder, name, self.path / name) as file:
-                return file.read(0, min(file.size, _LARGEST_DOCUMENT))
+                return file.read(0, min(file.size, most))
         except (NotFound, LinkRefused):  # replaced meanwhile
             return None
 

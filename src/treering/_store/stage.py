@@ -34,8 +34,15 @@ class StagedFile:
         descriptor: the open file, for writing; -1 when it is closed.
     """
 
-    def __init__(self, target: str, shown: str) -> None:
-        """Stage beside the absolute path ``target``, which the caller calls ``shown``."""
+    def __init__(self, target: str, shown: str, *, sweep: bool = True) -> None:
+        """Stage beside the absolute path ``target``, which the caller calls ``shown``.
+
+        Args:
+            target: the path.
+            shown: what messages call it.
+            sweep: whether to look through the folder for what dead writers of the same name left.
+        """
+        self._sweeps = sweep and descriptors.fcntl is not None
         self._target = target
         self._shown = shown
         self._folder, name = os.path.split(target)
@@ -49,7 +56,7 @@ class StagedFile:
             undo.callback(self._discard)
             # Opened before anything is written: after the rename, only its fsync is left to fail.
             self._folder_descriptor = descriptors.open_folder(self._folder)
-            if descriptors.fcntl is not None:
+            if self._sweeps:
                 _sweep(self._folder, self._stem)
             old = self._old()
             # Closed to others until it has the rights of the old file, which may be as narrow.

@@ -1,0 +1,294 @@
+"""What a save costs where thousands of steps are kept, and that no step goes because ``run.json`` says so."""
+
+import collections
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treering as tr
+from tests.run.naive import kept_by, metric_values, policies, stays
+from treering._format.run_document import StepNote, noted, parse_run
+from treering._ops.run_deciders import deciders
+from treering._ops.run_gc import collect_after
+from treering._ops.run_known import KnownSteps
+from treering._ops.run_steps import facts_of, note_records, records_of, step_path, steps_of
+from treering._store.folder import Folder
+from treering._store.run_folder import RunFolder
+from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
+
+TREE = {"w": np.arange(10.0)}
+RULES = [None, KeepLast(1000), KeepEvery(steps=1) | KeepBest("loss", n=2), KeepEvery(interval=3600) | KeepLast(1000)]
+
+
+def many(path: Path, count: int) -> Path:
+    """Make a run of so many steps: copies of one, as their folders say which they are."""
+    with tr.Run(path) as run:
+        run.save(1, TREE, metrics={"loss": 0.5})
+    for step in range(2, count + 1):
+        shutil.copytree(step_path(path, 1), step_path(path, step))
+    with RunFolder(path) as folder:
+        note_records(folder, records_of(path))
+    return path
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+    """How often each call was made that asks the file system for something."""
+    made: collections.Counter[str] = collections.Counter()
+    lock = threading.Lock()
+
+    def counted(name: str, real: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
+            with lock:
+                made[name] += 1
+            return real(*args, **keywords)
+
+        return call
+
+    for name in ("open", "stat", "lstat", "listdir", "scandir", "unlink", "rename", "replace", "rmdir", "mkdir"):
+        monkeypatch.setattr(os, name, counted(name, getattr(os, name)))
+    return made
+
+
+@pytest.mark.parametrize("keep", RULES, ids=str)
+def test_a_save_costs_the_same_however_many_steps_are_kept(
+    tmp_path: Path, keep: Policy | None, calls: collections.Counter[str]
+) -> None:
+    found = []
+    for count in (10, 90):
+        run = tr.Run(many(tmp_path / str(count), count), keep=keep)
+        run.save(count + 1, TREE, metrics={"loss": 0.25}).result()
+        calls.clear()
+        run.save(count + 2, TREE, metrics={"loss": 0.125}).result()
+        found.append(dict(calls))
+        run.close()
+    assert found[0] == found[1]
+    assert sum(found[0].values()) < 150
+
+
+@pytest.mark.parametrize("keep", RULES, ids=str)
+def test_the_first_save_of_a_program_opens_no_other_folder(
+    tmp_path: Path, keep: Policy | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many(tmp_path / "run", 20)
+    opened: set[str] = set()
+    real = Folder.below
+
+    def seen(folder: Folder, name: str) -> Folder:
+        opened.add(name)
+        return real(folder, name)
+
+    monkeypatch.setattr(Folder, "below", seen)
+    with tr.Run(path, keep=keep) as run:
+        run.save(21, TREE, metrics={"loss": 0.25})
+    assert {name for name in opened if name.startswith("step")} <= {"step_00000020", "step_00000021"}
+    assert [record.step for record in parse_run((path / "run.json").read_bytes()).steps] == list(range(1, 22))
+
+
+def test_the_latest_step_costs_one_look(tmp_path: Path, calls: collections.Counter[str]) -> None:
+    run = tr.Run(many(tmp_path / "run", 50))
+    assert run.latest() == 50
+    calls.clear()
+    assert run.latest() == 50
+    assert sum(calls.values()) < 12
+
+
+@pytest.mark.parametrize("keep", [KeepLast(2), KeepBest("loss"), KeepEvery(interval=50) | KeepLast(1)], ids=str)
+def test_what_goes_and_what_decides_it_is_read(tmp_path: Path, keep: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else is taken from ``run.json``."""
+    path = tmp_path / "run"
+    for step in range(1, 9):
+        put(path, StepFacts(step=step, saved=60.0 * step, metrics={"loss": step}))
+    with RunFolder(path) as folder:
+        note_records(folder, records_of(path))
+    put(path, StepFacts(step=9, saved=541.0, metrics={"loss": 9.0}))
+    facts = facts_of(path)
+    going = removable(keep, facts)
+    heads: set[int] = set()
+    real = RunFolder.read_head
+
+    def seen(run: RunFolder, step: int) -> Any:
+        heads.add(step)
+        return real(run, step)
+
+    monkeypatch.setattr(RunFolder, "read_head", seen)
+    after(path, 9, keep)
+    needed = deciders(keep, facts, going)
+    assert heads == {*going, *needed.of_value} - {9}
+
+
+# --------------------------------------------------------------------------------------------- a cache that is wrong
+
+quarters = st.integers(0, 400).map(lambda count: count / 4)
+facts_of_steps = st.builds(
+    lambda saved, metrics, temporary: {"saved": saved, "metrics": metrics, "temporary": temporary},
+    quarters,
+    st.dictionaries(st.sampled_from(["loss", "accuracy"]), metric_values, max_size=2),
+    st.booleans(),
+)
+FATES = ["same", "anew", "gone", "new", "index gone"]
+histories = st.dictionaries(
+    st.integers(0, 30), st.tuples(facts_of_steps, st.sampled_from(FATES), facts_of_steps), min_size=1, max_size=6
+)
+
+
+def put(path: Path, facts: StepFacts) -> None:
+    """Save a step with these facts."""
+    note = StepNote(step=facts.step, saved=facts.saved, metrics=facts.metrics, temporary=facts.temporary)
+    tr.save(step_path(path, facts.step), {"w": 1.5}, metadata=noted({}, note), overwrite=True)
+
+
+def after(path: Path, step: int, keep: Policy | None) -> None:
+    """Do what follows the commit of a step, as the first save of a program does."""
+    collect_after(path, step, keep, known=KnownSteps(), there=None, seconds=0.5, save_every=None)
+
+
+@settings(max_examples=8)
+@given(history=histories, keep=st.none() | policies)
+def test_no_step_goes_that_its_own_index_lets_stay(history: dict[int, Any], keep: Policy | None) -> None:
+    """Whatever happened to the steps since ``run.json`` was written."""
+    no_step_goes_wrongly(history, keep)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(history=histories, keep=st.none() | policies)
+def test_no_step_goes_in_many_histories(history: dict[int, Any], keep: Policy | None) -> None:
+    no_step_goes_wrongly(history, keep)
+
+
+def no_step_goes_wrongly(history: dict[int, Any], keep: Policy | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run")
+        for step, (before, fate, _) in history.items():
+            if fate != "new":
+                put(path, StepFacts(step=step, **before))
+        path.mkdir(exist_ok=True)
+        with RunFolder(path) as run:
+            note_records(run, records_of(path))
+        for step, (before, fate, since) in history.items():
+            if fate == "gone":
+                shutil.rmtree(step_path(path, step))
+            elif fate == "index gone":
+                (step_path(path, step) / "treering.json").unlink()
+            elif fate != "same":
+                # Where a step only has to be there, the bytes of its index say that it is the same: this changes them.
+                temporary = {} if fate == "new" else {"temporary": before["temporary"]}
+                put(path, StepFacts(step=step, **since | temporary))
+        put(path, StepFacts(step=40, saved=1000.0))
+        truth = facts_of(path)
+        after(path, 40, keep)
+        found = set(steps_of(path))
+        rules = getattr(keep, "rules", (keep,))
+        if not any(isinstance(rule, KeepEvery) and rule.interval is not None for rule in rules):
+            assert stays(keep, truth) <= found
+        assert found <= {fact.step for fact in truth}
+        for fact in truth:
+            # By the clock: one that stays was saved at nearly the same time.
+            for rule in rules:
+                if fact.step not in found and isinstance(rule, KeepEvery) and rule.interval is not None:
+                    seconds = rule.interval.total_seconds()
+                    near = [other for other in truth if other.step in found and abs(other.saved - fact.saved) < seconds]
+                    assert fact.temporary or near
+        after(path, 40, keep)
+        assert set(steps_of(path)) <= found
+
+
+def test_two_programs_in_one_run_see_each_other(tmp_path: Path) -> None:
+    """A folder that stays, for it holds a file of the user's, is no step that counts."""
+    mine = tr.Run(tmp_path / "run", keep=KeepLast(2))
+    for step in (1, 2):
+        mine.save(step, TREE).result()
+    (step_path(mine.path, 2) / "tokenizer.json").write_text("{}")
+    with tr.Run(mine.path, keep=KeepLast(1)) as other:
+        other.save(3, TREE)
+    mine.save(4, TREE).result()
+    assert mine.steps() == [3, 4]
+    shutil.copytree(step_path(mine.path, 3), step_path(mine.path, 5))  # by hand: run.json knows nothing of it
+    mine.save(6, TREE).result()
+    assert mine.steps() == [5, 6]
+    shutil.rmtree(step_path(mine.path, 5))
+    mine.save(7, TREE).result()
+    assert mine.steps() == [6, 7]
+    mine.close()
+
+
+def test_a_removal_that_died_is_finished_by_the_next_program(tmp_path: Path) -> None:
+    """``run.json`` forgets a step before it goes."""
+    path = many(tmp_path / "run", 3)
+    known: list[list[int]] = []
+
+    def dies(folder: Folder, name: str, new: str) -> None:
+        known.append([record.step for record in parse_run((path / "run.json").read_bytes()).steps])
+        real(folder, name, new)
+        raise KeyboardInterrupt
+
+    put(path, StepFacts(step=4, saved=9.0))
+    real = Folder.replace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "replace", dies)
+        with pytest.raises(KeyboardInterrupt):
+            after(path, 4, KeepLast(3))
+    assert known == [[2, 3, 4]]
+    put(path, StepFacts(step=5, saved=9.0))
+    after(path, 5, KeepLast(3))
+    assert sorted(found.name for found in path.glob("step*")) == [f"step_{step:08d}" for step in (3, 4, 5)]
+
+
+def test_a_loop_that_is_faster_than_the_disk_writes_the_document_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many(tmp_path / "run", 3)
+    written: list[bytes] = []
+    real = RunFolder.replace_document
+
+    def counted(run: RunFolder, data: bytes, **how: Any) -> None:
+        written.append(data)
+        real(run, data, **how)
+
+    monkeypatch.setattr(RunFolder, "replace_document", counted)
+    known = KnownSteps()
+    for step, more in ((4, True), (5, True), (6, False)):
+        put(path, StepFacts(step=step, saved=9.0))
+        collect_after(path, step, None, known=known, there=None, seconds=0.5, save_every=None, more_follow=more)
+    assert [[record.step for record in parse_run(data).steps] for data in written] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
+
+
+# ---------------------------------------------------------------------------------------------------------- who decides
+
+
+@given(
+    facts=st.lists(
+        st.builds(
+            lambda step, fields: StepFacts(step=step, **fields), st.integers(0, 40), facts_of_steps
+        ), min_size=1, max_size=12, unique_by=lambda fact: fact.step,
+    ),
+    keep=st.none() | policies,
+)  # fmt: skip
+def test_the_steps_that_decide_are_enough(facts: list[StepFacts], keep: Policy | None) -> None:
+    """Rules that are asked about these and one step that goes say the same of it."""
+    going = removable(keep, facts)
+    assert going == [verdict.step for verdict in retained(keep, facts) if not verdict.kept]
+    needed = deciders(keep, facts, going)
+    enough = [fact for fact in facts if fact.step in {*needed.of_presence, *needed.of_value}]
+    lasting = [fact for fact in enough if not fact.temporary]
+    for fact in facts:
+        if fact.step in going and not fact.temporary and keep is not None:
+            assert fact.step not in kept_by(keep, [*lasting, fact])
+
+
+def test_a_rule_of_the_users_own_is_decided_by_all() -> None:
+    class Odd(Policy):
+        def kept(self, facts: Any) -> dict[int, tuple[str, ...]]:
+            return {fact.step: ("odd",) for fact in facts if fact.step % 2}
+
+    facts = [StepFacts(step=step, saved=0.0) for step in range(5)]
+    assert deciders(Odd() | KeepSteps(2), facts, removable(Odd() | KeepSteps(2), facts)).of_value == set(range(5))
