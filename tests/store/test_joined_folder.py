@@ -36,7 +36,6 @@ def test_two_write_one_checkpoint(tmp_path: Path) -> None:
         joined.write_file(SECOND, [b"ring"], 4)
         joined.make_durable()
         leader.write_file(FIRST, [b"tree"], 4)
-        leader.make_durable()
         leader.commit(b"[[],[]]")
     assert names(path) == [FIRST, SECOND, "treering.json"]
     assert open_descriptors() == before

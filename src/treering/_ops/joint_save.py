@@ -133,7 +133,7 @@ class _Share:
         return self.plan.files(self.call.attempt, processes)
 
     def write(self, folder: _Room) -> bytes:
-        """Write the own files, durably; return what process 0 has to know of them."""
+        """Write the own files, durable but for their names; return what process 0 has to know of them."""
         files = self.files([self.call.processes.this])
         layout = files.layout
         sizes = layout.sizes()
@@ -141,7 +141,6 @@ class _Share:
         written = Written(layout, self.wishes.progress)
         for number, (name, header, size) in enumerate(zip(files.names, layout.headers, sizes, strict=True)):
             folder.write_file(name, content(header, written.data_of(number)), size)
-        folder.make_durable()
         digests = local_digests(self.flat, self.plan.leaves) if self.wishes.host_local == "equal" else b""
         return _COUNT.pack(len(written.checksums)) + packed(written.checksums) + digests
 
@@ -152,8 +151,6 @@ class _Room(Protocol):
     def require_space(self, size: int) -> None: ...
 
     def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None: ...
-
-    def make_durable(self) -> None: ...
 
 
 class _Leader:
@@ -224,6 +221,7 @@ class _Follower:
     def work(self) -> bytes:
         share = self._known()
         payload = share.write(self._folder)
+        self._folder.make_durable()
         share.watch.claim()  # what is handed in may be committed at any moment
         return payload
 

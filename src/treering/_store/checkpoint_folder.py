@@ -118,15 +118,6 @@ class CheckpointFolder:
         """Let everything go, should the save fail: no other process will write anything of this attempt any more."""
         self._alone = True
 
-    def make_durable(self) -> None:
-        """Make the names of the written files durable; their content is. A commit does that by itself.
-
-        Raises:
-            StoreFailed: the system refused.
-        """
-        with naming(self._shown, "write"):
-            self._open_folder.sync()
-
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
 
