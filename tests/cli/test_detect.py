@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests.cli.command import here
 from tests.cli.trees import in_every_form
 from treering import serialization
 from treering._format.detect import Form, detect
@@ -60,9 +61,53 @@ def test_other_forms_are_named(tmp_path: Path, content: bytes, wanted: str) -> N
     path.write_bytes(content)
     with pytest.raises(Format, match=wanted):
         detect(path)
-    # Inside gzip nothing is told apart.
+    # Inside gzip nothing is told apart but what holds no array.
     path.write_bytes(gzip.compress(content))
-    assert detect(path) is Form.GZIP
+    if content[0] & 0x80:
+        assert detect(path) is Form.GZIP
+    else:
+        with pytest.raises(Format, match="none of the forms"):
+            detect(path)
+
+
+VERBS = {
+    "load": treering.load,
+    "load a part": lambda path: treering.load(path, at="a"),
+    "load into like": lambda path: treering.load(path, like=1),
+    "open": treering.open,
+    "verify": treering.verify,
+    "inspect": treering.inspect,
+    "diff": lambda path: treering.diff(path, path),
+    "cat": lambda path: here("cat", str(path), "**", code=2),
+    "ls": lambda path: here("ls", str(path), code=2),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_bare_number_or_text_is_no_checkpoint(tmp_path: Path, verb: str) -> None:
+    for number, data in enumerate(
+        (
+            b"\n",
+            *(bytes([first]) for first in range(0, 256, 5)),
+            b"1",
+            *map(serialization.msgpack_serialize, (2.5, "a", b"b", 2**40)),
+        )
+    ):
+        if data and data[0] in {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)}:
+            continue
+        for name, content in ((f"f{number}", data), (f"f{number}.gz", gzip.compress(data))):
+            (tmp_path / name).write_bytes(content)
+            if verb in ("cat", "ls"):
+                assert "is none of the forms that treering reads" in VERBS[verb](tmp_path / name).stderr
+                continue
+            with pytest.raises(Format, match="is none of the forms that treering reads"):
+                VERBS[verb](tmp_path / name)
+
+
+def test_a_bare_number_in_a_file_that_is_called_msgpack_loads(tmp_path: Path) -> None:
+    treering.save(tmp_path / "step.msgpack", 10)
+    (tmp_path / "step.msgpack.gz").write_bytes(gzip.compress(b"\x0a"))
+    assert treering.load(tmp_path / "step.msgpack") == treering.load(tmp_path / "step.msgpack.gz") == 10
 
 
 def test_the_index_alone_leads_to_its_folder(tmp_path: Path) -> None:
@@ -141,8 +186,8 @@ def test_the_first_bytes_of_a_header_are_enough(tmp_path: Path) -> None:
         ("\N{BYTE ORDER MARK}a,b\r\n1,2\r\n".encode(), "it looks like text"),
         (("\N{CYRILLIC SMALL LETTER DE}" * 20).encode(), "it looks like text"),
         (b"", "it is empty"),
-        (bytes(20), None),
-        (b"\xff" * 100, None),
+        (bytes(20), "a bare value is msgpack only in a file that is called so"),
+        (b"\xff" * 100, "a bare value is msgpack only in a file that is called so"),
     ],
     ids=repr,
 )
@@ -160,14 +205,20 @@ def test_what_is_of_no_form_is_not_called_damaged(tmp_path: Path, content: bytes
 @pytest.mark.parametrize(
     "value", [0, 127, -32, -1, 128, 2**16, 2**40, -(2**31), 1.5, True, None, "", "text", b"x", [], {}]
 )
-def test_every_value_of_msgpack_alone_is_msgpack(tmp_path: Path, value: Any) -> None:
-    path = tmp_path / "file.bin"
+def test_every_value_of_msgpack_alone_is_msgpack_where_it_is_called_so(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "file.msgpack"
     path.write_bytes(serialization.msgpack_serialize(value))
     assert detect(path) is Form.MSGPACK
+    other = tmp_path / "file.bin"
+    other.write_bytes(path.read_bytes())
+    if isinstance(value, list | dict):
+        assert detect(other) is Form.MSGPACK
+    else:
+        with pytest.raises(Format, match="none of the forms"):
+            detect(other)
     # Cut short it is damaged, not of another form.
     path.write_bytes(path.read_bytes()[:-1])
-    if path.stat().st_size:
-        assert detect(path) is Form.MSGPACK
+    assert detect(path) is Form.MSGPACK
 
 
 def test_a_wrong_path_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

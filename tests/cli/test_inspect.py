@@ -69,7 +69,7 @@ def test_the_gzip_form(file: Path) -> None:
     squeezed = file.with_suffix(".gz")
     squeezed.write_bytes(gzip.compress(file.read_bytes()))
     assert "kernel" in here("inspect", str(squeezed), code=0).stdout
-    squeezed.write_bytes(gzip.compress(bytes(10**8)))
+    squeezed.write_bytes(gzip.compress(b"\x80" + bytes(10**8)))
     assert here("inspect", str(squeezed), code=1).stderr.startswith("error: ")
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from treering.errors import Corrupt
 
-__all__ = ["compressed", "decompressed", "default_limit"]
+__all__ = ["compressed", "decompressed", "default_limit", "first_unzipped"]
 
 _LEVEL: Final = 6
 _GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
@@ -52,6 +52,19 @@ def _packed(data: bytes | memoryview, strategy: int) -> bytes:
 def default_limit(nbytes: int) -> int:
     """Return how many bytes ``nbytes`` of gzip may become where nobody said more."""
     return _FREE_BYTES + _FREE_RATIO * nbytes
+
+
+def first_unzipped(beginning: bytes) -> bytes:
+    """Return the first bytes, at most 16, of what begins with these bytes; b"" where they are damaged or too few.
+
+    Example:
+        >>> first_unzipped(compressed(b"tree")[:20])
+        b'tree'
+    """
+    try:
+        return zlib.decompressobj(_GZIP_WINDOW).decompress(beginning, 16)
+    except zlib.error:
+        return b""
 
 
 def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:

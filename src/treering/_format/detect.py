@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from treering._codec.gzip import first_unzipped
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
 from treering._store.run_folder import RunFolder
@@ -25,14 +26,11 @@ _FIRST_BYTES: Final = 16
 _LOOKED_AT: Final = 64
 _HEADER_PREFIX: Final = 8
 
-# How many bytes there are of each msgpack value whose first byte says so: numbers, nil, false and true.
-_WHOLE_VALUES: Final = (
-    dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC1, 0xC2, 0xC3], 1)
-    | dict.fromkeys([0xCC, 0xD0], 2)
-    | dict.fromkeys([0xCD, 0xD1], 3)
-    | dict.fromkeys([0xCA, 0xCE, 0xD2], 5)
-    | dict.fromkeys([0xCB, 0xCF, 0xD3], 9)
-)
+# First bytes of msgpack's maps and arrays, and of the extensions that are arrays here. Any other byte is a bare number
+# or text, and many a file that is no msgpack at all begins with one.
+_HOLDERS: Final = frozenset([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
+_GZIP: Final = b"\x1f\x8b"
+_ZIPPED_BYTES: Final = 4096
 
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
 _OTHER_FILES: Final = {
@@ -113,9 +111,14 @@ def detect(path: str | os.PathLike[str]) -> Form:
         with LocalFile(place) as file:
             first = file.read(0, min(file.size, _FIRST_BYTES))
             size = file.size
+            zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == _GZIP else None
     except NotFound as error:
         error.hint = _instead_of(place)
         raise
+    if zipped is not None:
+        if ".msgpack" not in place.name:
+            _require_holder(shown, first_unzipped(zipped))
+        return Form.GZIP
     return _file(shown, first, size)
 
 
@@ -128,8 +131,6 @@ def _is_folder(place: Path) -> bool:
 
 
 def _file(shown: str, first: bytes, size: int) -> Form:
-    if first[:2] == b"\x1f\x8b":
-        return Form.GZIP
     # The length of a JSON header, little-endian in eight bytes, then that header.
     header = int.from_bytes(first[:_HEADER_PREFIX], "little")
     if first[_HEADER_PREFIX : _HEADER_PREFIX + 1] == b"{" and first[6:8] == b"\0\0":
@@ -145,10 +146,17 @@ def _file(shown: str, first: bytes, size: int) -> Form:
     if shown.endswith(".safetensors"):
         return Form.SAFETENSORS
     # What is called .msgpack and is none is damaged, and its reader says how.
-    if not shown.endswith(".msgpack") and (not size or size > _WHOLE_VALUES.get(first[0], size)):
-        what = "it is empty" if not size else "it looks like text" if _is_text(first) else None
-        raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint=what)
+    if not shown.endswith(".msgpack"):
+        if not size:
+            raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint="it is empty")
+        _require_holder(shown, first)
     return Form.MSGPACK
+
+
+def _require_holder(shown: str, first: bytes) -> None:
+    if first and first[0] not in _HOLDERS:
+        what = "it looks like text" if _is_text(first) else "a bare value is msgpack only in a file that is called so"
+        raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint=what)
 
 
 def _is_text(first: bytes) -> bool:
