@@ -68,6 +68,9 @@ def document(path: Path) -> dict[str, Any]:
         header = json.loads(content[8 : 8 + size])
         text = header["__metadata__"]["treering.index"]
     members = json.loads(re.sub(r"data-[0-9a-f]{16}", "data-X", text))
+    for value in members["values"] + [item for node in members["structure"] for item in statics(node)]:
+        if isinstance(value, dict) and "text" in value:
+            value.pop("digest", None)  # later versions write it, and every version reads what has none
     for name in ("digest", "attempt", "written"):
         del members[name]
     for file in members["files"]:
@@ -76,6 +79,10 @@ def document(path: Path) -> dict[str, Any]:
         del header["__metadata__"]["treering.index"]
         members["header"] = list(header.items())
     return members
+
+
+def statics(node: Any) -> list[Any]:
+    return list(node.get("static", {}).values()) if isinstance(node, dict) else []
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if name != "single.safetensors"])

@@ -70,6 +70,10 @@ class OpaqueLeaf:
     """Module and qualified name of its class."""
     text: str
     """Its own name, or its repr without addresses."""
+    digest: str | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Digest of all of it; None where it has no canonical form."""
+    left_out: str = dataclasses.field(default="", compare=False, repr=False)
+    """What in it takes no part in its digest, or why it has none; files do not hold this."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +84,10 @@ class ForeignKey:
     """Module and qualified name of its class."""
     text: str
     """Its text, without addresses."""
+    digest: str | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Digest of all of a static field; None for keys, and where it has no canonical form."""
+    left_out: str = dataclasses.field(default="", compare=False, repr=False)
+    """What in it takes no part in its digest, or why it has none; files do not hold this."""
 
     def __str__(self) -> str:
         return self.text

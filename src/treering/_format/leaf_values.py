@@ -83,7 +83,7 @@ def encoded_value(kind: str, value: Any) -> Any:
         case "bytes" | "bytearray":
             return to_base64(bytes(value))
         case _:
-            return {"class": value.class_name, "text": _text_form(value.text)}
+            return {"class": value.class_name, "text": _text_form(value.text)} | _digest_member(value)
 
 
 def decoded_value(kind: str, node: Any, what: str) -> Any:
@@ -114,7 +114,8 @@ def decoded_value(kind: str, node: Any, what: str) -> Any:
                 data = from_base64(node, what)
                 return data if kind == "bytes" else bytearray(data)
         case _:
-            return OpaqueLeaf(class_name=member(node, "class", str, what), text=_text_of(node.get("text"), what))
+            name = member(node, "class", str, what)
+            return OpaqueLeaf(name, _text_of(node.get("text"), what), _digest_of(node, what))
     if found is None:
         raise Corrupt(f"{what} is no {kind}")
     return found
@@ -150,7 +151,7 @@ def encoded_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
             raise Unsupported(f"a key of tuples nested more than {_KEY_LEVELS} levels deep cannot be stored")
         return {"tuple": [encoded_key(item, levels - 1) for item in key]}
     if kind is ForeignKey:
-        return {"text": _text_form(key.text), "class": key.class_name}
+        return {"text": _text_form(key.text), "class": key.class_name} | _digest_member(key)
     raise Unsupported(f"a key or static field of type {kind.__name__} cannot be stored")
 
 
@@ -170,7 +171,8 @@ def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     if type(node) is not dict or not node:
         raise Corrupt(f"{what} is neither text nor an object that says its type")
     if "text" in node:
-        return ForeignKey(class_name=member(node, "class", str, what), text=_text_of(node["text"], what))
+        name = member(node, "class", str, what)
+        return ForeignKey(name, _text_of(node["text"], what), _digest_of(node, what))
     known = [form for form in node if form in _KEY_FORMS]
     if not known:
         raise Format(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
@@ -179,6 +181,14 @@ def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     if found is None:
         raise Corrupt(f"{what} is {shown(node[form])}, which is no form of {form}")
     return found[0]
+
+
+def _digest_member(value: ForeignKey | OpaqueLeaf) -> dict[str, str]:
+    return {} if value.digest is None else {"digest": value.digest}
+
+
+def _digest_of(node: dict[str, Any], what: str) -> str | None:
+    return member(node, "digest", str, what) if "digest" in node else None
 
 
 def _typed_key(form: str, content: Any, what: str, levels: int) -> tuple[Any] | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 from treering._arrays.source import Source
-from treering._format.index import Index
+from treering._format.index import Container, Index, Token
+from treering._format.same_value import same_value
 from treering._format.selection import Selection
 from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, opaque_of
 from treering._tree.likeness import KEPT, Matched
-from treering._tree.unflatten import rebuilt, static_differences
+from treering._tree.unflatten import difference, rebuilt, static_differences
 from treering.errors import StaticFieldsDiffer
 
 __all__ = ["into_like"]
@@ -50,13 +50,20 @@ def into_like(
 
 
 def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched], called: str) -> None:
-    same = len(part.structure) == len(target.tokens) and all(map(operator.eq, part.structure, target.tokens))
+    same = len(part.structure) == len(target.tokens) and all(map(_same_token, part.structure, target.tokens))
     lines = [] if same else static_differences(part.structure, target.tokens, called=called)
     for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
         if kind == "opaque" and match.fit is not KEPT:
             saved, here = index.values[match.leaf], opaque_of(leaf)
-            if saved != here:
-                lines.append(f"{key}: saved as {saved.text}, {called} has {here.text}")
+            if not same_value(saved, here):
+                lines.append(f"{key}: saved as {difference(saved, here, called)}")
     if lines:
         what = f"what lies in no file comes from `{called}`, and differs from what was saved"
         warn_of(what, lines, StaticFieldsDiffer)
+
+
+def _same_token(one: Token, other: Token) -> bool:
+    if not isinstance(one, Container) or not isinstance(other, Container):
+        return one == other
+    # Equality leaves digests aside.
+    return one == other and (not one.static or same_value(one.static, other.static))

@@ -25,7 +25,15 @@ from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
-__all__ = ["KINDS", "WRITABLE", "KindOf", "hidden_array", "kind_in_target", "kind_to_save"]
+__all__ = [
+    "KINDS",
+    "SETTINGS",
+    "WRITABLE",
+    "KindOf",
+    "hidden_array",
+    "kind_in_target",
+    "kind_to_save",
+]
 
 KINDS: Final[dict[type, str]] = {
     type(None): "none",
@@ -48,7 +56,7 @@ KindOf = Callable[[Any], str]
 """Returns the kind of a leaf, or raises ``Unsupported``."""
 
 # Settings: a program that makes ``like`` makes them too, and their text is all that they are.
-_SETTINGS: Final = (
+SETTINGS: Final = (
     enum.Enum,
     np.dtype,
     types.ModuleType,
@@ -59,6 +67,7 @@ _SETTINGS: Final = (
     jax.sharding.Sharding,
     type(jax.tree.structure(0)),
 )
+"""Classes of settings."""
 
 _REGISTER: Final = (
     "register its class with jax.tree_util.register_dataclass or register_pytree_node, "
@@ -110,7 +119,7 @@ def kind_to_save(x: Any) -> str:
         return _jax_kind(x)
     if isinstance(x, jax.ShapeDtypeStruct):
         raise Unsupported("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
-    if isinstance(x, _SETTINGS):
+    if isinstance(x, SETTINGS):
         return "opaque"
     for kinds, hint in _HINTS:
         if isinstance(x, kinds):
@@ -196,7 +205,7 @@ def hidden_array(x: Any, fields: Container[str] = ()) -> str | None:
         for leaf in _leaves(value):
             if _is_array(leaf):
                 return place
-            if not (type(leaf) in KINDS or _is_closed(leaf) or isinstance(leaf, _SETTINGS) or id(leaf) in seen):
+            if not (type(leaf) in KINDS or _is_closed(leaf) or isinstance(leaf, SETTINGS) or id(leaf) in seen):
                 seen[id(leaf)] = leaf
                 pending += [(f"{place}.{name}", inner) for name, inner in _attributes(leaf).items()]
     return None
@@ -212,11 +221,11 @@ def _is_closed(x: Any) -> bool:
 
 
 def _attributes(x: Any) -> dict[str, Any]:
-    """Return what lies in the object's own dict and slots; of a function what it closes over."""
+    """Return what lies in the object's own dict and slots; of a function also its closure and defaults (``name=``)."""
     if isinstance(x, types.ModuleType | type):
         return {}
     if isinstance(x, types.FunctionType):
-        return _closure(x)
+        return _closure(x) | _defaults(x) | {f".{name}": value for name, value in vars(x).items()}
     if isinstance(x, types.MethodType):
         return {"__self__": x.__self__, "__func__": x.__func__}
     if isinstance(x, functools.partial):
@@ -238,6 +247,14 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
         except ValueError:  # nothing was assigned to it yet
             continue
     return found
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    values = function.__defaults__ or ()
+    code = function.__code__
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    found = dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+    return {f"{name}=": value for name, value in found.items()}
 
 
 def _leaves(value: Any) -> list[Any]:

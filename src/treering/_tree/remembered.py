@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from treering._format.index import Container
+from treering._format.same_value import same_value
 from treering._tree.flatten import Flattened
 from treering._tree.flatten_leaves import KINDS, kind_to_save
 from treering._tree.flatten_nodes import opened
@@ -23,7 +24,7 @@ from treering._tree.registry import is_namedtuple
 from treering._tree.static_text import opaque_of
 from treering.errors import Unsupported
 
-__all__ = ["Remembered", "exactly"]
+__all__ = ["Remembered"]
 
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.
 _PLAIN_KEYS: Final = frozenset({str, int, bool, type(None), bytes})
@@ -105,7 +106,7 @@ class Remembered:
             leaf = found[number]
             if type(leaf) not in KINDS and (opened(leaf) is not None or kind_to_save(leaf) != kind):
                 return False
-            if opaque is not None and opaque != opaque_of(leaf):
+            if opaque is not None and not same_value(opaque, opaque_of(leaf), in_file=True):
                 return False
         return True
 
@@ -122,7 +123,7 @@ def _children(level: _Level, above: Sequence[Any]) -> list[Any] | None:
     children = list(itertools.chain.from_iterable(itertools.chain(map(dict.values, dicts), items)))
     for place, head, count in level.others:
         node = opened(above[place])
-        if node is None or len(node.children) != count or not exactly(_facts(node.container), _facts(head)):
+        if node is None or len(node.children) != count or not _same_head(node.container, head):
             return None
         children += node.children
     return children if len(children) == len(level.types) and _same(map(type, children), level.types) else None
@@ -194,21 +195,9 @@ def _in_order(inside: dict[int, range]) -> Iterator[int]:
             yield node
 
 
+def _same_head(one: Container, other: Container) -> bool:
+    return same_value(_facts(one), _facts(other), in_file=True)
+
+
 def _facts(head: Container) -> tuple[Any, ...]:
     return head.node, head.keys, head.class_name, head.static
-
-
-def exactly(one: Any, other: Any) -> bool:
-    """Tell whether two values of static fields or keys are the same in a file: True is not 1, 0.0 is not -0.0.
-
-    Example:
-        >>> exactly((1, 0.5), (1, 0.5)), exactly((1,), (True,)), exactly(0.0, -0.0), exactly(2.0, 2)
-        (True, False, False, False)
-    """
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if type(one) is tuple:
-        return len(one) == len(other) and all(map(exactly, one, other))
-    return one.hex() == other.hex() if type(one) is float else bool(one == other)

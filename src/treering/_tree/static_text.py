@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import types
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
@@ -12,12 +11,12 @@ from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.key_text import key_text
 from treering._format.structure import class_name
 from treering._tree.registry import is_code
+from treering._tree.value_digest import ADDRESS, code_name, value_digest
 from treering.errors import Unsupported
 
 __all__ = ["key_value", "opaque_of", "static_value", "text_of"]
 
 _LONGEST: Final = 400
-_ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
 # Deeper tuples and longer numbers are text: keys in a file are for people, too.
 _TUPLE_LEVELS: Final = 8
 _NUMBER_BITS: Final = 4096
@@ -31,11 +30,11 @@ def opaque_of(x: object) -> OpaqueLeaf:
         >>> opaque_of(math.sqrt)
         OpaqueLeaf(class_name='builtins.builtin_function_or_method', text='math.sqrt')
     """
-    return x if isinstance(x, OpaqueLeaf) else OpaqueLeaf(class_name(type(x)), text_of(x))
+    return x if isinstance(x, OpaqueLeaf) else OpaqueLeaf(class_name(type(x)), text_of(x), *value_digest(x))
 
 
 def static_value(x: object) -> Any:
-    """Return a static field as a file holds it: itself where it is plain, else its class and its text.
+    """Return a static field as a file holds it: itself where it is plain, else its class, text and digest.
 
     A tuple stays one, and each of its items is held like this.
 
@@ -50,7 +49,7 @@ def static_value(x: object) -> Any:
 def _held(x: object, levels: int) -> Any:
     if type(x) is tuple and levels:
         return tuple(_held(item, levels - 1) for item in x)
-    return x if _is_plain(x) else ForeignKey(class_name(type(x)), text_of(x))
+    return x if _is_plain(x) else ForeignKey(class_name(type(x)), text_of(x), *value_digest(x))
 
 
 def key_value(key: object) -> Any:
@@ -77,7 +76,7 @@ def key_value(key: object) -> Any:
         if not isinstance(key, str):
             # In it may be the repr of a text, which shows a character or escapes it as the version of Python knows it.
             text = text.encode("ascii", "backslashreplace").decode("ascii")
-    return ForeignKey(class_name(type(key)), _ADDRESS.sub("", text))
+    return ForeignKey(class_name(type(key)), ADDRESS.sub("", text))
 
 
 def _refuse_sets(key: object) -> None:
@@ -113,7 +112,7 @@ def text_of(x: object) -> str:
         # Their own order is another one in each process.
         text = f"{type(x).__name__}({', '.join(sorted(map(text_of, x)))})"
     else:
-        text = _ADDRESS.sub("", ascii(x))
+        text = ADDRESS.sub("", ascii(x))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
@@ -122,11 +121,7 @@ def _name_of(code: Any) -> str:
         arguments = [_argument(value) for value in code.args]
         arguments += [f"{name}={_argument(value)}" for name, value in code.keywords.items()]
         return f"functools.partial({', '.join([text_of(code.func), *arguments])})"
-    name = getattr(code, "__qualname__", None) or getattr(code, "__name__", None)
-    if not isinstance(name, str):
-        return _ADDRESS.sub("", ascii(code))
-    module = getattr(code, "__module__", None)
-    return f"{module}.{name}" if isinstance(module, str) else name
+    return code_name(code) or ADDRESS.sub("", ascii(code))
 
 
 def _argument(value: object) -> str:

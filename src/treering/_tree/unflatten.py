@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from treering._format.index import Container, ForeignKey, Token
+from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.key_text import key_text
+from treering._format.same_value import same_value
 from treering._format.structure import KEYS
 from treering._tree.flatten_leaves import KINDS
 from treering._tree.flatten_nodes import opened
 from treering._values.keys import join_key
 
-__all__ = ["rebuilt", "static_differences"]
+__all__ = ["containers_of", "difference", "rebuilt", "static_differences"]
 
 _LONGEST: Final = 120
 
@@ -71,9 +72,9 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called:
         >>> static_differences(saved, like)
         ["act of m.Layer: saved 'relu', like has 'gelu'"]
     """
-    wanted = dict(_containers(like))
+    wanted = dict(containers_of(like))
     lines: list[str] = []
-    for path, container in _containers(saved):
+    for path, container in containers_of(saved):
         other = wanted.get(path)
         if other is not None:
             where = f"{join_key(path)}: " if path else ""
@@ -81,7 +82,7 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called:
     return lines
 
 
-def _containers(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
+def containers_of(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
     """Yield the containers of a structure with their key paths."""
     levels: list[tuple[tuple[str, ...], Container, int]] = []
     for token in tokens:
@@ -117,9 +118,19 @@ def _differences(saved: Container, like: Container, called: str) -> Iterator[str
             yield f"{name} of {_named(like)}: not saved, {called} has {_shown(wanted[name])}"
         elif name not in wanted:
             yield f"{name} of {_named(like)}: saved {_shown(static[name])}, {called} has none"
-        # As text, so that nan is nan, 1 is not True and 0.0 not -0.0.
-        elif repr(static[name]) != repr(wanted[name]):
-            yield f"{name} of {_named(like)}: saved {_shown(static[name])}, {called} has {_shown(wanted[name])}"
+        elif not same_value(static[name], wanted[name]):
+            yield f"{name} of {_named(like)}: saved {difference(static[name], wanted[name], called)}"
+
+
+def difference(saved: Any, here: Any, called: str) -> str:
+    """Say what was saved and what ``like`` has instead; two values may have the same text.
+
+    Example:
+        >>> difference("relu", "gelu", "like"), difference(0.5, 0.5, "like")
+        ("'relu', like has 'gelu'", '0.5, like has another value with the same text')
+    """
+    texts = _shown(saved), _shown(here)
+    return f"{texts[0]}, {called} has {texts[1] if texts[0] != texts[1] else 'another value with the same text'}"
 
 
 def _named(container: Container) -> str:
@@ -127,6 +138,6 @@ def _named(container: Container) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = value.text if isinstance(value, ForeignKey) else repr(value)
+    text = value.text if isinstance(value, ForeignKey | OpaqueLeaf) else repr(value)
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

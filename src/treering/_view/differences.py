@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.records import LeafRecord, Listing, Named
+from treering._format.same_value import same_value
 from treering._view.flat import child_key
 from treering._view.listing_json import json_text
 from treering._view.nodes import branch_kind, children_of, facts_of, is_branch, record_of
@@ -164,8 +165,9 @@ def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
         yield Difference(key=key, what="node", a=_text(a), b=_text(b))
     left, right = (dict(node.static) if isinstance(node, Named) else {} for node in (a, b))
     for name in {**left, **right}:
-        if name not in left or name not in right or not _equal(left[name], right[name]):
-            sides = [repr(side[name]) if name in side else "not there" for side in (left, right)]
+        if name not in left or name not in right or not same_value(left[name], right[name]):
+            sides = [_held(side[name]) if name in side else "not there" for side in (left, right)]
+            sides = _apart(left.get(name), right.get(name), sides)
             yield Difference(key=f"{key}.{name}", what="static", a=sides[0], b=sides[1])
 
 
@@ -183,8 +185,9 @@ def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
         if isinstance(a, LeafRecord) or isinstance(b, LeafRecord):
             if left.nbytes != right.nbytes:
                 yield Difference(key=key, what="size", a=f"{left.nbytes} bytes", b=f"{right.nbytes} bytes")
-        elif not _equal(a, b):
-            yield Difference(key=key, what="value", a=_value(a), b=_value(b))
+        elif not same_value(a, b):
+            sides = _apart(a, b, [_value(a), _value(b)])
+            yield Difference(key=key, what="value", a=sides[0], b=sides[1])
 
 
 def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
@@ -192,19 +195,6 @@ def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
     if exact:
         return leaf.kind, leaf.impl
     return ("array" if leaf.kind in _LOOSE_KINDS or leaf.kind == "key" else leaf.kind), None
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Compare two small values bit for bit: NaN equals itself, 0.0 and -0.0 differ, and so do 1 and True."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return struct.pack("<d", a) == struct.pack("<d", b)
-    if isinstance(a, complex):
-        return _equal(a.real, b.real) and _equal(a.imag, b.imag)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return bool(a == b)
 
 
 def _metadata(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
@@ -236,6 +226,25 @@ def _told(leaf: LeafRecord, node: Any) -> str:
 def _value(leaf: Any) -> str:
     facts = facts_of(leaf)
     return "None" if leaf is None else facts.value or facts.kind
+
+
+def _held(static: Any) -> str:
+    return static.text if isinstance(static, ForeignKey) else repr(static)
+
+
+def _apart(a: Any, b: Any, sides: list[str]) -> list[str]:
+    """Add their digests to values whose texts are the same."""
+    return (
+        [f"{side} ({_digests(value)})" for side, value in zip(sides, (a, b), strict=True)]
+        if sides[0] == sides[1]
+        else sides
+    )
+
+
+def _digests(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(filter(None, map(_digests, value)))
+    return (value.digest if isinstance(value, ForeignKey | OpaqueLeaf) else None) or ""
 
 
 def _short(text: str) -> str:

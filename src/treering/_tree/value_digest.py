@@ -1,0 +1,263 @@
+"""The digest of a whole static value: the same for equal values in each process, whatever their text leaves out.
+
+A value's digest is made of its class and of the digests of what it holds. The items of sets and dicts are sorted by
+their digests, arrays count by dtype, shape and bytes, functions by their name: what they close over changes while a
+program runs, as some schedules of optax show.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import pathlib
+import re
+import struct
+import sys
+import types
+import uuid
+import zoneinfo
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+import xxhash
+
+from treering._codec.array_bytes import wire_blocks
+from treering._format.structure import class_name
+from treering._tree.flatten_leaves import SETTINGS
+from treering._tree.registry import is_code, is_namedtuple, is_typed_key, opened_node
+from treering.errors import Unsupported
+
+__all__ = ["ADDRESS", "code_name", "value_digest"]
+
+ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
+"""What the repr of an object has of this process alone."""
+
+_SCHEME: Final = "xxh3-128/1"
+_MOST_ITEMS: Final = 100_000
+_MOST_BYTES: Final = 1 << 30
+_MOST_LEVELS: Final = 64
+_MOST_NAMED: Final = 5
+_SUB_BYTE: Final = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4"})
+_TREEDEF: Final = type(jax.tree.structure(0))
+
+# Their repr says all that they are.
+_WHOLE_REPR: Final = (
+    complex,
+    range,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.timedelta,
+    datetime.timezone,
+    zoneinfo.ZoneInfo,
+    uuid.UUID,
+    pathlib.PurePath,
+    jax.ShapeDtypeStruct,
+    type(Ellipsis),
+    type(NotImplemented),
+)
+
+
+def value_digest(x: Any) -> tuple[str | None, str]:
+    """Return the digest of ``x`` and what in ``x`` takes no part in it; no digest where something has no form.
+
+    Digests of one scheme, the text up to the last colon, can be compared.
+
+    Example:
+        >>> value_digest({"a": 1, "b": np.arange(3)}) == value_digest({"b": np.arange(3), "a": 1})
+        True
+        >>> value_digest(np.arange(3)) == value_digest(np.arange(3.0))
+        False
+        >>> value_digest([1, object()])
+        (None, 'a builtins.object')
+    """
+    walk = _Digests()
+    try:
+        return f"{_SCHEME}:{walk.of(x).hex()}", ", ".join(walk.left_out)
+    except _NoForm as error:
+        return None, str(error)
+
+
+class _NoForm(Exception):
+    """A value has no canonical form; the text says what in it has none."""
+
+
+def code_name(code: Any) -> str | None:
+    """Return module and qualified name of a function or class, None where it has none."""
+    name = getattr(code, "__qualname__", None) or getattr(code, "__name__", None)
+    if not isinstance(name, str):
+        return None
+    module = getattr(code, "__module__", None)
+    return f"{module}.{name}" if isinstance(module, str) else name
+
+
+def _joined(tag: str, *parts: bytes) -> bytes:
+    state = xxhash.xxh3_128(tag.encode("utf-8", "surrogatepass"))
+    for part in parts:
+        state.update(struct.pack("<q", len(part)))
+        state.update(part)
+    return state.digest()
+
+
+class _Digests:
+    """One walk over a value."""
+
+    def __init__(self) -> None:
+        self._items = 0
+        self._bytes = 0
+        self._open: list[int] = []
+        self.left_out: list[str] = []
+        """Functions whose inside may hold more than their names say."""
+
+    def of(self, x: Any) -> bytes:
+        """Return the digest of ``x``."""
+        self._items += 1
+        if self._items > _MOST_ITEMS:
+            raise _NoForm(f"more than {_MOST_ITEMS:,} items")
+        scalar = _SCALARS.get(type(x))
+        if scalar is not None:
+            data = scalar(x)
+            self._count(len(data))
+            return _joined(type(x).__name__, data)
+        if id(x) in self._open:  # a list that holds itself
+            return _joined("again", str(len(self._open) - self._open.index(id(x))).encode())
+        if len(self._open) == _MOST_LEVELS:
+            raise _NoForm(f"more than {_MOST_LEVELS} levels")
+        self._open.append(id(x))
+        try:
+            return self._inner(x)
+        finally:
+            self._open.pop()
+
+    def _inner(self, x: Any) -> bytes:
+        if isinstance(x, np.ndarray | np.generic | jax.Array):
+            return self._array(x)
+        if isinstance(x, enum.Enum):
+            return self._parts(x, [x.name, x.value])
+        if is_code(x) or isinstance(x, functools.partial):
+            return self._code(x)
+        if isinstance(x, types.ModuleType):
+            return _joined("module", x.__name__.encode())
+        return self._container(x) or self._setting(x) or self._object(x)
+
+    def _parts(self, x: Any, parts: Iterable[Any]) -> bytes:
+        return _joined(class_name(type(x)), *map(self.of, parts))
+
+    def _container(self, x: Any) -> bytes | None:
+        kind = type(x)
+        if kind in (list, tuple) or is_namedtuple(x):
+            return self._parts(x, x)
+        if kind in (set, frozenset):
+            return _joined(class_name(kind), *sorted(map(self.of, x)))
+        if kind in (dict, types.MappingProxyType, collections.Counter, collections.defaultdict):
+            factory = [self.of(x.default_factory)] if kind is collections.defaultdict else []
+            return _joined(class_name(kind), *factory, *sorted(self._pairs(x)))
+        if kind is collections.OrderedDict:
+            return _joined(class_name(kind), *self._pairs(x))
+        if kind is collections.deque:
+            return self._parts(x, [x.maxlen, *x])
+        if kind is slice:
+            return self._parts(x, [x.start, x.stop, x.step])
+        return None
+
+    def _pairs(self, x: Mapping[Any, Any]) -> list[bytes]:
+        return [self.of(key) + self.of(value) for key, value in x.items()]
+
+    def _setting(self, x: Any) -> bytes | None:
+        if isinstance(x, datetime.datetime | datetime.time) and not isinstance(
+            x.tzinfo, datetime.timezone | zoneinfo.ZoneInfo | None
+        ):
+            return None
+        if isinstance(x, re.Pattern):
+            return self._parts(x, [x.pattern, x.flags])
+        if isinstance(x, _TREEDEF):
+            return self._parts(x, [x.node_data(), *x.children()])  # type: ignore[attr-defined]  # absent from stubs
+        if isinstance(x, (*_WHOLE_REPR, datetime.time, *SETTINGS)):
+            return _joined(class_name(type(x)), ADDRESS.sub("", ascii(x)).encode())
+        return None
+
+    def _object(self, x: Any) -> bytes:
+        if dataclasses.is_dataclass(x):
+            names = [field.name for field in dataclasses.fields(x) if field.compare and hasattr(x, field.name)]
+            return self._parts(x, [each for name in names for each in (name, getattr(x, name))])
+        try:
+            node = None if isinstance(x, Iterator) else opened_node(x)
+        except Unsupported:
+            node = None
+        if isinstance(x, Mapping) and (node is None or node.aux is None):
+            return _joined(class_name(type(x)), *sorted(self._pairs(x)))
+        if node is None:
+            raise _NoForm(f"a {class_name(type(x))}")
+        return self._parts(x, [node.aux, *node.children, *node.children.values()])
+
+    def _code(self, x: Any) -> bytes:
+        if isinstance(x, functools.partial):
+            return self._parts(x, [x.func, x.args, x.keywords])
+        name = code_name(x)
+        if name is None:
+            raise _NoForm(f"a {class_name(type(x))} without a name")
+        if not (isinstance(x, type) or _importable(x)):
+            self._leave_out(f"the inside of {name}")
+        return _joined("code", name.encode())
+
+    def _leave_out(self, what: str) -> None:
+        if what not in self.left_out and len(self.left_out) < _MOST_NAMED:
+            self.left_out.append(what)
+
+    def _array(self, x: Any) -> bytes:
+        if isinstance(x, jax.Array):
+            if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable or x.is_deleted():
+                raise _NoForm("a jax array whose items this process does not have")
+            if is_typed_key(x):
+                return _joined("key", str(x.dtype).encode(), self.of(jax.random.key_data(x)))
+            return _joined("jax", self._numpy(np.asarray(jax.device_get(x))))
+        if type(x) not in (np.ndarray, np.memmap) and not isinstance(x, np.generic):
+            raise _NoForm(f"a {class_name(type(x))}")
+        return _joined("scalar" if isinstance(x, np.generic) else "numpy", self._numpy(np.asarray(x)))
+
+    def _numpy(self, x: Any) -> bytes:
+        head = f"{x.dtype}{x.shape}"
+        if x.dtype.names is not None:
+            return _joined(head, *(self._numpy(x[name]) for name in x.dtype.names))
+        if x.dtype.kind in "OT":
+            return _joined(head, *map(self.of, x.reshape(-1).tolist()))
+        self._count(x.nbytes)
+        if x.dtype.name in _SUB_BYTE or x.dtype.name.startswith(("float4_", "float6_")):
+            x = x.astype(np.float32)  # the other bits of a byte mean nothing
+        if x.dtype.kind in "USV" and x.dtype.type in (np.str_, np.bytes_, np.void):
+            return _joined(head, x.tobytes())
+        state = xxhash.xxh3_128()
+        for block in wire_blocks(x, 0, x.size):
+            state.update(block)
+        return _joined(head, state.digest())
+
+    def _count(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        if self._bytes > _MOST_BYTES:
+            raise _NoForm(f"more than {_MOST_BYTES >> 30} GiB")
+
+
+_SCALARS: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): lambda _: b"",
+    bool: lambda x: b"1" if x else b"0",
+    int: lambda x: hex(x).encode(),
+    float: lambda x: struct.pack("<d", x),
+    str: lambda x: x.encode("utf-8", "surrogatepass"),
+    bytes: bytes,
+    bytearray: bytes,
+}
+
+
+def _importable(code: Any) -> bool:
+    """Tell whether the module of a function has it under its name."""
+    found: Any = sys.modules.get(str(getattr(code, "__module__", None)))
+    for part in str(getattr(code, "__qualname__", None) or getattr(code, "__name__", "")).split("."):
+        found = getattr(found, part, None)
+    return found is code
