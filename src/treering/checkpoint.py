@@ -26,7 +26,7 @@ def save(
     *,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
@@ -48,7 +48,8 @@ def save(
         metadata: JSON to keep beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
         overwrite: replace a checkpoint that is there. Only its own files are removed, and only after the new one is
             complete; other files in the folder stay.
-        progress: called as ``progress(done, total)``, in the bytes that this process writes.
+        progress: called as ``progress(done, total)``, in the bytes that this process writes. True shows a bar on
+            stderr while that is a terminal, and nothing elsewhere.
         processes: "this" for a save by the calling process alone, of arrays that it holds alone.
         host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are those of
             process 0, and so is ``metadata``. "equal" refuses them where they are not the same on all processes.
@@ -86,7 +87,7 @@ def save_async(
     *,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
@@ -106,7 +107,7 @@ def save_async(
         tree: as for ``save``; what cannot be saved is refused before this returns.
         metadata: as for ``save``.
         overwrite: as for ``save``.
-        progress: as for ``save``, but called from the thread that writes.
+        progress: as for ``save``, but called from, or shown by, the thread that writes.
         processes: as for ``save``. All processes of a job have to begin their joint saves in the same order.
         host_local: as for ``save``.
         timeout: as for ``save``; a save that shows no progress for so long is given up by whoever waits for it.
@@ -144,9 +145,10 @@ def load(
     mesh: jax.sharding.Mesh | None = None,
     rename: Mapping[str, str] | None = None,
     missing: Literal["error", "keep"] = "error",
+    extra: Literal["error", "ignore"] = "error",
     cast: bool = False,
     mapped: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     timeout: float | None = None,
 ) -> Any:
     """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
@@ -168,9 +170,11 @@ def load(
             what has none is replicated on it.
         rename: wanted key -> stored key, for leaves or branches of ``like``.
         missing: "error", or "keep" for what ``like`` has where nothing is stored.
+        extra: "error", or "ignore" for stored leaves for which ``like`` has no place: they are not read.
         cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.
         mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
         progress: called as ``progress(done, total)``, in bytes; in those that this process reads where several load.
+            True shows a bar on a terminal, as for ``save``.
         timeout: seconds to wait for other processes where arrays lie over several; else ``TREERING_TIMEOUT_S``, or 600.
 
     Raises:
@@ -192,8 +196,8 @@ def load(
     from treering._ops.load import load as run
 
     return run(
-        path, like, only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast,
-        mapped=mapped, progress=progress, timeout=timeout,
+        path, like, only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing,
+        extra=extra, cast=cast, mapped=mapped, progress=progress, timeout=timeout,
     )  # fmt: skip
 
 

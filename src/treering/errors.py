@@ -34,6 +34,7 @@ __all__ = [
     "Exists",
     "Format",
     "KeptOnHost",
+    "LeavesInitialised",
     "Mismatch",
     "NotFound",
     "NotSharded",
@@ -234,6 +235,10 @@ class StaticFieldsDiffer(UserWarning):
 
 class KeptOnHost(UserWarning):
     """Arrays that were to go on devices came back as numpy: jax, as it is configured, cannot hold their dtype."""
+
+
+class LeavesInitialised(UserWarning):
+    """``Run.load_or_init`` found a step without some leaves of ``init_fn``'s tree, and initialised those."""
 
 
 class NotSharded(UserWarning):

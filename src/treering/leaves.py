@@ -38,7 +38,7 @@ def tree_serialize_leaves(
     write_index: bool = True,
     compressor: Mapping[str, Any] | None = None,
     chunk_bytes: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
@@ -61,7 +61,7 @@ def tree_serialize_leaves(
         write_index: False leaves the index as it is; `index_leaves` takes the tree up later.
         compressor: a zarr v2 compressor of TensorStore, such as ``{"id": "zstd", "level": 1}``. None: raw, the fastest.
         chunk_bytes: chunks larger than this are cut along their leading axes.
-        progress: called as ``progress(done, total)``, in this process's bytes.
+        progress: called as ``progress(done, total)``, in this process's bytes; True: a bar, as for ``treering.save``.
         processes: "this" for a save by the calling process alone, of arrays that it holds alone.
         host_local: leaves that each process holds by itself are those of process 0; "equal" refuses differences.
         timeout: how many seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.

@@ -99,6 +99,7 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         force: bool = False,
+        progress: Progress | bool | None = None,
     ) -> StepSave:
         """Save a step in the background, all or nothing, if ``save_every`` says so; say what was done, and why.
 
@@ -115,6 +116,7 @@ class Run:
             overwrite: go on from an older step: replace ``step`` if it is there, and leave the later ones behind. They
                 are gone in the moment in which the new one is there; their files are removed after that.
             force: save whatever ``save_every`` says.
+            progress: as for ``treering.save_async``.
 
         Raises:
             Exists: the step is there, or a later one is; also a ``FileExistsError``.
@@ -126,14 +128,15 @@ class Run:
             >>> import treering as tr
             >>> run = tr.Run(os.path.join(tempfile.mkdtemp(), "run"), save_every=tr.SaveEvery(steps=100))
             >>> done = run.save(100, {"w": 1.5}, metrics={"loss": 0.25})
-            >>> done.saved, run.save(101, {"w": 1.25}).saved
+            >>> bool(done), bool(run.save(101, {"w": 1.25}))
             (True, False)
             >>> run.close()
         """
         from treering._ops.run_save import save_step
 
         return save_step(
-            self._state, step, tree, metrics=metrics, metadata=metadata, overwrite=overwrite, force=force
+            self._state, step, tree, metrics=metrics, metadata=metadata, overwrite=overwrite, force=force,
+            progress=progress,
         )  # fmt: skip
 
     def save_on_signal(self, signum: int = signal.SIGTERM) -> None:
@@ -170,9 +173,10 @@ class Run:
         mesh: jax.sharding.Mesh | None = None,
         rename: Mapping[str, str] | None = None,
         missing: Literal["error", "keep"] = "error",
+        extra: Literal["error", "ignore"] = "error",
         cast: bool = False,
         mapped: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Any:
         """Load a step, or a part of it; every byte is checked on the way.
 
@@ -188,9 +192,10 @@ class Run:
             mesh: the mesh of partition specs.
             rename: wanted key -> stored key.
             missing: "error", or "keep" for what ``like`` has where nothing is stored.
+            extra: "error", or "ignore" for stored leaves for which ``like`` has no place.
             cast: turn numbers into ``like``'s dtype.
             mapped: let arrays be views of the files.
-            progress: called as ``progress(done, total)``, in bytes.
+            progress: called as ``progress(done, total)``, in bytes; True shows a bar on a terminal.
 
         Raises:
             NotFound: there is no such step; those that are there are named.
@@ -206,15 +211,22 @@ class Run:
         """
         from treering._ops.load import Wishes
         from treering._ops.run_load import load_step
+        from treering._view.progress import reporter
 
         wishes = Wishes(
-            only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast, mapped=mapped,
-            progress=progress,
+            only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra,
+            cast=cast, mapped=mapped, progress=reporter(progress, "loading"),
         )  # fmt: skip
         return load_step(self._state, step, like, wishes)
 
     def load_or_init(
-        self, init_fn: Callable[[], Any], *, shardings: Any = None, mesh: jax.sharding.Mesh | None = None
+        self,
+        init_fn: Callable[[], Any],
+        *,
+        shardings: Any = None,
+        mesh: jax.sharding.Mesh | None = None,
+        extra: Literal["error", "ignore"] = "error",
+        progress: Progress | bool | None = None,
     ) -> Resumed:
         """Load the latest step, and initialise what it does not have; without a step, initialise everything.
 
@@ -226,10 +238,12 @@ class Run:
             init_fn: a function without arguments that returns the tree; it is traced, as ``jax.jit`` does.
             shardings: where arrays go; as for ``treering.load``.
             mesh: the mesh of partition specs.
+            extra: as for ``load``; what ``init_fn`` does not return is left out of the tree, and of the next save.
+            progress: as for ``load``.
 
         Returns:
             The step, or None where nothing was saved, and the tree; ``initialised`` names the leaves that were not
-            loaded.
+            loaded. Where a step lacks leaves, a warning (``treering.errors.LeavesInitialised``) names them too.
 
         Raises:
             Mismatch: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
@@ -247,9 +261,12 @@ class Run:
             (1, Array(2., dtype=float32), ())
             >>> run.close()
         """
+        from treering._ops.load import Wishes
         from treering._ops.run_load import load_or_init
+        from treering._view.progress import reporter
 
-        return load_or_init(self._state, init_fn, shardings=shardings, mesh=mesh)
+        wishes = Wishes(shardings=shardings, mesh=mesh, extra=extra, progress=reporter(progress, "loading"))
+        return load_or_init(self._state, init_fn, wishes)
 
     # ------------------------------------------------------------------------------------------------ what is there
 

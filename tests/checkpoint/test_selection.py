@@ -129,7 +129,7 @@ def test_nothing_lies_there(at: str, path: Path) -> None:
         treering.load(path, at=at)
 
 
-@pytest.mark.parametrize("text", ["a~2", "~", "a/~"])
+@pytest.mark.parametrize("text", ["a~3", "~", "a/~"])
 def test_a_tilde_alone_is_no_key_text(text: str, path: Path) -> None:
     if text != "~":  # a part that is empty, which this tree does not have at its root
         with pytest.raises(Format, match="~"):
@@ -148,19 +148,48 @@ def test_a_near_key_is_suggested(path: Path) -> None:
         treering.load(path, only="params/dense/kernl")
 
 
+TAKES = "only= takes the checkpoint's keys, not those of `like`"
+
+
 @pytest.mark.parametrize(
     ("only", "at", "said"),
     [
-        ("PARAMS", None, "matches 'PARAMS'; did you mean 'params'?"),
-        ("zzz", None, "matches 'zzz'"),
-        ("zzz*", None, "matches 'zzz*'; '*' stays inside one part of a key; '**/NAME' looks at every depth"),
-        ("zzz", "params", "matches 'zzz'; keys begin below `at`"),
+        ("PARAMS", None, f"matches 'PARAMS'; did you mean 'params'?; {TAKES}"),
+        ("zzz", None, f"matches 'zzz'; {TAKES}"),
+        (
+            "zzz*",
+            None,
+            f"matches 'zzz*'; {TAKES}; '*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is "
+            "a '*' in a key",
+        ),
+        ("zzz", "params", f"matches 'zzz'; {TAKES}; keys begin below `at`"),
+        (
+            "dense/**",
+            None,
+            f"{TAKES}; only='params/dense/**' with rename={{'dense': 'params/dense'}} loads 'dense' of `like`",
+        ),
     ],
 )
 def test_the_hint_is_about_what_was_asked(only: str, at: str | None, said: str, path: Path) -> None:
     with pytest.raises(Mismatch) as caught:
         treering.load(path, only=only, at=at)
     assert str(caught.value).endswith(said)
+
+
+def test_what_the_hint_proposes_loads(path: Path) -> None:
+    like = {"dense": {"kernel": 0, "bias": 0}}
+    with pytest.raises(Mismatch, match="only='params/dense/\\*\\*' with rename="):
+        treering.load(path, like, only="dense/**")
+    found = treering.load(path, like, only="params/dense/**", rename={"dense": "params/dense"})
+    assert found == {"dense": {"kernel": 1, "bias": 2}}
+
+
+def test_a_star_in_a_key_is_selected_by_its_escape(tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", {"a*": {"w": 1}, "ab": {"w": 2}, "**": 3, "~2": 4})
+    assert treering.load(tmp_path / "c", only="a~2") == {"a*": {"w": 1}}
+    assert treering.load(tmp_path / "c", only=["a~2/w", "~2~2"]) == {"a*": {"w": 1}, "**": 3}
+    assert treering.load(tmp_path / "c", only="~02") == {"~2": 4}
+    assert treering.load(tmp_path / "c", at="a*/w") == 1
 
 
 @pytest.mark.parametrize("only", [[], ()])

@@ -137,6 +137,28 @@ def test_another_mesh_is_no_difference(tmp_path: Path) -> None:
     assert not between(tmp_path, {"x": cut}, {"x": jnp.asarray(array)}, values=True)
 
 
+def test_what_a_run_notes_of_its_steps_is_no_difference(tmp_path: Path) -> None:
+    for name, loss, tags in (
+        ("a", 0.5, {"git": "1", "host": {"": 1, "n/m": 2}}),
+        ("b", 0.25, {"git": "1", "host": {"": 3}}),
+    ):
+        with package.Run(tmp_path / name) as run:
+            run.save(1, {"w": 1}, metrics={"loss": loss})
+            run.save(2, {"w": 1}, metrics={"loss": loss}, metadata=tags)
+    assert not package.diff(tmp_path / "a" / "step_00000001", tmp_path / "b" / "step_00000001")
+    found = package.diff(tmp_path / "a" / "step_00000002", tmp_path / "b" / "step_00000002")
+    assert list(map(str, found)) == ["metadata host/: 1 in A, 3 in B", "metadata host/n~1m: only in A: 2"]
+    said = here("diff", str(tmp_path / "a"), str(tmp_path / "b"), code=1).stdout
+    assert "treering" not in said
+    assert len(said.splitlines()) == 2
+
+
+def test_a_users_own_member_called_treering_is_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        package.save(tmp_path / name, {"w": 1}, metadata={"treering": name})
+    assert list(map(str, package.diff(tmp_path / "a", tmp_path / "b"))) == ['metadata treering: "a" in A, "b" in B']
+
+
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     tree = {"x": np.arange(3_000_000), "y": np.zeros((0, 3)), "z": np.arange(10)}

@@ -14,7 +14,7 @@ import pytest
 import treering as package
 from tests.cli.command import here
 from tests.cli.trees import in_every_form, saved
-from treering._cli.progress import ProgressLine
+from treering._view.progress import ProgressLine
 
 
 def flipped(path: Path, place: int) -> None:
@@ -87,12 +87,12 @@ def test_progress_is_for_terminals_alone(tmp_path: Path, capsys: pytest.CaptureF
         progress(1 << 20, 4 << 20)
         progress(2 << 20, 4 << 20)  # too soon after the first
     said = capsys.readouterr().err
-    assert said.count("25%, 1.00 MiB of 4.00 MiB") == 1
+    assert said.count("25% [#####               ] 1.00 MiB of 4.00 MiB") == 1
     assert said.endswith("\r\x1b[K")
 
 
 def test_nothing_to_do_has_a_line_too() -> None:
-    assert ProgressLine("checking").line(0, 0, 0.0).startswith("checking: 100%, 0 B of 0 B")
+    assert ProgressLine("checking").line(0, 0, 0.0).startswith("checking: 100% [####################] 0 B of 0 B")
     assert "left" not in ProgressLine("checking").line(0, 10, 1.0)
 
 

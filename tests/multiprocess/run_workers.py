@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering as tr
+from treering.errors import LeavesInitialised
 
 __all__ = ["all_of_it", "ends_for_good"]
 
@@ -72,7 +74,8 @@ def resumes(path: str) -> Any:
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     rows, everywhere = NamedSharding(mesh, ROWS), NamedSharding(mesh, PartitionSpec())
     wanted = {"w": rows, "count": everywhere, "new": rows}
-    resumed = tr.Run(path).load_or_init(lambda: {**_fresh(), "new": jnp.arange(8)}, shardings=wanted)
+    with warnings.catch_warnings(action="ignore", category=LeavesInitialised):
+        resumed = tr.Run(path).load_or_init(lambda: {**_fresh(), "new": jnp.arange(8)}, shardings=wanted)
     step, tree = resumed
     for name, sharding in wanted.items():
         assert tree[name].sharding == sharding

@@ -99,7 +99,7 @@ class RunMachine(RuleBasedStateMachine):
         step = self._next(stride)
         now, saved, temporary = self._due(step, seconds, force=force)
         done = self.run.save(step, self._tree(), metrics=metrics, force=force)
-        assert (done.saved, done.temporary, bool(done), done.pending is not None) == (saved, temporary, saved, saved)
+        assert (done.temporary, bool(done), done.pending is not None) == (temporary, saved, saved)
         assert done.reason
         if saved:
             self._committed(step, now, metrics, temporary=temporary)
@@ -123,7 +123,7 @@ class RunMachine(RuleBasedStateMachine):
         assume(step in self.model or step not in self.strange)
         now, _, temporary = self._due(step, seconds, force=True)
         done = self.run.save(step, self._tree(), metrics=metrics, overwrite=True, force=True)
-        assert done.saved
+        assert done
         self.model = {number: saved for number, saved in self.model.items() if number < step}
         self._committed(step, now, metrics, temporary=temporary)
 

@@ -79,8 +79,9 @@ def test_a_step_is_a_checkpoint_that_says_what_it_is(run: tr.Run) -> None:
     before = datetime.datetime.now(datetime.UTC)
     saved = run.save(1200, TREE, metrics={"loss": 0.5, "worst": math.inf}, metadata={"git": "3f2c1ab"})
     assert saved
-    assert (saved.step, saved.saved, saved.temporary) == (1200, True, False)
+    assert (saved.step, saved.temporary) == (1200, False)
     saved.result(60)
+    assert saved.saved
     step = run.path / "step_00001200"
     assert tr.load(step)["w"].tolist() == [0.0, 1.0, 2.0]
     with tr.open(step) as checkpoint:
@@ -90,6 +91,31 @@ def test_a_step_is_a_checkpoint_that_says_what_it_is(run: tr.Run) -> None:
     assert note == {"step": 1200, "metrics": {"loss": 0.5, "worst": "inf"}, "temporary": False, "branch": None}
     document = json.loads((run.path / "run.json").read_bytes())
     assert [(one["step"], one["seconds"] > 0) for one in document["steps"]] == [(1200, True)]
+
+
+def test_a_save_that_is_only_begun_is_not_saved(run: tr.Run, gate: Gate) -> None:
+    save = run.save(1, {"w": np.zeros(1000)})
+    assert (bool(save), save.saved) == (True, False)
+    gate.opened.set()
+    save.result(60)
+    assert (bool(save), save.saved) == (True, True)
+    gate.error = StoreFailed("no room")
+    failed = run.save(2, {"w": np.zeros(1000)})
+    assert failed.pending is not None
+    assert isinstance(failed.pending.exception(60), StoreFailed)
+    assert (bool(failed), failed.saved) == (True, False)
+
+
+def test_to_ask_whether_it_is_saved_takes_no_error_away(run: tr.Run, gate: Gate) -> None:
+    gate.error = StoreFailed("no room")
+    gate.opened.set()
+    failed = run.save(2, {"w": np.zeros(1000)})
+    assert failed.pending is not None
+    while not failed.pending.done():
+        assert not failed.saved
+    assert not failed.saved
+    with pytest.raises(StoreFailed, match="no room"):
+        run.wait()
 
 
 def test_what_changes_right_after_a_save_is_not_saved(run: tr.Run, gate: Gate) -> None:
@@ -113,7 +139,7 @@ def test_save_every_says_which_step_is_next(tmp_path: Path) -> None:
         assert "the next is 30" in said[25].reason
         said[25].result()
         forced = run.save(25, TREE, force=True)
-        assert (forced.saved, forced.reason) == (True, "force=True")
+        assert (bool(forced), forced.reason) == (True, "force=True")
     assert run.steps() == [10, 20, 25]
 
 

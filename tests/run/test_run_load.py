@@ -18,7 +18,7 @@ from treering._ops import run_load
 from treering._ops.background import wait_for
 from treering._ops.run_steps import latest_of
 from treering._store import checkpoint_folder
-from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
+from treering.errors import Corrupt, LeavesInitialised, Mismatch, NotFound, Unsupported
 
 HALVES = np.zeros(3, np.float16)
 
@@ -161,10 +161,43 @@ def test_the_first_time_all_is_initialised(tmp_path: Path) -> None:
 def test_what_is_new_is_initialised(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(4, fresh())
-    resumed = run.load_or_init(lambda: {**fresh(), "new": jnp.ones(2)})
+    with pytest.warns(LeavesInitialised, match=r"(?s)^step 4 of .*/run' does not have .*:\n  new$") as caught:
+        resumed = run.load_or_init(lambda: {**fresh(), "new": jnp.ones(2)})
+    assert caught[0].filename == __file__
     assert (resumed.step, resumed.initialised, resumed.tree["new"].tolist()) == (4, ("new",), [1.0, 1.0])
     with pytest.raises(Mismatch, match="params/w"):
         run.load_or_init(lambda: {**fresh(), "params": {"w": jnp.zeros(4, int)}})
+
+
+def test_what_a_step_has_too_much_can_be_left_out(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(4, {**fresh(), "old": jnp.ones(2)})
+    less = {"step": jnp.zeros((), int)}
+    with pytest.raises(Mismatch, match=r'old: unexpected[^$]*extra="ignore"'):
+        run.load_or_init(fresh)
+    assert set(run.load_or_init(fresh, extra="ignore").tree) == {"params", "step"}
+    assert run.load(4, less, extra="ignore").keys() == less.keys()
+    wrong: Any = "keep"
+    for call in (lambda: run.load(4, less, extra=wrong), lambda: run.load_or_init(fresh, extra=wrong)):
+        with pytest.raises(Unsupported, match=r'extra=.keep. is neither "error" nor "ignore"'):
+            call()
+
+
+@pytest.mark.parametrize("with_step", [False, True])
+@pytest.mark.parametrize("tree", [None, {}, (), {"n": 3}], ids=repr)
+def test_a_tree_without_arrays_is_taken_as_it_is(tree: Any, with_step: bool, tmp_path: Path) -> None:
+    if with_step:
+        with tr.Run(tmp_path / "run") as run:
+            run.save(4, tree)
+    assert tr.Run(tmp_path / "run").load_or_init(lambda: tree) == (4 if with_step else None, tree)
+
+
+def test_what_init_fn_does_not_have_is_named(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(4, fresh())
+    for init_fn in (lambda: None, dict, tuple):
+        with pytest.raises(Mismatch, match="params/w: unexpected"):
+            run.load_or_init(init_fn)
 
 
 def test_what_load_or_init_gives_is_a_pair_like_any_other(tmp_path: Path) -> None:

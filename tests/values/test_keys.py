@@ -32,7 +32,7 @@ def test_different_paths_have_different_key_texts(one: tuple[str, ...], other: t
     assert (join_key(one) == join_key(other)) == (one == other)
 
 
-@pytest.mark.parametrize("text", ["a~", "~2", "a/~/b", "~~0"])
+@pytest.mark.parametrize("text", ["a~", "~3", "a/~/b", "~~0", "~2~"])
 def test_a_lone_tilde_is_refused(text: str) -> None:
     with pytest.raises(Format, match="stands alone"):
         split_key(text)
@@ -64,12 +64,18 @@ def test_a_glob_agrees_with_the_naive_matcher(pattern: list[str], path: tuple[st
     assert Glob.parse("/".join(pattern)).matches(path) == naive(pattern, path)
 
 
-@given(paths)
-def test_a_key_text_without_stars_matches_itself_alone(path: tuple[str, ...]) -> None:
-    plain = tuple(part.replace("*", "x") for part in path)
-    glob = Glob.parse(join_key(plain))
-    assert glob.matches(plain)
-    assert not glob.matches((*plain, "more"))
+@given(paths, paths)
+def test_a_key_text_whose_stars_are_escaped_matches_itself_alone(path: tuple[str, ...], other: tuple[str, ...]) -> None:
+    glob = Glob.parse(join_key(path).replace("*", "~2"))
+    assert glob.matches(path)
+    assert not glob.matches((*path, "more"))
+    assert not glob.matches(tuple(part.replace("*", "x") for part in path)) or "*" not in join_key(path)
+    assert glob.matches(other) == (path == other)
+
+
+def test_the_escape_of_a_star_is_for_globs_alone() -> None:
+    with pytest.raises(Format, match="stands alone"):
+        split_key("a~2b")
 
 
 @pytest.mark.parametrize(

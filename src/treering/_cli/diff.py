@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import click
 
 from treering._cli.output import write_lines
-from treering._cli.progress import ProgressLine
 from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
 from treering._ops.diff import Diff, sameness
@@ -39,8 +38,7 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     """
     a, b = latest_of(a), latest_of(b)
     try:
-        with ProgressLine("comparing") as progress:
-            found = compare(a, b, values=values, progress=progress)
+        found = compare(a, b, values=values, progress=True)
     except Corrupt as error:
         # Damage is no answer to this question.
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)

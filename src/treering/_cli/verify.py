@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import click
 
 from treering._cli.output import write_lines
-from treering._cli.progress import ProgressLine
 from treering._cli.terminal import GOOD, NO
 from treering._format.findings import Verification
 from treering._ops.verify import verify as check
@@ -34,8 +33,7 @@ def verify(path: str, as_json: bool) -> int:
     is checked. What another program wrote, and msgpack, has no checksums: then only headers and sizes are checked, and
     the answer says so. Exit code 0: nothing is wrong; 1: it is damaged; 2: it could not be read.
     """
-    with ProgressLine("checking") as progress:
-        found = check(path, progress=progress)
+    found = check(path, progress=True)
     if as_json:
         write_lines(_json_lines(found))
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from treering._codec.documents import shown
 from treering._format.index import Container, Token
 from treering._format.key_text import key_text
 from treering._values.keys import Glob, GlobSet, join_key, split_key
@@ -156,7 +158,7 @@ def _thinned(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selecti
         missed = globs[min(set(range(len(globs))) - hit)].text
         raise Mismatch(
             f"nothing in the checkpoint matches {missed!r}{_near(missed, _branches(whole.keys))}",
-            hint=_about_globs(missed, below=below),
+            hint=_about_globs(missed, _branches(whole.keys), below=below),
         )
     return _emitted(whole, places)
 
@@ -236,8 +238,16 @@ def _near(text: str, others: Sequence[str]) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
-def _about_globs(text: str, *, below: bool) -> str | None:
+def _about_globs(text: str, branches: Sequence[str], *, below: bool) -> str:
     """Say what the user of this glob may not know."""
-    facts = ["'*' stays inside one part of a key; '**/NAME' looks at every depth"] if "*" in text else []
+    facts = ["only= takes the checkpoint's keys, not those of `like`"]
+    parts = text.split("/")
+    named = "/".join(itertools.takewhile(lambda part: "*" not in part, parts))
+    found = next((branch for branch in branches if branch.endswith(f"/{named}")), None) if named else None
+    if found is not None:
+        glob = shown(found + text[len(named) :])
+        facts.append(f"only={glob} with rename={{{shown(named)}: {shown(found)}}} loads {shown(named)} of `like`")
+    elif "*" in text:
+        facts.append("'*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is a '*' in a key")
     facts += ["keys begin below `at`"] if below else []
-    return "; ".join(facts) or None
+    return "; ".join(facts)

@@ -11,6 +11,7 @@ from treering._format.records import LeafRecord
 from treering._ops.open_leaves import ArrayView, OpenLeaves, open_leaves
 from treering._view.differences import ABSENT, Difference, differences_of, paired, same_place
 from treering._view.nodes import is_branch, record_of
+from treering._view.progress import Progress, reporter, showing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,8 +20,6 @@ __all__ = ["Diff", "blocks_of", "diff", "sameness"]
 
 _BLOCK_BYTES: Final = 8 << 20
 _MOST_LINES: Final = 100
-
-Progress = Callable[[int, int], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,11 @@ def sameness(found: Diff, *, reading: str) -> str:
 
 
 def diff(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], *, values: bool = False, progress: Progress | None = None
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    values: bool = False,
+    progress: Progress | bool | None = None,
 ) -> Diff:
     """Compare two checkpoints or files: structure, kinds, dtypes, shapes, small values and metadata.
 
@@ -79,7 +82,7 @@ def diff(
         b: another one.
         values: also read all arrays that both have, and compare them bit for bit: NaN equals the same NaN, 0.0 and
             -0.0 differ. Memory stays at some MiB for each side, whatever the arrays' size.
-        progress: called as ``progress(done, total)`` with bytes of arrays.
+        progress: called as ``progress(done, total)`` with bytes of arrays. True shows a bar on a terminal.
 
     Raises:
         NotFound, StoreFailed: one of them cannot be read.
@@ -94,12 +97,13 @@ def diff(
         >>> bool(found), [str(difference) for difference in found]
         (True, ['step: value: 7 in A, 8 in B'])
     """
-    with open_leaves(a) as left, open_leaves(b) as right:
+    told = reporter(progress, "comparing")
+    with showing(told), open_leaves(a) as left, open_leaves(b) as right:
         found = list(differences_of(left.listing, right.listing))
         pairs = paired(left.listing.root, right.listing.root)
         count = sum(1 for _, *nodes in pairs if any(node is not ABSENT and not is_branch(node) for node in nodes))
         if values:
-            found += _differing_values(left, right, progress)
+            found += _differing_values(left, right, told)
         return Diff(a=os.fspath(a), b=os.fspath(b), differences=tuple(found), leaves=count, values=values)
 
 

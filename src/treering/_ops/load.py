@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Literal
 
+import jax
 import numpy as np
 
 from treering._arrays.host import jax_holds
@@ -26,6 +27,7 @@ from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
+from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHost, Unsupported
 
 __all__ = ["OF_LIKE", "Wanted", "Wishes", "load", "loaded", "part_of", "require_sense", "wanted"]
@@ -33,12 +35,20 @@ __all__ = ["OF_LIKE", "Wanted", "Wishes", "load", "loaded", "part_of", "require_
 OF_LIKE: Final = Wording()
 """How one speaks to a user who gave ``like``."""
 
+_MISPLACED: Final[dict[Any, str]] = {
+    jax.sharding.Mesh: "mesh",
+    jax.sharding.Sharding: "shardings",
+    jax.sharding.PartitionSpec: "shardings",
+}
+"""What is never a tree, and the argument that it belongs to."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """What the caller of a load asks for beside the tree; ``treering.load`` says what each means.
 
-    With "leave" for ``missing`` leaves of ``like`` that are not stored stay in the result, abstract ones too.
+    With "leave" for ``missing`` leaves of ``like`` that are not stored stay in the result, abstract ones too. With
+    ``none_is_leaf`` a ``like`` of None is the tree that is one leaf, None, not the absence of one.
     """
 
     only: str | Sequence[str] | None = None
@@ -47,9 +57,11 @@ class Wishes:
     mesh: Any = None
     rename: Mapping[str, str] | None = None
     missing: Literal["error", "keep", "leave"] = "error"
+    extra: Literal["error", "ignore"] = "error"
     cast: bool = False
     mapped: bool = False
     progress: Progress | None = None
+    none_is_leaf: bool = False
 
 
 def load(
@@ -62,29 +74,31 @@ def load(
     mesh: Any,
     rename: Mapping[str, str] | None,
     missing: Literal["error", "keep"],
+    extra: Literal["error", "ignore"],
     cast: bool,
     mapped: bool,
-    progress: Progress | None,
+    progress: Progress | bool | None,
     timeout: float | None,
 ) -> Any:
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
+    require_path(path)
     wishes = Wishes(
-        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, cast=cast, mapped=mapped,
-        progress=progress,
+        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
+        mapped=mapped, progress=reporter(progress, "loading"),
     )  # fmt: skip
     require_sense(like, wishes)
-    require_path(path)
     company = Company(path, timeout=timeout, named=Named(shardings, mesh, like))
 
     def work(source: Source) -> Any:
-        (tree,) = loaded(source, [wanted(source, part_of(source, wishes), like, wishes)], progress, company)
+        (tree,) = loaded(source, [wanted(source, part_of(source, wishes), like, wishes)], wishes.progress, company)
         return tree
 
     def opened() -> AbstractContextManager[Source]:
         settle(path)
         return opened_source(path, mapped=mapped)
 
-    return on_one_state(opened, work, company)
+    with showing(wishes.progress):
+        return on_one_state(opened, work, company)
 
 
 def part_of(source: Source, wishes: Wishes) -> Selection:
@@ -136,13 +150,13 @@ def wanted(source: Source, part: Selection, like: Any, wishes: Wishes, *, wordin
     index = source.index
     known = select(index.structure, index.keys, at=wishes.at, only=None).keys
     asked = _Asked(shardings=wishes.shardings, mesh=wishes.mesh, known=known)
-    if like is None:
+    if like is None and not wishes.none_is_leaf:
         matches = as_stored(index, part)
         placements = _placements(index, part.keys, matches, None, asked)
         return Wanted(part=part, like=None, target=None, matches=matches, placements=placements)
     target = flatten_like(like)
     matches = matched(
-        index, part, target, rename=wishes.rename, missing=wishes.missing, cast=wishes.cast,
+        index, part, target, rename=wishes.rename, missing=wishes.missing, extra=wishes.extra, cast=wishes.cast,
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
     placements = _placements(index, target.keys, matches, target, asked)
@@ -181,9 +195,14 @@ def require_sense(like: Any, wishes: Wishes) -> None:
     if not isinstance(rename, Mapping | None):
         raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
     if wishes.missing not in ("error", "keep"):
-        raise Unsupported(f'missing={wishes.missing!r} is neither "error" nor "keep"')
-    if like is None and (rename or wishes.cast or wishes.missing == "keep"):
-        raise Unsupported("rename=, cast= and missing= say how stored leaves fit `like`, and there is none")
+        raise Unsupported(f'missing={wishes.missing!r:.100} is neither "error" nor "keep"')
+    meant = next((name for kind, name in _MISPLACED.items() if isinstance(like, kind)), None)
+    if meant is not None:
+        raise Unsupported(f"`like` is a {type(like).__name__}, not a tree of arrays", hint=f"did you mean {meant}=?")
+    if wishes.extra not in ("error", "ignore"):
+        raise Unsupported(f'extra={wishes.extra!r:.100} is neither "error" nor "ignore"')
+    if like is None and (rename or wishes.cast or wishes.missing == "keep" or wishes.extra == "ignore"):
+        raise Unsupported("rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

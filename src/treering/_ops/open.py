@@ -20,7 +20,7 @@ from treering._format.structure import build
 from treering._ops.background import settle
 from treering._ops.source import opened_source, require_path
 from treering._values.boxes import whole
-from treering._values.human import bytes_text
+from treering._values.human import bytes_text, counted
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Checkpoint(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         number = self._known.get(key)
         if number is None:
-            raise NoSuchLeaf(self._no_such(key))
+            raise self._no_such(key)
         return self._leaf(number)
 
     def __contains__(self, key: object) -> bool:
@@ -182,17 +182,26 @@ class Checkpoint(Mapping[str, Any]):
             self._numbers = {key: number for number, key in enumerate(self.index.keys)}
         return self._numbers
 
-    def _no_such(self, key: object) -> str:
+    def _no_such(self, key: object) -> NoSuchLeaf:
         near = difflib.get_close_matches(str(key), self.index.keys[:2000], n=1)
         branch = sum(text.startswith(f"{key}/") for text in self.index.keys)
-        hint = f"; {branch} leaves lie below it" if branch else f"; did you mean {near[0]!r}?" if near else ""
-        return f"{self._path!r} has no leaf {key!r}{hint}"
+        found = (
+            f"; {counted(branch, 'leaves')} {'lies' if branch == 1 else 'lie'} below it"
+            if branch
+            else f"; did you mean {near[0]!r}?"
+            if near
+            else ""
+        )
+        hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
+        return NoSuchLeaf(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
 
     def __repr__(self) -> str:
         arrays = sum(leaf_bytes(self.index.type_of(number)) for number in range(len(self)))
         shown = [f"  {key}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        return "\n".join([f"Checkpoint({self._path!r}: {len(self)} leaves, {bytes_text(arrays)})", *shown, *more])
+        return "\n".join(
+            [f"Checkpoint({self._path!r}: {counted(len(self), 'leaves')}, {bytes_text(arrays)})", *shown, *more]
+        )
 
     def _short(self, number: int) -> str:
         leaf_type = self.index.type_of(number)

@@ -72,6 +72,10 @@ class PendingSave:
         """Tell whether it has ended, well or not; without waiting."""
         return self._flight.ended()
 
+    def saved(self) -> bool:
+        """Tell whether it is saved by now; without waiting, and an error stays to be raised."""
+        return self.done() and self._flight.error is None
+
     def cancel(self) -> bool:
         """Call it off, if it is not committed yet; without waiting.
 

@@ -24,12 +24,11 @@ from treering.errors import Mismatch, Unsupported
 __all__ = ["loaded_or_initialised"]
 
 _WORDING: Final = Wording("init_fn", "with load(like=...): ")
-_WISHES: Final = Wishes(missing="leave")
 _TRACED: Final = ("jax", "key")
 
 
 def loaded_or_initialised(
-    path: Path | None, init_fn: Callable[[], Any], *, shardings: Any, mesh: Any, timeout: float | None
+    path: Path | None, init_fn: Callable[[], Any], wishes: Wishes, *, timeout: float | None
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the tree, and the key texts of the leaves that were initialised.
 
@@ -40,8 +39,7 @@ def loaded_or_initialised(
     Args:
         path: the checkpoint; None initialises everything.
         init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
-        shardings: where arrays go, as for ``treering.load``.
-        mesh: the mesh of partition specs.
+        wishes: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
         timeout: seconds to wait for other processes where arrays lie over several.
 
     Raises:
@@ -51,13 +49,14 @@ def loaded_or_initialised(
     """
     if not callable(init_fn):
         raise Unsupported(f"init_fn is a {type(init_fn).__name__}, it has to be a function without arguments")
-    fresh = _Fresh.of(init_fn, shardings, mesh)
+    fresh = _Fresh.of(init_fn, wishes.shardings, wishes.mesh)
     if path is None:
         return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
     company = Company(path, timeout=timeout, named=Named(None, None, fresh.like))
+    asked = Wishes(missing="leave", extra=wishes.extra, progress=wishes.progress, none_is_leaf=True)
     items = on_one_state(
         lambda: opened_source(path, mapped=False),
-        lambda source: loaded_items(source, fresh.like, _WISHES, company, wording=_WORDING),
+        lambda source: loaded_items(source, fresh.like, asked, company, wording=_WORDING),
         company,
     )
     tree = fresh.completed(items.tree, items.kept)

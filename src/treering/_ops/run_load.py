@@ -23,9 +23,11 @@ from treering._ops.run_note import require_step_number
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import facts_of, latest_of, records_of, step_path, steps_of
 from treering._ops.source import opened_source
+from treering._ops.warned import warn_of
 from treering._store.run_folder import RunFolder
 from treering._values.steps_text import steps_text
-from treering.errors import NotFound
+from treering._view.progress import showing
+from treering.errors import LeavesInitialised, NotFound
 from treering.retention import Verdict, best_steps
 
 __all__ = ["Resumed", "best_step", "branched", "collected", "load_or_init", "load_step", "metrics_of"]
@@ -80,12 +82,17 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, wishes: Wish
     return _of_latest(run, read)
 
 
-def load_or_init(run: RunState, init_fn: Callable[[], Any], *, shardings: Any, mesh: Any) -> Resumed:
+def load_or_init(run: RunState, init_fn: Callable[[], Any], wishes: Wishes) -> Resumed:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
+    require_sense((), wishes)
 
     def read(step: int | None) -> Resumed:
         path = None if step is None else step_path(run.path, step)
-        tree, initialised = loaded_or_initialised(path, init_fn, shardings=shardings, mesh=mesh, timeout=run.timeout)
+        with showing(wishes.progress):
+            tree, initialised = loaded_or_initialised(path, init_fn, wishes, timeout=run.timeout)
+        if step is not None and initialised:
+            what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
+            warn_of(what, initialised, LeavesInitialised)
         return Resumed(step, tree, initialised)
 
     return _of_latest(run, read)
@@ -178,11 +185,12 @@ def _agreed_latest(run: RunState) -> int | None:
 def _loaded(run: RunState, step: int, like: Any, wishes: Wishes) -> Any:
     path = step_path(run.path, step)
     company = Company(path, timeout=run.timeout, named=Named(wishes.shardings, wishes.mesh, like))
-    items = on_one_state(
-        lambda: _opened(run, step, path, mapped=wishes.mapped),
-        lambda source: loaded_items(source, like, wishes, company),
-        company,
-    )
+    with showing(wishes.progress):
+        items = on_one_state(
+            lambda: _opened(run, step, path, mapped=wishes.mapped),
+            lambda source: loaded_items(source, like, wishes, company),
+            company,
+        )
     # Only now all of it was checked, and the other processes have theirs.
     return given_back(items)
 

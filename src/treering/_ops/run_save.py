@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
 
+from treering._arrays.jobs import Progress
 from treering._arrays.processes import this_processes
 from treering._ops.background import in_flight, raise_unreported, wait_for
 from treering._ops.late import reworded
@@ -30,12 +31,20 @@ __all__ = ["StepSave", "save_step"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepSave:
-    """What ``Run.save`` did, and why. It is true where the step is being saved."""
+    """What ``Run.save`` did, and why. It is true where a save of the step was begun.
+
+    Example:
+        >>> import os, tempfile
+        >>> import treering as tr
+        >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run"), save_every=tr.SaveEvery(steps=100)) as run:
+        ...     first, second = run.save(100, {"w": 1.5}), run.save(101, {"w": 1.25})
+        ...     first.result()
+        >>> bool(first), first.saved, bool(second), second.saved
+        (True, True, False, False)
+    """
 
     step: int
     """Its number."""
-    saved: bool
-    """Whether it is being saved; False where ``save_every`` says that it is not its turn."""
     reason: str
     """Why, in words for people."""
     temporary: bool = False
@@ -44,7 +53,12 @@ class StepSave:
     """The save in flight; None where nothing is saved."""
 
     def __bool__(self) -> bool:
-        return self.saved
+        return self.pending is not None
+
+    @property
+    def saved(self) -> bool:
+        """Whether the step is durable by now, without waiting; False where no save was begun, or where it failed."""
+        return self.pending is not None and self.pending.saved()
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the step is durable, and every step removed that has to go; return at once where nothing is saved.
@@ -66,6 +80,7 @@ def save_step(
     metadata: Mapping[str, Any] | None,
     overwrite: bool,
     force: bool,
+    progress: Progress | bool | None,
 ) -> StepSave:
     """Save a step of ``run``; ``Run.save`` says more."""
     run.require_open()
@@ -75,7 +90,7 @@ def save_step(
     with _taken_back(run, processes):
         if not decision.save:
             raise_unreported(run.path)
-            return StepSave(step=step, saved=False, reason=decision.reason)
+            return StepSave(step=step, reason=decision.reason)
         order = Order()
         items, described = None, dict[str, Any]()
         refusal: Exception | None = None
@@ -100,7 +115,7 @@ def save_step(
                 items,
                 metadata=described,
                 overwrite=overwrite,
-                progress=None,
+                progress=progress,
                 processes="all",
                 host_local="first",
                 timeout=run.timeout,
@@ -112,7 +127,6 @@ def save_step(
         _see_to_its_end(run, pending, decision)
     return StepSave(
         step=step,
-        saved=True,
         reason=decision.reason + order.text(step),
         temporary=decision.temporary,
         pending=pending,

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from treering._arrays.incoming import Progress
 from treering._arrays.processes import this_processes
+from treering._arrays.scalars import with_python_numbers
 from treering._ops.background import settle
 from treering._ops.folder_path import folder_path
 from treering._ops.joint_save import HostLocal, Wishes, save_together
@@ -20,6 +21,7 @@ from treering._ops.save_safetensors import save_safetensors
 from treering._ops.source import require_path
 from treering._ops.state_file import local_path
 from treering._values.processes import Processes, timeout_seconds
+from treering._view.progress import reporter, showing
 from treering.errors import Unsupported
 
 __all__ = ["Asked", "planned_together", "save"]
@@ -58,7 +60,7 @@ class Asked:
         *,
         metadata: Mapping[str, Any] | None,
         overwrite: bool,
-        progress: Progress | None,
+        progress: Progress | bool | None,
         processes: Literal["all", "this"],
         host_local: HostLocal,
         timeout: float | None,
@@ -81,7 +83,7 @@ class Asked:
             place=place,
             metadata=metadata,
             overwrite=overwrite,
-            progress=progress,
+            progress=reporter(progress, "saving"),
             together=processes == "all" and suffix not in _FILES,
             host_local=host_local,
             timeout=seconds,
@@ -103,14 +105,14 @@ class Asked:
         )
 
     def kept(self) -> dict[str, Any]:
-        """Return the metadata.
+        """Return the metadata, with Python's numbers in it.
 
         Raises:
             Unsupported: it is no dict.
         """
         if not isinstance(self.metadata, Mapping | None):
             raise Unsupported(f"metadata is a {type(self.metadata).__name__}, not a dict of JSON")
-        return dict(self.metadata or {})
+        return with_python_numbers(self.metadata or {})
 
 
 def save(
@@ -119,7 +121,7 @@ def save(
     *,
     metadata: Mapping[str, Any] | None,
     overwrite: bool,
-    progress: Progress | None,
+    progress: Progress | bool | None,
     processes: Literal["all", "this"],
     host_local: HostLocal,
     timeout: float | None,
@@ -134,18 +136,22 @@ def save(
         host_local=host_local,
         timeout=timeout,
     )
-    if asked.together:
-        _save_folder(asked, tree)
-        return
+    with showing(asked.progress):
+        if asked.together:
+            _save_folder(asked, tree)
+        else:
+            _save_alone(asked, tree)
+
+
+def _save_alone(asked: Asked, tree: Any) -> None:
+    """Write ``tree`` into a single file, or into a folder without the other processes of the job."""
     settle(asked.place)
     write = asked.file_form
     if write is not None:
-        write(asked.place, tree, metadata=asked.kept(), overwrite=overwrite, progress=progress)
+        write(asked.place, tree, metadata=asked.kept(), overwrite=asked.overwrite, progress=asked.progress)
     else:
-        alone = Processes(this=0, count=1)
-        save_checkpoint(
-            asked.place, planned(tree, alone), metadata=asked.kept(), overwrite=overwrite, progress=progress
-        )
+        plan = planned(tree, Processes(this=0, count=1))
+        save_checkpoint(asked.place, plan, metadata=asked.kept(), overwrite=asked.overwrite, progress=asked.progress)
 
 
 def _save_folder(asked: Asked, tree: Any) -> None:

@@ -37,6 +37,7 @@ from treering._ops.save_file import msgpack_pieces, write_msgpack
 from treering._ops.save_safetensors import require_holdable, write_safetensors
 from treering._tree.flatten import flatten
 from treering._values.processes import Processes
+from treering._view.progress import showing
 
 __all__ = ["begin"]
 
@@ -50,7 +51,7 @@ def begin(
     *,
     metadata: Mapping[str, Any] | None,
     overwrite: bool,
-    progress: Progress | None,
+    progress: Progress | bool | None,
     processes: Literal["all", "this"],
     host_local: HostLocal,
     timeout: float | None,
@@ -238,7 +239,7 @@ class _Begun:
         asked, around = self.asked, self.around
 
         def write_and_more() -> None:
-            with around or contextlib.nullcontext():
+            with around or contextlib.nullcontext(), showing(asked.progress):
                 write(asked)
 
         writer().hand_over(flight, write_and_more)

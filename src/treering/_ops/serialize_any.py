@@ -16,6 +16,7 @@ from treering._ops.managed_leaves import serialize_managed
 from treering._ops.serialize_leaves import serialize_leaves
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes, timeout_seconds
+from treering._view.progress import reporter, showing
 from treering.errors import Unsupported
 
 __all__ = ["serialize"]
@@ -31,7 +32,7 @@ def serialize(
     write_index: bool,
     compressor: Mapping[str, Any] | None,
     chunk_bytes: int | None,
-    progress: Progress | None,
+    progress: Progress | bool | None,
     processes: Literal["all", "this"],
     host_local: HostLocal,
     timeout: float | None,
@@ -46,24 +47,27 @@ def serialize(
             if given is not None:
                 hint = "leave it or the manager out"
                 raise Unsupported(f"{name} is for saves by treering itself; a manager has its own way", hint=hint)
+    told = reporter(progress, "saving")
     flat, job = _flattened(tree, ALONE if processes == "this" else None)
     if job.count > 1:
         wishes = LeavesWishes(
             prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes,
-            host_local=host_local, commit_callback=commit_callback, progress=progress,
+            host_local=host_local, commit_callback=commit_callback, progress=told,
             manager=manager,
         )  # fmt: skip
-        serialize_together(place, flat, wishes, processes=job, timeout=seconds)
+        with showing(told):
+            serialize_together(place, flat, wishes, processes=job, timeout=seconds)
     elif isinstance(flat, Exception):
         raise flat
     elif manager is not None and this_processes(flat.leaves).count > 1:
         hint = "leave the manager out, or let all processes save"
         raise Unsupported("a manager works with all processes of a job, and this one is to save alone", hint=hint)
     elif manager is None:
-        serialize_leaves(
-            place, flat, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
-            compressor=compressor, chunk_bytes=chunk_bytes, progress=progress,
-        )  # fmt: skip
+        with showing(told):
+            serialize_leaves(
+                place, flat, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
+                compressor=compressor, chunk_bytes=chunk_bytes, progress=told,
+            )  # fmt: skip
     else:
         serialize_managed(
             place, flat, manager, prefix=prefix, commit_callback=commit_callback, write_index=write_index

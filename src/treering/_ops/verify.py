@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -25,11 +25,10 @@ from treering._store.open_folder import DataFileMissing, LinkRefused, OpenFolder
 from treering._store.reading import LocalFile
 from treering._values.checksums import block_checksums
 from treering._values.keys import join_key
+from treering._view.progress import Progress, reporter, showing
 from treering.errors import Corrupt, NotFound, StoreFailed
 
 __all__ = ["verify"]
-
-Progress: TypeAlias = Callable[[int, int], object]
 
 _PIECE_BYTES: Final = 2 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
@@ -37,7 +36,7 @@ _NO_CHECKSUMS: Final = "its form has no checksums: nothing to check its arrays a
 _WRONG_BYTES: Final = "is damaged"
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Verification:
+def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = None) -> Verification:
     """Read every byte of a checkpoint, a leaves directory or a single file, and compare it with what was saved.
 
     What `treering.load` would refuse is a finding here, and the reverse. All damage is listed, not only the first.
@@ -46,7 +45,8 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
         path: a checkpoint's folder, a leaves directory, a run, of which every step is checked, a ``.safetensors`` file
             or a msgpack file. Of what treering did not write, and of msgpack, only headers and sizes can be checked;
             ``note`` says so, ``checked`` is False.
-        progress: called as ``progress(done, total)``, in bytes, now and then, in the caller's thread.
+        progress: called as ``progress(done, total)``, in bytes, now and then, in the caller's thread. True shows a bar
+            on a terminal.
 
     Returns:
         The outcome. It is true where nothing is wrong; its ``findings`` name leaf, file and bytes.
@@ -63,6 +63,12 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
         >>> found.ok, found.checked
         (True, False)
     """
+    told = reporter(progress, "checking")
+    with showing(told):
+        return _verify(path, told)
+
+
+def _verify(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     match detect(path):
         case Form.CHECKPOINT:
             return _verify_folder(path, progress)

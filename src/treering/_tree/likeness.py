@@ -76,6 +76,7 @@ def matched(
     missing: Literal["error", "keep", "leave"],
     cast: bool,
     raw_keys: bool,
+    extra: Literal["error", "ignore"] = "error",
     wording: Wording = Wording(),
 ) -> list[Matched]:
     """Return for every leaf of ``like`` the stored leaf that goes there.
@@ -86,6 +87,7 @@ def matched(
         target: ``like``, flattened.
         rename: wanted key -> stored key, of leaves or of branches.
         missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
+        extra: what to do about stored leaves for which ``like`` has no place.
         cast: see ``fitted``.
         raw_keys: see ``fitted``.
         wording: how the differences are told.
@@ -125,7 +127,7 @@ def matched(
         else:
             result.append(Matched(number, fit))
     report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}
-    report.raise_if_any()
+    report.raise_if_any(ignored=extra == "ignore")
     return result
 
 
@@ -179,13 +181,14 @@ class _Report:
     unexpected: dict[str, str] = dataclasses.field(default_factory=dict)
     castable: bool = False
 
-    def raise_if_any(self) -> None:
-        """Raise the one error that names them all."""
+    def raise_if_any(self, *, ignored: bool) -> None:
+        """Raise the one error that names them all; what is unexpected counts unless it is to be ignored."""
         found = [
             self._missing(line, suggest=number < _SHOWN) if isinstance(line, _Missing) else line
             for number, line in enumerate(self.lines)
         ]
-        found += [f"{_shown(key)}: unexpected, the checkpoint has {kind}" for key, kind in self.unexpected.items()]
+        if not ignored:
+            found += [f"{_shown(key)}: unexpected, the checkpoint has {kind}" for key, kind in self.unexpected.items()]
         if not found:
             return
         more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -211,7 +214,7 @@ class _Report:
         if missing:
             hints.append(f'missing="keep" keeps what `{self.wording.called}` has')
         if self.unexpected:
-            hints.append("only= and at= load a part")
+            hints.append('extra="ignore" leaves out what only the checkpoint has, only= and at= load a part')
         if missing and self.unexpected:
             hints.append("rename={wanted: saved} finds what was renamed")
         return self.wording.advice + "; ".join(hints) if hints else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["bytes_text", "count_text", "duration_text", "rate_text"]
+__all__ = ["bytes_text", "count_text", "counted", "duration_text", "rate_text"]
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_SINGULAR = {"axes": "axis", "boxes": "box", "leaves": "leaf", "processes": "process"}
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
 
 
@@ -37,6 +38,16 @@ def count_text(count: int) -> str:
     """
     number, step = _scaled(count, 1000, len(_COUNTS))
     return str(count) if step == 0 else f"{_digits(number)}{_COUNTS[step]}"
+
+
+def counted(count: int, things: str) -> str:
+    """Write a number with the noun that it counts, which is given in the plural.
+
+    Example:
+        >>> counted(1, "leaves"), counted(2, "leaves"), counted(1, "processes"), counted(1, "steps")
+        ('1 leaf', '2 leaves', '1 process', '1 step')
+    """
+    return f"{count} {things if count != 1 else _SINGULAR.get(things, things.removesuffix('s'))}"
 
 
 def rate_text(count: int, seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 The parts of a path are joined with ``/``. Inside a part ``~`` is written ``~0`` and ``/`` is written ``~1``, so
 that ``("a/b",)`` and ``("a", "b")`` never collide. The root is the empty text; a path of one empty part, which
-would look the same, is written ``~``.
+would look the same, is written ``~``. A ``*`` in a key stands for itself; a glob that means it has ``~2``.
 
 Source: the two escapes are those of JSON Pointer, RFC 6901, section 3.
 """
@@ -17,6 +17,7 @@ from treering.errors import Format
 __all__ = ["Glob", "GlobSet", "escape_part", "join_key", "split_key", "unescape_part"]
 
 _LONE_EMPTY_PART = "~"
+_STAR = "~2"
 
 
 def escape_part(part: str) -> str:
@@ -98,13 +99,17 @@ class Glob:
 
     @classmethod
     def parse(cls, text: str) -> Glob:
-        """Read a pattern, key text with stars; a star cannot be escaped, and ``*`` matches it.
+        """Read a pattern: key text with stars, in which ``~2`` is a star that the key itself has.
 
         Raises ``Format`` where a ``~`` stands alone.
+
+        Example:
+            >>> Glob.parse("a~2/**").matches(("a*", "w")), Glob.parse("a~2/**").matches(("ab", "w"))
+            (True, False)
         """
-        # The stars are found before the escapes are read; neither escape holds one.
+        # The stars are found before the escapes are read; no escape holds one.
         written = [] if not text else [""] if text == _LONE_EMPTY_PART else text.split("/")
-        parts = [None if part == "**" else tuple(map(unescape_part, part.split("*"))) for part in written]
+        parts = [None if part == "**" else tuple(map(_unescape_piece, part.split("*"))) for part in written]
         return cls(text=text, parts=tuple(parts))
 
     @property
@@ -217,6 +222,11 @@ def _with_skips(places: Iterable[_GlobPlace]) -> tuple[_GlobPlace, ...]:
             found[place] = None
             place = place.skip
     return tuple(found)
+
+
+def _unescape_piece(text: str) -> str:
+    """Read what stands between two stars of a glob; a ``~2`` there is never the end of another escape."""
+    return "*".join(map(unescape_part, text.split(_STAR)))
 
 
 def _matches_part(pieces: tuple[str, ...], part: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.records import LeafRecord, Listing, Named
+from treering._format.run_document import without_note
 from treering._format.same_value import same_value
 from treering._view.flat import child_key
 from treering._view.listing_json import json_text
@@ -38,7 +39,7 @@ class Difference:
     """
 
     key: str
-    """Key text of the leaf or branch, or the name of the metadata member."""
+    """Key text of the leaf or branch, or of the metadata member."""
     what: str
     """"missing", "kind", "dtype", "shape", "size", "value" or "values" of leaves; "node" or "static" of containers;
     "metadata"."""
@@ -67,7 +68,7 @@ def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
     """Compare two listings: structure, leaves, small values, metadata. The order of a dict's keys does not count.
 
     Kinds of containers are compared where both forms keep them, and so is what an array was in Python. Where an
-    array lay on devices, who wrote a file and when is no difference.
+    array lay on devices, who wrote a file and when, and what a run notes of its step, is no difference.
 
     Example:
         >>> one = Listing(form="msgpack", file_bytes=1, root={"step": 7})
@@ -79,8 +80,7 @@ def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
     nodes = exact or (a.form.startswith("msgpack") and b.form.startswith("msgpack"))
     for key, left, right in paired(a.root, b.root):
         yield from _place(key, left, right, exact=exact, nodes=nodes)
-    if a.metadata or b.metadata:
-        yield from _metadata(a.metadata, b.metadata)
+    yield from _metadata(without_note(a.metadata), without_note(b.metadata))
 
 
 def paired(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -198,10 +198,25 @@ def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
 
 
 def _metadata(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in {**a, **b}:
-        sides = [json_text({"": side[name]})[len('{"": ') : -1] if name in side else None for side in (a, b)]
-        if None in sides or json.dumps(a[name], sort_keys=True) != json.dumps(b[name], sort_keys=True):
-            yield Difference(key=name, what="metadata", a=sides[0], b=sides[1])
+    for key, left, right in _members(a, b):
+        sides = [None if side is ABSENT else json_text({"": side})[len('{"": ') : -1] for side in (left, right)]
+        if None in sides or json.dumps(left, sort_keys=True) != json.dumps(right, sort_keys=True):
+            yield Difference(key=key, what="metadata", a=sides[0], b=sides[1])
+
+
+def _members(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, value, other value) of all members, those of objects inside included where both sides have them."""
+    waiting: list[tuple[str, int, Any, Any]] = [("", 0, a, b)]
+    while waiting:
+        key, depth, left, right = waiting.pop()
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            below = [
+                (child_key(key, depth, name), depth + 1, left.get(name, ABSENT), right.get(name, ABSENT))
+                for name in {**left, **right}
+            ]
+            waiting += reversed(below)
+        else:
+            yield key, left, right
 
 
 def _text(node: Any) -> str:

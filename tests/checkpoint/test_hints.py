@@ -1,0 +1,131 @@
+"""What a newcomer writes by mistake: the error says which argument or call was meant; numbers are numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import treering as tr
+from treering.errors import Mismatch, Unsupported
+
+TREE = {"params": {"w": np.ones(2), "b": np.ones(2)}, "head": {"w": np.ones(2)}, "step": 7}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tr.save(tmp_path / "a", TREE)
+    return tmp_path / "a"
+
+
+def test_a_mesh_or_a_sharding_is_no_tree(path: Path, tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    run = tr.Run(tmp_path / "run")
+    misplaced: dict[Any, str] = {
+        mesh: "mesh",
+        NamedSharding(mesh, PartitionSpec()): "shardings",
+        SingleDeviceSharding(jax.devices()[0]): "shardings",
+        PartitionSpec("x"): "shardings",
+    }
+    for given, meant in misplaced.items():
+        for call in (lambda given=given: tr.load(path, given), lambda given=given: run.load(7, given)):
+            with pytest.raises(Unsupported, match=rf"`like` is a \w+, not a tree of arrays; did you mean {meant}=\?"):
+                call()
+
+
+def test_a_branch_of_an_opened_checkpoint_says_how_it_is_loaded(path: Path) -> None:
+    with tr.open(path) as checkpoint:
+        with pytest.raises(
+            KeyError, match=r"has no leaf 'params'; 2 leaves lie below it; treering\.load\(.*, at='params'"
+        ):
+            checkpoint["params"]
+        with pytest.raises(KeyError, match=r"1 leaf lies below it; treering\.load"):
+            checkpoint["head"]
+        with pytest.raises(KeyError, match=r"has no leaf 'params/x'; did you mean 'params/\w'\?$"):
+            checkpoint["params/x"]
+        with pytest.raises(KeyError, match="has no leaf"):
+            checkpoint[3]  # type: ignore[index]
+
+
+def test_what_only_the_checkpoint_has_can_be_left_out(path: Path) -> None:
+    like = {"params": {"w": np.zeros(2)}, "step": 0}
+    with pytest.raises(Mismatch, match=r'extra="ignore" leaves out what only the checkpoint has') as caught:
+        tr.load(path, like)
+    assert len(caught.value.differences) == 2
+    found = tr.load(path, like, extra="ignore")
+    assert found["params"]["w"].tolist() == [1.0, 1.0]
+    assert found["step"] == 7
+    with pytest.raises(Mismatch, match="1 difference") as caught:
+        tr.load(path, {**like, "new": 1}, extra="ignore")
+    assert tr.load(path, {**like, "new": 1}, extra="ignore", missing="keep")["new"] == 1
+    with pytest.raises(Unsupported, match=r'extra=.yes. is neither "error" nor "ignore"'):
+        tr.load(path, like, extra="yes")  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="and there is none"):
+        tr.load(path, extra="ignore")
+
+
+def test_what_is_left_out_is_not_read(path: Path) -> None:
+    data = next(path.glob("data-*"))
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1  # the last array
+    data.write_bytes(bytes(content))
+    assert not tr.verify(path).ok
+    damaged = {finding.key for finding in tr.verify(path).findings}
+    kept = {name: item for name, item in TREE.items() if not any(str(key).startswith(name) for key in damaged)}
+    assert set(tr.load(path, kept, extra="ignore")) == set(kept)
+
+
+NUMBERS = {
+    "int64": (np.int64(3), 3),
+    "float32": (np.float32(0.5), 0.5),
+    "bool": (np.True_, True),
+    "bfloat16": (ml_dtypes.bfloat16(1.5), 1.5),
+    "an array without axes": (np.array(7), 7),
+    "jax": (jnp.float32(2.0), 2.0),
+    "jax int": (jnp.int32(2), 2),
+    "jax bool": (jnp.asarray(True), True),
+    "float64, a float itself": (np.float64(0.25), 0.25),
+}
+
+
+@pytest.mark.parametrize("how", ["a", "a.safetensors", "async", "run"])
+def test_scalars_in_metadata_are_numbers(how: str, tmp_path: Path) -> None:
+    given = {"deep": [{name: value for name, (value, _) in NUMBERS.items()}]}
+    path = tmp_path / how
+    if how == "run":
+        with tr.Run(path) as run:
+            run.save(1, TREE, metadata=given)
+        path /= "step_00000001"
+    elif how == "async":
+        tr.save_async(path, TREE, metadata=given).result(60)
+    else:
+        tr.save(path, TREE["params"], metadata=given)
+    with tr.open(path) as checkpoint:
+        (found,) = checkpoint.metadata["deep"]
+    assert {name: (type(value), value) for name, value in found.items()} == {
+        name: (type(wanted), wanted) for name, (_, wanted) in NUMBERS.items()
+    }
+    assert isinstance(given["deep"][0]["int64"], np.int64)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32("nan"), np.inf, np.ones(1), jnp.ones(2), np.complex64(1), np.str_("a"), np.datetime64(0, "s"), (1,)],
+    ids=repr,
+)
+def test_what_is_no_finite_number_is_refused_by_its_place(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"metadata\['a'\]\[0\] is "):
+        tr.save(tmp_path / "a", TREE, metadata={"a": [value]})
+
+
+def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    own: dict[str, Any] = {}
+    own["a"] = own["b"] = own
+    with pytest.raises(Unsupported, match="holds itself"):
+        tr.save(tmp_path / "a", TREE, metadata=own)

@@ -1,0 +1,116 @@
+"""``progress=True`` of every public function: a line of ours on a terminal, and not one byte anywhere else."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from treering._view import progress as line
+from treering.errors import Unsupported
+
+TREE = {"w": np.arange(1 << 14, dtype=np.float32)}
+
+
+class Terminal(io.StringIO):
+    """A stderr that says of itself that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def saved_step(path: Path, **options: Any) -> None:
+    with tr.Run(path / "new run") as run:
+        run.save(1, TREE, **options)
+
+
+def resumed(path: Path, **options: Any) -> None:
+    tr.Run(path / "run").load_or_init(lambda: {"w": np.zeros(1 << 14, np.float32)}, **options)
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    "save": lambda path, **options: tr.save(path / "new", TREE, **options),
+    "save_async": lambda path, **options: tr.save_async(path / "new", TREE, **options).result(60),
+    "load": lambda path, **options: tr.load(path / "a", **options),
+    "verify": lambda path, **options: tr.verify(path / "a", **options),
+    "diff": lambda path, **options: tr.diff(path / "a", path / "run" / "step_00000001", values=True, **options),
+    "leaves.tree_serialize_leaves": lambda path, **options: tr.leaves.tree_serialize_leaves(
+        path / "leaves", TREE, **options
+    ),
+    "Run.save": saved_step,
+    "Run.load": lambda path, **options: tr.Run(path / "run").load(**options),
+    "Run.load_or_init": resumed,
+}
+
+
+def prepared(path: Path) -> Path:
+    tr.save(path / "a", TREE)
+    with tr.Run(path / "run") as run:
+        run.save(1, TREE)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(line, "_FIRST_AFTER_S", 0.0)
+    return prepared(tmp_path)
+
+
+def with_progress() -> Iterator[str]:
+    """Yield the names of all public functions and methods that take ``progress``."""
+    for name in dir(tr):
+        found = getattr(tr, name)
+        inner = vars(found) if isinstance(found, type | types.ModuleType) else {}
+        public = {f"{name}.{own}": each for own, each in inner.items() if own in getattr(found, "__all__", inner)}
+        for full, function in {name: found, **public}.items():
+            own = inspect.isfunction(function) and not full.split(".")[-1].startswith("_")
+            if own and "progress" in inspect.signature(function).parameters and not full.startswith("checkpoint."):
+                yield full
+
+
+def test_every_function_that_takes_progress_is_called_here() -> None:
+    assert set(with_progress()) == set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_bar_is_for_terminals_alone(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    with pytest.raises(Unsupported, match="progress= is True or a function"):
+        CALLS[name](path, progress="yes")
+    CALLS[name](path, progress=True)
+    assert pipe.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", terminal)
+    CALLS[name](prepared(path / "another"), progress=False)
+    assert terminal.getvalue() == ""
+    CALLS[name](prepared(path / "again"), progress=True)
+    said = terminal.getvalue()
+    assert "100% [####################] 64.0 KiB of 64.0 KiB" in said
+    assert said.endswith("\r\x1b[K")
+
+
+def test_no_line_is_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(line, "_FIRST_AFTER_S", 0.0)
+    monkeypatch.setattr(line, "_width", lambda: 30)
+    with line.ProgressLine("saving") as progress:
+        progress(1, 1 << 40)
+    assert max(map(len, terminal.getvalue().split("\r\x1b[K"))) == 29
+
+
+def test_a_terminal_that_is_gone_stops_no_work(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    tr.save(path / "new", TREE, progress=True)
+    assert tr.verify(path / "new", progress=True).ok
