@@ -9,6 +9,8 @@ A leaves directory differs in one thing: many may write into it at once, and eac
 
 from __future__ import annotations
 
+import errno
+
 from treering._store.checkpoint_names import attempt_of_note, verdict_note
 from treering._store.notes import dead_notes
 from treering.errors import Busy, Exists
@@ -26,9 +28,12 @@ class SimulatedFolder:
     Args:
         locks_are_seen: whether the lock of the folder holds for all machines; those of journals always do.
         for_leaves: whether it is a leaves directory.
+        is_there: whether it is there from the beginning.
     """
 
-    def __init__(self, *, locks_are_seen: bool, for_leaves: bool) -> None:
+    def __init__(self, *, locks_are_seen: bool, for_leaves: bool, is_there: bool) -> None:
+        self.is_there = is_there
+        """Whether the folder is there; process 0 makes it when it enters."""
         self.notes: dict[str, bytes] = {}
         """The notes there are."""
         self.older: dict[str, bytes | None] = {}
@@ -45,6 +50,8 @@ class SimulatedFolder:
         """Attempts that another saver has swept, as their process 0 was dead."""
         self.unsaid: set[str] = set()
         """Attempts whose verdict another saver has swept, as their process 0 had not entered, or had left."""
+        self.unheard: set[str] = set()
+        """Attempts of which a part was swept before their process 0 had entered."""
         self._locks_are_seen = locks_are_seen
         self._for_leaves = for_leaves
         self._lock: int | None = None
@@ -55,7 +62,13 @@ class SimulatedFolder:
     # ---------------------------------------------------------------------------------------------------- notes
 
     def put(self, name: str, data: bytes) -> None:
-        """Replace a note."""
+        """Replace a note.
+
+        Raises:
+            FileNotFoundError: there is no folder.
+        """
+        if not self.is_there:
+            raise FileNotFoundError(errno.ENOENT, "there is no folder")
         self.older[name] = self.notes.get(name)
         self.notes[name] = data
 
@@ -74,6 +87,7 @@ class SimulatedFolder:
             Busy: another saver is at work.
             Exists: something is committed, and may not be replaced.
         """
+        self.is_there = True  # who is refused makes it too, to say so
         if not self._for_leaves:
             self._require_alone(holder, overwrite=overwrite)
             self._lock = holder
@@ -87,8 +101,8 @@ class SimulatedFolder:
         # In a leaves directory the folder of an attempt, with its lock, stays until process 0 has left.
         for name in dead_notes(list(self.notes), self._entered.__contains__, self.notes.get):
             self.remove(name)
-            if (of := attempt_of_note(name)) is not None and name == verdict_note(of):
-                self.unsaid.add(of)
+            if (of := attempt_of_note(name)) is not None:
+                (self.unsaid if name == verdict_note(of) else self.unheard).add(of)
         self._entered_over[attempt] = self.index
 
     def _require_alone(self, holder: int, *, overwrite: bool) -> None:

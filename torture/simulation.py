@@ -15,6 +15,7 @@ from treering._store.rendezvous import (
     Call,
     Commit,
     Get,
+    Make,
     Now,
     Operation,
     OutOfStep,
@@ -63,7 +64,7 @@ class Simulation:
     def _draw(self, processes: int | None) -> None:
         chance = self._random.random
         for_leaves = chance() < 0.25
-        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8, for_leaves=for_leaves)
+        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8, for_leaves=for_leaves, is_there=chance() < 0.5)
         self._swift = 1.0 - 0.5 * chance()  # the share of operations that take no time
         self._slow = 0.1 if chance() < 0.3 else 0.0
         self._stale = 0.3 * chance() if chance() < 0.25 else 0.0
@@ -267,12 +268,9 @@ class Simulation:
         process.answer = None
         match operation:
             case Put(name, data):
-                if self._failing and chance() < self._failing:
-                    if chance() < 0.5:
-                        folder.put(name, data)
-                    process.thrown = OSError(errno.EIO, "the answer is lost")
-                else:
-                    folder.put(name, data)
+                self._put(process, name, data)
+            case Make():
+                folder.is_there = True
             case Remove(name):
                 folder.remove(name)
                 if self._failing and chance() < self._failing:
@@ -286,6 +284,16 @@ class Simulation:
                     folder.withdraw_all(process.attempt)
                 elif chance() >= self._breaking:
                     folder.remove_data(process.attempt, process.this)
+
+    def _put(self, process: Process, name: str, data: bytes) -> None:
+        lost = self._failing and self._random.random() < self._failing
+        try:
+            if not lost or self._random.random() < 0.5:
+                self.folder.put(name, data)
+        except FileNotFoundError as error:
+            process.thrown = error
+        if lost:
+            process.thrown = OSError(errno.EIO, "the answer is lost")
 
     def _read(self, name: str) -> bytes | None:
         if self._stale and self._random.random() < self._stale:
@@ -327,6 +335,7 @@ class Simulation:
             self.folder.leave(process.number, process.attempt)
         process.steps = None
         process.results[process.call] = error
+        process.ended[process.call] = self._now
         self.counts[_outcome(error)] += 1
         if isinstance(error, OutOfStep):
             process.number_of_call = self._protocol.counted(process.number_of_call, error.number)
@@ -338,6 +347,8 @@ class Simulation:
             raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
         if isinstance(error, TreeringError):
             self._judge_error(process, error)
+        if isinstance(error, Timeout) and process.this == 0 and took > process.job.timeout / 2:
+            self._judge_wait(process)
         if process.call < process.job.calls:
             self._push(self._now + self._random.random() * 0.2, process)
 
@@ -366,6 +377,14 @@ class Simulation:
             guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
             if not excused and not any(guilty):
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
+
+    def _judge_wait(self, process: Process) -> None:
+        """Process 0 does not wait for others that had all given the call up before it came."""
+        if self._slow or self._stale or self._failing or process.attempt in self.folder.unheard:
+            return  # what they said was swept, or is not seen
+        others = [other for other in self._processes if other.job is process.job and other is not process]
+        if all(not other.troubled and other.ended.get(process.call, self._now) < process.began for other in others):
+            raise Violation("process 0 waits for others that had all given up before it came")
 
     def _is_guilty(self, job: Job, this: int, call: int, began: float) -> bool:
         """Whether something was done to a process, or it is elsewhere, or has given the call up itself."""

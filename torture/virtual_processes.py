@@ -72,4 +72,6 @@ class Process:
     """Seconds of the call that were not spent in waiting for others."""
     until: float = 0.0
     """It is paused until then."""
+    ended: dict[int, float] = dataclasses.field(default_factory=dict)
+    """When each of its calls has ended."""
     results: dict[int, BaseException | None] = dataclasses.field(default_factory=dict)

@@ -18,7 +18,7 @@ from treering._arrays.assembly import PAYLOAD_BYTES, assembled, exchanged, in_st
 from treering._arrays.processes import this_processes
 from treering._arrays.signs import Signs
 from treering._store.checkpoint_names import waiting_note
-from treering._store.notes import PathNotes
+from treering._store.notes import PathNotes, dead_notes
 from treering._values.processes import Processes
 from treering.errors import ProcessFailed, Timeout
 
@@ -318,6 +318,48 @@ def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> N
     signs.end()
     folder.rmdir()
     assert signs.silent_after(0.2) == (0, 2)
+
+
+def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> ProcessFailed:
+    """What one of three processes raises, whose connection breaks; it is at its first call."""
+
+    def fail() -> None:
+        raise ValueError("UNKNOWN: Gloo AllGather failed")
+
+    monkeypatch.setattr(assembly, "_line", assembly._Line())
+    with pytest.raises(ProcessFailed) as failed:
+        in_step(fail, Processes(this=this, count=3), timeout=60, notes=notes, doing="save 'x'")
+    return failed.value
+
+
+def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.2)
+    notes = PathNotes(str(tmp_path))
+    first = broken_for(1, notes, monkeypatch)
+    assert first.processes == (0, 2)  # process 2 has not heard of it, and is elsewhere
+    assert "one of processes 0 and 2 broke off: none gave a sign of life" in str(first)
+    second = broken_for(2, notes, monkeypatch)
+    assert second.processes == (0,)
+    assert "process 0 broke off (" in str(second)
+
+
+def test_a_parting_word_of_another_call_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.2)
+    notes = PathNotes(str(tmp_path))
+    Signs(Processes(this=1, count=3), notes, "x", 60, number=2).part()
+    assert broken_for(2, notes, monkeypatch).processes == (0, 1)
+
+
+def test_a_parting_word_stays_until_the_next_call(tmp_path: Path) -> None:
+    notes = PathNotes(str(tmp_path))
+    signs = Signs(OF_THREE, notes, "x", 60, number=1)
+    assert signs.silent_after(0.0) == (0, 2)
+    signs.part()
+    signs.end()
+    assert notes.get(waiting_note(1)) is not None
+    assert dead_notes([waiting_note(1)], lambda attempt: True, notes.get) == (waiting_note(1),)
 
 
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from treering._store.rendezvous import (
     Call,
     Commit,
     Get,
+    Make,
     Operation,
     Put,
     Sleep,
@@ -138,6 +139,11 @@ def patient(call: Call, check: Callable[[bytes], None]) -> Steps:
     return altered(following(call, check), lambda step: [step] if not isinstance(step, Sleep) else [Sleep(4.0)])
 
 
+def unheard(call: Call, check: Callable[[bytes], None]) -> Steps:
+    """Those that give up before process 0 has made the folder leave no word for it."""
+    return altered(following(call, check), lambda step: [] if isinstance(step, Make) else [step])
+
+
 def silent(call: Call, error: BaseException) -> Steps:
     return
     yield
@@ -153,6 +159,7 @@ MUTANTS = {
     "others withdraw although the commit may have happened": REAL._replace(leading=careless),
     "others take silence for success": REAL._replace(following=trusting),
     "others wait too long": REAL._replace(following=patient),
+    "others that give up make no folder to say so": REAL._replace(following=unheard),
     "others take over the number of process 0": REAL._replace(counted=max),
     "a job has the name of the one before": REAL._replace(job_name=lambda number: f"{0:016x}"),
 }

@@ -305,7 +305,8 @@ def test_an_iterator_that_was_added_to_the_loop_begins_at_its_start(tmp_path: Pa
         run.save(1, {"state": fresh()})
         run.wait()
         data = Batches(ROWS, 12, seed=1)
-        resumed = run.load_or_init(lambda: {"state": fresh(), "data": data})
+        with pytest.warns(tr.errors.LeavesInitialised, match="data"):
+            resumed = run.load_or_init(lambda: {"state": fresh(), "data": data})
     assert resumed.initialised == ("data",)
     assert resumed.tree["data"] is data
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.store.joint_saves import JOB, SIGNATURE, call_of, check
-from treering._store.checkpoint_names import part_note, verdict_note, waiting_note
+from treering._store.checkpoint_folder import CheckpointFolder
+from treering._store.checkpoint_names import is_note, part_note, verdict_note, waiting_note
 from treering._store.folder import Folder
+from treering._store.joined_folder import JoinedFolder
 from treering._store.joint import driven
 from treering._store.notes import FolderNotes, Notes, PathNotes
 from treering._store.rendezvous import (
@@ -127,6 +130,27 @@ def test_a_process_that_never_comes(tmp_path: Path) -> None:
         driven(leading(call_of(0, 2, timeout=0.2), SIGNATURE), FolderNotes(folder), deeds)
     assert deeds.did == ["work"]
     assert (tmp_path / verdict_note(attempt_of(JOB, 1))).exists()
+
+
+def test_process_0_hears_at_once_that_the_others_gave_up_before_it_made_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "step"
+    joined = [JoinedFolder(path, attempt_of(JOB, 1)) for _ in range(2)]
+
+    def given_up(this: int) -> Callable[[], None]:
+        steps = following(call_of(this, 3, timeout=0.2), check)
+        return lambda: driven(steps, joined[this - 1].notes, Deeds(), make=joined[this - 1].make)
+
+    assert all(isinstance(error, Timeout) for error in together(given_up(1), given_up(2)))
+    deeds, begun = Deeds(), time.monotonic()
+    with (
+        CheckpointFolder(path, overwrite=False, names_in=lambda index: [], attempt=attempt_of(JOB, 1)) as folder,
+        pytest.raises(Timeout, match="process 0 did not come within") as error,
+    ):
+        driven(leading(call_of(0, 3), SIGNATURE), folder.notes, deeds)
+    assert error.value.missing == (1,)
+    assert time.monotonic() - begun < 10
+    assert deeds.did == ["work", "withdraw"]
+    assert not [entry.name for entry in path.iterdir() if is_note(entry.name)]
 
 
 # ---------------------------------------------------------------------------------------------------- single operations

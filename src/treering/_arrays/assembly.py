@@ -50,12 +50,14 @@ class _Line:
         last: the work that is on, or that was left behind when its deadline had passed.
         given_up: how many calls ended here while others may still be in them. Processes that disagree on it would
             take an answer to one question for that to another.
+        calls: how many calls have begun.
     """
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self.last: _Work[Any] | None = None
         self.given_up = 0
+        self.calls = 0
 
 
 _line = _Line()
@@ -181,7 +183,8 @@ def in_step(
     if processes.count == 1:
         return work()
     deadline = time.monotonic() + timeout
-    signs = Signs(processes, notes, doing, timeout, maker)
+    _line.calls += 1
+    signs = Signs(processes, notes, doing, timeout, maker, number=_line.calls)
     ended = False
     try:
         with _turn(deadline) as has_turn:
@@ -224,6 +227,7 @@ def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
         if not text.startswith(_OF_OTHERS):
             raise
         silent = signs.silent_after(_AFTER_ERROR_SECONDS) or ()
+        signs.part()
         who = named(silent) if silent else "another process"
         reason = f"{text.splitlines()[0]:.200}"
         if "DEADLINE_EXCEEDED" in text:
@@ -231,7 +235,10 @@ def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
             late = Timeout(f"could not {doing}: {who} did not come before jax gave up ({reason})")
             late.missing = silent
             raise late from error
-        failed = ProcessFailed(f"could not {doing}: {who} broke off ({reason})")
+        # A process that is elsewhere, and has not heard of it, gives no sign either.
+        several = f"one of {named(silent)} broke off: none gave a sign of life"
+        what = several if silent[1:] else f"{who} broke off"
+        failed = ProcessFailed(f"could not {doing}: {what} ({reason})")
         failed.processes = silent
         raise failed from error
 

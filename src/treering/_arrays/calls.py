@@ -31,7 +31,7 @@ from treering._store.note_text import Failure
 from treering._store.notes import PathNotes
 from treering._store.rendezvous import Call
 from treering._values.processes import Processes, named
-from treering.errors import NotShared, Timeout, TreeringError
+from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
 
 __all__ = ["next_call"]
 
@@ -172,6 +172,8 @@ class _Meeting:
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             with contextlib.suppress(OSError):
                 self._notes.put(name, b"call %d is given up " % self._number)
+            return
+        if isinstance(error, ProcessFailed):  # as does the note of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
             self._notes.remove(name)

@@ -38,16 +38,26 @@ class Signs:
         timeout: seconds that it is going to wait.
         maker: the process that makes the folder of the notes, if it is not there, before it comes; None where nobody
             is sure to.
+        number: that of the call, which all processes count alike.
     """
 
     def __init__(
-        self, processes: Processes, notes: Notes | None, doing: str, timeout: float, maker: int | None = None
+        self,
+        processes: Processes,
+        notes: Notes | None,
+        doing: str,
+        timeout: float,
+        maker: int | None = None,
+        *,
+        number: int = 0,
     ) -> None:
         self._processes = processes
         self._notes = notes
         self._doing = doing
         self._maker = maker
         self._no_folder = False
+        # Not a word of it differs between processes, but for the mark that process 0 may put behind it.
+        self._parting = b"call %d ended here with an error of the others " % number
         self._every = min(_EVERY_SECONDS, timeout / 8)
         self._next = time.monotonic() + min(_FIRST_SECONDS, timeout / 8)
         self._left = 0
@@ -80,8 +90,11 @@ class Signs:
         if not self._works and not self._worked:
             return (self._maker,) if self._no_folder and self._maker is not None else None
         others = zip(self._processes.others, self._before, now, strict=True)
-        # A note that is gone is a sign as well: its process has left on its own feet.
-        return tuple(number for number, before, after in others if before == after)
+        # A note that is gone is a sign as well: its process has left on its own feet. So is one that says so.
+        parting = self._parting
+        return tuple(
+            number for number, before, after in others if before == after and not (after and after.startswith(parting))
+        )
 
     def silent_after(self, seconds: float) -> tuple[int, ...] | None:
         """Wait for signs of the others for so long, less if all of them give one; return those that gave none."""
@@ -105,24 +118,33 @@ class Signs:
         silent = self.silent()
         return silent and tuple(number for number in silent if number not in left)
 
+    def part(self) -> None:
+        """Leave a note for those that hear of the same error later: this process lives. The next save sweeps it."""
+        if self._put(self._parting):
+            self._left = 0
+
     def end(self) -> None:
-        """Remove what this process left."""
+        """Remove what this process left, but for a parting note."""
         if self._left and self._notes is not None:
             with contextlib.suppress(OSError):  # whoever saves next sweeps it
                 self._notes.remove(waiting_note(self._processes.this))
 
     def _leave(self) -> None:
-        if self._notes is None:
-            return
         self._left += 1
         text = f"{_THIS_RUN} {self._left} waits to {self._doing}\n"
+        self._put(text.encode("utf-8", "backslashreplace"))
+
+    def _put(self, text: bytes) -> bool:
+        if self._notes is None:
+            return False
         try:
-            self._notes.put(waiting_note(self._processes.this), text.encode("utf-8", "backslashreplace"))
+            self._notes.put(waiting_note(self._processes.this), text)
         except OSError as error:  # read-only, or not there
             self._works = False
             self._no_folder = isinstance(error, FileNotFoundError)
         else:
             self._works = self._worked = True
+        return self._works
 
     def _seen(self) -> list[bytes | None]:
         """Return the notes of the others."""

@@ -28,11 +28,10 @@ from treering._ops.managed_leaves import ArrayManager, ManagedSave, check_manage
 from treering._ops.planned_leaves import PlannedLeaves, held_together, planned_leaves
 from treering._ops.serialize_leaves import acknowledge
 from treering._ops.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
-from treering._store.joined_folder import TellingFolder
+from treering._store.joined_folder import JoinedFolder, TellingFolder
 from treering._store.joint import driven
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.leaves_joined import JoinedLeaves
-from treering._store.notes import PathNotes
 from treering._store.rendezvous import Call, following, leading, refused
 from treering._store.staged_files import StagedFiles
 from treering._tree.flatten import Flattened
@@ -124,7 +123,8 @@ def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesW
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
         joint = error
     with _Follower(path, call, joint) as follower:
-        driven(following(call, follower.check), PathNotes(os.fspath(path)), follower)
+        joined = JoinedFolder(path, call.attempt)
+        driven(following(call, follower.check), joined.notes, follower, make=joined.make)
         follower.hand_over()
 
 

@@ -110,7 +110,7 @@ def _follow(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, w
         share = error
     with JoinedFolder(path, call.attempt) as folder:
         follower = _Follower(share, folder)
-        driven(following(call, follower.check), folder.notes, follower, sleep=watch.pause)
+        driven(following(call, follower.check), folder.notes, follower, make=folder.make, sleep=watch.pause)
 
 
 def _share_of(call: Call, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> _Share:

@@ -11,6 +11,7 @@ from treering._store.checkpoint_names import begin_note, part_note, verdict_note
 from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
 from treering._store.steps import (
     LOOK,
+    MAKE,
     NOTHING_SAVED,
     NOW,
     WORK,
@@ -52,6 +53,7 @@ def following(call: Call, check: Callable[[bytes], None]) -> Steps:
     """
     mine = part_note(call.attempt, call.processes.this)
     has_worked = False
+    begin: Begin | None = None
     try:
         begin = yield from _begun(call)
         check(begin.signature)
@@ -69,6 +71,9 @@ def following(call: Call, check: Callable[[bytes], None]) -> Steps:
             yield from withdrawn()
         raise
     except BaseException as error:  # noqa: BLE001 - an interrupt too: the others are told before it goes on
+        if begin is None:  # process 0 may come later, and is to hear that it waits in vain
+            with contextlib.suppress(OSError):
+                yield MAKE
         yield from _gave_up(call, mine, error, withdraw=has_worked)
         raise_ours(call, error)
     # From here on process 0 may commit: an error of this very note, too, may mean that it is there.

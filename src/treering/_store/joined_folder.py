@@ -62,6 +62,14 @@ class JoinedFolder:
         if folder is not None:
             folder.close()
 
+    def make(self) -> None:
+        """Make the folder, if process 0 has not: to leave a note there for process 0, should it come yet.
+
+        Raises:
+            OSError: the system refused.
+        """
+        make_folder(resolved_folder(self._shown))
+
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
 

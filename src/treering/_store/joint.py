@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from treering._store.notes import Notes
-from treering._store.rendezvous import Commit, Get, Now, Operation, Put, Remove, Sleep, Steps, Withdraw, Work
+from treering._store.rendezvous import Commit, Get, Make, Now, Operation, Put, Remove, Sleep, Steps, Withdraw, Work
 from treering.errors import Timeout
 
 __all__ = ["Deeds", "driven"]
@@ -39,6 +39,7 @@ def driven(
     notes: Notes,
     deeds: Deeds,
     *,
+    make: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -46,13 +47,13 @@ def driven(
 
     Whatever an operation raises goes into the steps, an interrupt too: they tell the others before it goes on. A note
     that cannot be read is as good as one that is not there yet; if that lasts until the deadline it is the cause of
-    the error. A note that cannot be put is tried again for a second.
+    the error. A note that cannot be put is tried again for a second. ``make`` makes the folder of the notes.
 
     Raises:
         Timeout: another process did not come.
         TreeringError: another process failed, or this one.
     """
-    hands = _Hands(notes, deeds, clock, sleep)
+    hands = _Hands(notes, deeds, make, clock, sleep)
     answer: object = None
     thrown: BaseException | None = None
     while True:
@@ -74,11 +75,19 @@ def driven(
 class _Hands:
     """Does one step after the other."""
 
-    def __init__(self, notes: Notes, deeds: Deeds, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        notes: Notes,
+        deeds: Deeds,
+        make: Callable[[], object],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
         self.unreadable: OSError | None = None
         """Why the last note that was asked for could not be read."""
         self._notes = notes
         self._deeds = deeds
+        self._make = make
         self._clock = clock
         self._sleep = sleep
 
@@ -91,6 +100,8 @@ class _Hands:
                 self._put(name, data)
             case Remove(name):
                 self._notes.remove(name)
+            case Make():
+                self._make()
             case Sleep(seconds):
                 self._sleep(seconds)
             case Now():

@@ -17,6 +17,7 @@ from treering.errors import Corrupt, StoreFailed, Timeout, TreeringError
 
 __all__ = [
     "LOOK",
+    "MAKE",
     "NOTHING_SAVED",
     "NOW",
     "WITHDRAW",
@@ -24,6 +25,7 @@ __all__ = [
     "Call",
     "Commit",
     "Get",
+    "Make",
     "Now",
     "Operation",
     "OutOfStep",
@@ -69,6 +71,10 @@ class Remove(NamedTuple):
     name: str
 
 
+class Make(NamedTuple):
+    """Make the folder that the notes lie in, if it is not there."""
+
+
 class Sleep(NamedTuple):
     """Wait so many seconds."""
 
@@ -98,7 +104,7 @@ class Withdraw(NamedTuple):
     """
 
 
-Operation: TypeAlias = Put | Get | Remove | Sleep | Now | Work | Commit | Withdraw
+Operation: TypeAlias = Put | Get | Remove | Make | Sleep | Now | Work | Commit | Withdraw
 Steps: TypeAlias = Generator[Operation, Any, None]
 
 
@@ -180,6 +186,7 @@ class Call:
         return min(self.pace.linger, self.timeout / 2)
 
 
+MAKE: Final = Make()
 NOW: Final = Now()
 WORK: Final = Work()
 WITHDRAW: Final = Withdraw()
