@@ -132,6 +132,33 @@ def test_another_instance_is_a_target(name: str, path: Path) -> None:
     assert_same_structure(eqx.filter(result, eqx.is_array), eqx.filter(like, eqx.is_array))
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_each_part_fits_into_like(name: str, path: Path) -> None:
+    """A container that loses children keeps its class and static fields, so nothing is told of it."""
+    saved, like = TREES[name](3), TREES[name](3)
+    treering.save(path, {"x": saved})
+    with treering.open(path) as opened:
+        branches = {"/".join(key.split("/")[:end]) for key in opened for end in range(1, key.count("/") + 2)}
+    for branch in sorted(branches):
+        found = treering.load(path, {"x": like}, only=branch, missing="keep")
+        assert_same(found, {"x": saved}, restored=False)
+        assert treering.load(path, only=branch) is not None
+
+
+def test_of_a_part_what_differs_is_said(path: Path) -> None:
+    treering.save(path, Point(1, 2, "saved"))
+    with pytest.warns(StaticFieldsDiffer, match="label of .*: saved 'saved', like has 'like'"):
+        assert treering.load(path, Point(0, 5, "like"), only="x", missing="keep") == Point(1, 5, "like")
+
+
+def test_a_thinned_container_comes_back_as_a_dict_with_its_own_keys(path: Path) -> None:
+    treering.save(path, {"n": Pair(1, 2), "l": [1, 2], "o": freeze({3: 1, "a": 2}), "p": Point(1, 2)})
+    part = {"n": {"first": 1}, "l": {1: 2}, "o": {3: 1}, "p": {"x": 1}}
+    only = ["n/first", "l/1", "o/3", "p/x"]
+    assert treering.load(path, only=only) == part
+    assert treering.load(path, part, only=only) == part
+
+
 def test_a_model_computes_the_same(path: Path) -> None:
     treering.save(path, mlp(0))
     result = treering.load(path, mlp(1))

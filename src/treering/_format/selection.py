@@ -10,6 +10,7 @@ from typing import Any, Final
 from treering._codec.documents import shown
 from treering._format.index import Container, Token
 from treering._format.key_text import key_text
+from treering._format.structure import KEYS, node_keys
 from treering._values.keys import Glob, GlobSet, join_key, split_key
 from treering._values.near import near
 from treering.errors import Mismatch
@@ -37,7 +38,7 @@ def select(
 ) -> Selection:
     """Return the part below ``at`` that the globs keep; a glob that matches a container keeps all of it.
 
-    A container that loses children becomes a dict: of field to child, or of index to item.
+    A container that loses children keeps its class and is marked as thinned.
 
     Raises:
         Mismatch: nothing lies at ``at``, or nothing matches a glob.
@@ -45,8 +46,8 @@ def select(
 
     Example:
         >>> part = select([Container(node="list", keys=(0, 1)), 2], ["0", "1"], at=None, only="1")
-        >>> part.structure[0].node, part.structure[0].keys, part.leaves, part.keys
-        ('dict', (1,), [1], ['1'])
+        >>> part.structure[0].node, part.structure[0].keys, part.structure[0].thinned, part.leaves, part.keys
+        ('list', (1,), True, [1], ['1'])
     """
     whole = Selection(structure=structure, leaves=range(len(keys)), keys=keys)
     if at:
@@ -217,10 +218,15 @@ def _emitted(whole: Selection, places: list[_Place]) -> Selection:
 def _fewer(container: Container, stay: Sequence[bool]) -> Container:
     if all(stay):
         return container
-    keys = tuple(key for key, kept in zip(container.keys, stay, strict=True) if kept)
-    if container.node == "dict":
-        return dataclasses.replace(container, keys=keys)
-    return Container(node="dict", keys=keys)
+    real = node_keys(container)
+    static = container.static
+    if real is not container.keys:
+        static = tuple((name, _kept(real, stay) if name == KEYS else value) for name, value in static)
+    return dataclasses.replace(container, keys=_kept(container.keys, stay), static=static, thinned=True)
+
+
+def _kept(keys: Sequence[Any], stay: Sequence[bool]) -> tuple[Any, ...]:
+    return tuple(itertools.compress(keys, stay))
 
 
 def _branches(keys: Sequence[str]) -> list[str]:

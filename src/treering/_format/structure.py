@@ -321,11 +321,11 @@ def _close(open_nodes: list[tuple[Container | None, int, list[Any]]], made: dict
 
 def _node(container: Container, children: list[Any], made: dict[Any, type]) -> Any:
     kind, name = container.node, container.class_name or ""
-    if kind in ("list", "tuple"):
+    if kind in ("list", "tuple") and not container.thinned:
         return children if kind == "list" else tuple(children)
     keys = node_keys(container)
     fields = _dict(keys, children)
-    if kind == "dict":
+    if kind == "dict" or container.thinned:
         return fields
     static = dict(container.static)
     if keys is not container.keys:

@@ -107,6 +107,8 @@ def containers_of(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Co
 
 
 def _differences(saved: Container, like: Container, called: str) -> Iterator[str]:
+    if saved.thinned and like.node == "dict":
+        return  # as it comes back without like
     if _named(saved) != _named(like):
         yield f"saved as {_named(saved)}, {called} has {_named(like)}"
         return
