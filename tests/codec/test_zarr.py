@@ -300,6 +300,18 @@ def test_a_chunk_may_be_larger_than_a_small_array() -> None:
     assert chunk_count(parse_zarray(text_with(shape=[0, 1], chunks=[1 << 60, 1]))) == 0
 
 
+@pytest.mark.parametrize("codec", [None, "zlib", "gzip", "zstd", "bz2", "blosc"])
+def test_a_packed_chunk_unpacks_to_little_more_than_the_shape_holds(codec: str | None) -> None:
+    compressor = codec and {"id": codec}
+    for times in (1, 2, 3, 8, 9):
+        text = text_with(shape=[1 << 22, 2], chunks=[times << 22, 2], compressor=compressor)
+        if times <= (2 if codec else 8):
+            assert parse_zarray(text).shape == (1 << 22, 2)
+        else:
+            with pytest.raises(Unsupported, match="padding"):
+                parse_zarray(text)
+
+
 @pytest.mark.parametrize("config", [None, "zstd", {}, {"id": ""}, {"id": 1}, {"id": "a", 1: 2}, {"id": "a", "b": (1,)}])
 def test_compressors_that_are_no_configuration(config: Any) -> None:
     with pytest.raises(Unsupported, match="compressor"):

@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -295,6 +296,32 @@ def test_what_a_file_cannot_hold_is_refused_before_memory_is_asked_for(codec: st
         check_chunk_file(array, 1 << 15)
     with pytest.raises(Corrupt, match="holds"):
         check_chunk_file(array, 0)
+
+
+def test_a_large_chunk_of_equal_bytes_is_not_refused() -> None:
+    check_chunk_file(array_of((1 << 28,), "uint8", "bz2"), 208)  # what bz2 of level 9 makes of zeros
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_chunk_is_unpacked_in_place(codec: str) -> None:
+    """Only blosc, which gives no part of its data, takes memory for a chunk beside the target; zstd 22 its window."""
+    nbytes = 256 << 20
+    array = array_of((nbytes,), "uint8", codec)
+    data = encode(array, np.zeros(nbytes, np.uint8))
+    target = np.ones(nbytes, np.uint8)
+    read = io.BytesIO(data).read
+    before = memory_of_this_process("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    decode(array, read, len(data), target)
+    extra = memory_of_this_process("VmHWM") - before
+    assert not target.any()
+    assert extra < {"blosc": nbytes, "blosc zstd": nbytes, "zstd 22": 128 << 20}.get(codec, 0) + (32 << 20)
+
+
+def memory_of_this_process(name: str) -> int:
+    lines = (line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return next(int(rest.split()[0]) << 10 for member, rest in lines if member == name)
 
 
 @pytest.mark.parametrize("codec", CODECS)

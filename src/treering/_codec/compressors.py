@@ -19,8 +19,8 @@ __all__ = ["check_chunk_file", "codec_of", "completed", "known_compressor", "lev
 _LEVELS: Final = {"zstd": (1, -131072, 22), "gzip": (1, 0, 9), "zlib": (1, 0, 9), "bz2": (1, 1, 9)}
 
 # No file holds more than so many times its bytes: a zstd block of 4 bytes repeats one over 128 KiB, deflate writes 258
-# bytes with two bits, bz2 fits 45,899,235 equal bytes into 45, and blosc may have zstd inside.
-_RATIOS: Final = {"zstd": 1 << 15, "gzip": 1032, "zlib": 1032, "bz2": 1 << 20, "blosc": 1 << 15}
+# bytes with two bits, bz2 fits 45,899,235 equal bytes into a block of 32, and blosc may have zstd inside.
+_RATIOS: Final = {"zstd": 1 << 15, "gzip": 1032, "zlib": 1032, "bz2": 1 << 21, "blosc": 1 << 15}
 
 
 def known_compressor(config: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
 from treering.errors import Unsupported
 
@@ -71,6 +73,8 @@ def unblosced(file: ChunkFile, target: memoryview) -> None:
     """
     if not _BLOSC_HEADER < file.left <= len(target) + _BLOSC_HEADER:
         raise damaged(f"no blosc data of {len(target)} bytes takes {file.left}")
+    import tensorstore
+
     data = file.take(file.left)
     held = int.from_bytes(data[4:8], "little")
     if held != len(target):
@@ -80,7 +84,8 @@ def unblosced(file: ChunkFile, target: memoryview) -> None:
     store = _in_memory('{"id":"blosc"}', "|u1", held)
     store.kvstore["0"] = data
     try:
-        target[:] = store.read().result().data
+        # Not by `read`, which takes memory for the chunk once more.
+        tensorstore.array(np.frombuffer(target, np.uint8)).write(store).result()
     except ValueError as error:
         raise damaged(_reason(error)) from None
 

@@ -43,7 +43,9 @@ _LONGEST_DOCUMENT: Final = 1 << 20
 _LONGEST_CACHED: Final = 1 << 10
 _LONGEST_COMPRESSOR: Final = 1 << 12
 _FREE_ITEMS: Final = 1 << 22
+# A raw chunk takes as much of the disk as of memory; a packed one may be a thousandth of what it unpacks to.
 _MOST_PADDING: Final = 8
+_MOST_PACKED_PADDING: Final = 2
 
 # Zarr's codes, without the byte order; one byte an item has none.
 _CODES: Final = {
@@ -160,13 +162,14 @@ def _parse(data: bytes) -> ZarrArray:
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
         raise Unsupported(".zarray names filters, which this cannot undo", hint="write the array again without them")
-    _check_padding(shape, chunks)
+    compressor = _compressor(node)
+    _check_padding(shape, chunks, _MOST_PADDING if compressor is None else _MOST_PACKED_PADDING)
     return ZarrArray(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
         big_endian=big_endian,
-        compressor=_compressor(node),
+        compressor=compressor,
         order=_choice(node, "order", ("C", "F")),
         separator=_choice(node, "dimension_separator", (".", "/")) if "dimension_separator" in node else ".",
         marker=_marker(node),
@@ -186,10 +189,10 @@ def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _check_padding(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+def _check_padding(shape: tuple[int, ...], chunks: tuple[int, ...], most: int) -> None:
     """Refuse chunks that are nearly all padding: they would take memory that no item needs."""
     used = math.prod(map(min, shape, chunks))
-    if used and math.prod(chunks) > max(_FREE_ITEMS, _MOST_PADDING * used):
+    if used and math.prod(chunks) > max(_FREE_ITEMS, most * used):
         raise Unsupported(
             f".zarray: chunks of shape {chunks} for an array of shape {shape} are nearly all padding",
             hint="write the array again with smaller chunks",
