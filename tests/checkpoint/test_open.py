@@ -275,6 +275,12 @@ def test_no_descriptor_stays_open(path: Path) -> None:
     with pytest.raises(ZeroDivisionError), treering.open(path):
         raise ZeroDivisionError
     assert open_descriptors() == before
+    view = treering.open(path)["big"]
+    assert view[0, 0] == BIG[0, 0]
+    assert open_descriptors() > before
+    del view, ckpt
+    gc.collect()
+    assert open_descriptors() == before
 
 
 def test_an_overwrite_is_not_seen_by_who_has_it_open(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import html
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -18,7 +19,7 @@ from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
 from treering._ops.background import settle
-from treering._ops.source import opened_source, require_path
+from treering._ops.source import open_source, require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, counted
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
@@ -218,6 +219,9 @@ def open_path(path: str | os.PathLike[str]) -> Checkpoint:
     """Open what stands at ``path``; ``treering.open`` says more."""
     require_path(path)
     settle(path)
-    closing = contextlib.ExitStack()
-    source = closing.enter_context(opened_source(path, mapped=False))
-    return Checkpoint(os.fspath(path), source, closing)
+    with contextlib.ExitStack() as files:
+        source = open_source(path, files, mapped=False)
+        checkpoint = Checkpoint(os.fspath(path), source, closing := files.pop_all())
+    # For one that nobody closes. At the end of the program the system does it.
+    weakref.finalize(checkpoint, closing.close).atexit = False
+    return checkpoint

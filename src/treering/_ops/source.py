@@ -22,7 +22,7 @@ from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
 from treering.errors import Corrupt, Unsupported
 
-__all__ = ["check_data_file", "open_stored", "opened_source", "require_path"]
+__all__ = ["check_data_file", "open_source", "open_stored", "opened_source", "require_path"]
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
@@ -38,18 +38,25 @@ def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sou
         Corrupt: its headers contradict themselves.
         StoreFailed: the system refuses.
     """
+    with contextlib.ExitStack() as files:
+        yield open_source(path, files, mapped=mapped)
+
+
+def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open what stands at ``path``; it stays open until ``files`` closes it.
+
+    Raises:
+        TreeringError: as `opened_source` says.
+    """
     form = detect(path)
     if form in (Form.MSGPACK, Form.GZIP):
-        yield msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
-        return
-    with contextlib.ExitStack() as files:
-        if form is Form.LEAVES:
-            from treering._ops.leaves_source import opened_leaves
+        return msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
+    if form is Form.LEAVES:
+        from treering._ops.leaves_source import opened_leaves
 
-            yield opened_leaves(path, files, mapped=mapped)
-            return
-        index, arrays = open_stored(path, form, files, mapped=mapped)
-        yield Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
+        return opened_leaves(path, files, mapped=mapped)
+    index, arrays = open_stored(path, form, files, mapped=mapped)
+    return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
 
 
 def require_path(path: object) -> None:

@@ -1,0 +1,82 @@
+"""Programs that end with a checkpoint open: nothing is said of it, wherever it is kept and however they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treering
+from treering.leaves import tree_serialize_leaves
+
+FORMS = ("ckpt", "tree.safetensors", "tree.msgpack", "leaves", "run")
+
+PROGRAM = """
+import builtins, pathlib, sys, threading, types
+import treering
+
+def kept(path):
+    one = treering.open(path)
+    one["w"][::7]
+    yield one
+
+class Node:
+    pass
+
+module = sys.modules["kept"] = types.ModuleType("kept")
+opened = [treering.open(sys.argv[1]) for _ in range(9)]
+views = opened[0]["w"], iter(opened[0])
+first = opened.pop()
+builtins.kept = opened.pop()
+treering.kept = opened.pop()
+module.kept = opened.pop()
+threading.current_thread().kept = opened.pop()
+node = Node()
+node.self, node.kept = node, opened.pop()
+module.node = node
+generator = kept(sys.argv[1])
+module.inner = next(generator)
+module.generator = generator
+module.at_end = lambda: opened
+opened.pop()
+"""
+
+ENDS = {
+    "end": ("", 0, []),
+    "exit": ("sys.exit(3)", 3, []),
+    "exception": ("raise ValueError('of the program')", 1, ["ValueError: of the program"]),
+    "inside": ("with treering.open(sys.argv[1]) as inner: sys.exit(4)", 4, []),
+    "a thread": ("threading.Thread(target=lambda: module.at_end()[0]['w'][3:5]).start()", 0, []),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("left")
+    tree = {"w": np.ones((300, 300))}
+    for form in ("ckpt", "tree.safetensors", "tree.msgpack"):
+        treering.save(folder / form, tree)
+    tree_serialize_leaves(folder / "leaves", tree)
+    with treering.Run(folder / "run") as run:
+        run.save(1, tree)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("form", "end"),
+    [(form, "end") for form in FORMS] + [("ckpt", end) for end in ENDS if end != "end"],
+)
+def test_nothing_is_said(folder: Path, form: str, end: str) -> None:
+    line, status, wanted = ENDS[end]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + line, folder / form],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert done.stderr.splitlines()[-1:] == wanted
+    assert "Exception ignored" not in done.stderr
