@@ -35,7 +35,7 @@ from treering.serialization import from_bytes, msgpack_restore
 __all__ = ["CASES", "SIZES", "Timed", "colliding_pairs", "quadratic", "timed"]
 
 SIZES: Final = (1 << 20, 4 << 20)
-"""Bytes of the smaller and of the larger input of each case."""
+"""Bytes of the smaller and of the larger input of each case; the larger one is four times the other."""
 
 _MOST_GROWTH: Final = 10.0
 _FREE_SECONDS: Final = 1.5
@@ -67,13 +67,15 @@ class Case:
 class Timed:
     """How long one case took at both sizes, in seconds of CPU."""
 
+    nbytes: int
+    """Bytes of the larger input."""
     small: float
     large: float
 
     @property
     def linear(self) -> bool:
         """Whether that grows as the input does, within a factor."""
-        most = _MOST_SECONDS_PER_MB * SIZES[1] / (1 << 20)
+        most = _MOST_SECONDS_PER_MB * self.nbytes / (1 << 20)
         return self.large < _FREE_SECONDS or (self.large < self.small * _MOST_GROWTH and self.large < most)
 
 
@@ -577,11 +579,11 @@ CASES: Final[Mapping[str, Case]] = {
 }
 
 
-def timed(name: str, *, doors: bool) -> Timed:
+def timed(name: str, *, doors: bool, sizes: tuple[int, int] = SIZES) -> Timed:
     """Read one case at both sizes, without a limit: with the reader alone, or through every door."""
     case = CASES[name]
     seconds = []
-    for nbytes in SIZES:
+    for nbytes in sizes:
         data = case.build(nbytes)
         with tempfile.TemporaryDirectory(prefix="treering-quadratic-") as folder:
             path = Path(folder) / (case.name or "none")
@@ -592,7 +594,7 @@ def timed(name: str, *, doors: bool) -> Timed:
             if doors and case.name is not None:
                 _doors(path.parent if case.folder else path)
             seconds.append(time.process_time() - start)
-    return Timed(small=seconds[0], large=seconds[1])
+    return Timed(nbytes=sizes[1], small=seconds[0], large=seconds[1])
 
 
 def quadratic(chosen: Sequence[str] | None) -> int:

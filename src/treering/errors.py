@@ -243,3 +243,7 @@ class LeavesInitialised(UserWarning):
 
 class NotSharded(UserWarning):
     """Arrays stay where they are: the sharding tree does not fit them."""
+
+
+class RulesUnmatched(UserWarning):
+    """A partition rule is found in no key, or leaves are replicated or divided by a catch-all alone; told once."""

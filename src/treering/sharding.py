@@ -7,15 +7,16 @@ The names are those of eformer's ``escale`` and ``sharding_utils``. What differs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from treering._ops.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 from treering._ops.sharding_tree import create_sharding_tree_from_index
-from treering._tree.rules import fitted_spec, no_rule, rule_for, rule_pairs, spec_of
+from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
 from treering._tree.walk import mapped_with_path
 
 __all__ = [
+    "RulesReport",
     "apply_sharding_tree",
     "create_sharding_tree_from_index",
     "make_itsharded",
@@ -27,7 +28,12 @@ _SMALL: Final = 16_384
 
 
 def match_partition_rules(
-    rules: Iterable[tuple[str | re.Pattern[str], Any]], tree: Any, min_size: int | None = 0, strict: bool = True
+    rules: Iterable[tuple[str | re.Pattern[str], Any]],
+    tree: Any,
+    min_size: int | None = 0,
+    strict: bool = True,
+    *,
+    report: Callable[[RulesReport], object] | None = None,
 ) -> Any:
     """Return ``tree`` with the partition spec of the first rule that fits each leaf.
 
@@ -40,6 +46,8 @@ def match_partition_rules(
         min_size: arrays of fewer items are replicated, ``PartitionSpec()``, once a rule fits; None means 16,384.
         strict: replicate what has no axes, whatever the rules say, and cut a spec to the axes that there are.
             Otherwise the rules' values are returned as they are, and ``min_size`` does not count.
+        report: called with a ``RulesReport``: rules that are found in no name, and leaves that only a catch-all such as
+            ``.*`` fits. Without it ``RulesUnmatched`` warns of these, once for the same rules.
 
     Raises:
         ValueError: no rule fits a leaf; the first such leaf is named, and how many more there are.
@@ -56,18 +64,20 @@ def match_partition_rules(
         >>> specs == {"dense": [P("fsdp", "tp")], "scale": P()}
         True
     """
-    pairs = rule_pairs(rules)
+    known = Rules(rules)
     smallest = _SMALL if min_size is None else min_size
     unmatched: list[str] = []
+    names: list[str] = []
 
     def specified(path: tuple[str, ...], leaf: Any) -> Any:
         if leaf is None:
             return None
         name = "/".join(path)
+        names.append(name)
         shape = tuple(getattr(leaf, "shape", ()))
         if strict and not shape:
             return spec_of()
-        rule = rule_for(pairs, name)
+        rule = known.rule_for(name)
         if rule is not None:
             return fitted_spec(name, rule, shape, smallest) if strict else rule[1]
         unmatched.append(name)
@@ -76,4 +86,5 @@ def match_partition_rules(
     specs = mapped_with_path(specified, tree, None)
     if unmatched:
         raise no_rule(unmatched)
+    known.tell(names, report)
     return specs

@@ -178,7 +178,7 @@ def test_a_mesh_alone_replicates(tree_path: Path) -> None:
 
 
 def test_rules(tree_path: Path) -> None:
-    rules = ((r"kernel$", P("x", "y")), (re.compile("bias|host"), P("y")), (".*", P()))
+    rules = ((r"kernel$", P("x", "y")), (re.compile("bias|host"), P("y")), ("norm", P()))
     found = treering.load(tree_path, shardings=rules, mesh=MESH)
     assert specs(found) == {
         "dense/bias": P("y"),
@@ -192,7 +192,7 @@ def test_rules(tree_path: Path) -> None:
 
 def test_rules_as_a_tree_of_specs(tree_path: Path) -> None:
     params = {"dense": TREE["dense"]}
-    by_rule = match_partition_rules([("kernel", P("x", "y")), ("", P())], params)
+    by_rule = match_partition_rules([("kernel", P("x", "y")), ("bias", P())], params)
     found = treering.load(tree_path, only="dense", shardings=by_rule, mesh=MESH)
     assert specs(found) == {"dense/kernel": P("x", "y"), "dense/bias": P()}
 

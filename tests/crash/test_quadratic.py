@@ -10,8 +10,9 @@ COLLIDING = ("checkpoint: colliding pairs", "checkpoint: boxes that collide", "c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("record: ", "leaves: "))])
 def test_a_reader_takes_time_in_proportion(name: str) -> None:
+    # The records of leaves directories have the tree of a checkpoint; `python -m torture quadratic` reads these too.
     took = timed(name, doors=False)
     assert took.linear, took
 
@@ -19,5 +20,5 @@ def test_a_reader_takes_time_in_proportion(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*COLLIDING, "safetensors: colliding shapes", "msgpack: colliding ints"])
 def test_all_doors_take_time_in_proportion(name: str) -> None:
-    took = timed(name, doors=True)
+    took = timed(name, doors=True, sizes=(1 << 19, 1 << 21))
     assert took.linear, took

@@ -10,12 +10,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from treering._arrays.host import jax_holds
-from treering._ops.warned import warn_of
 from treering._tree.paired import paired
 from treering._tree.placement import aval_of, is_placement, require_mesh, resolved
 from treering._tree.rules import spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.keys import join_key
+from treering._values.warned import warn_of
 from treering.errors import Mismatch, NotSharded, Unsupported
 
 __all__ = ["apply_sharding_tree", "make_itsharded", "validate_sharding_tree"]

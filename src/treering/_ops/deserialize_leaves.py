@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from treering._ops.leaves_source import LeavesSource, opened_leaves
 from treering._ops.leaves_tree import Callback, Wanted, tree_of
 from treering._ops.one_state import on_one_state
 from treering._tree.leaf_shardings import Said
+from treering._tree.rules import RulesReport
 from treering.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def tree_deserialize_leaves(
     structure: Literal["dicts", "exact"] = "dicts",
     x64: Literal["error", "numpy"] = "error",
     timeout: float | None = None,
+    report: Callable[[RulesReport], object] | None = None,
 ) -> Any:
     """Load the tree that `tree_serialize_leaves` of treering or eformer saved; every byte is checked on the way.
 
@@ -51,6 +53,7 @@ def tree_deserialize_leaves(
         prefix: which tree; None and "" for the one without prefix.
         partition_rules: pairs of a pattern, searched in keys with ``/`` and without prefix, and a ``PartitionSpec``.
             They win over ``shardings``; what has no axes is replicated.
+        report: called with a ``treering.sharding.RulesReport`` on ``partition_rules``, instead of the warning.
         shardings: a ``Sharding``, ``PartitionSpec`` or device for all arrays, a function of (dotted key,
             ``jax.ShapeDtypeStruct``) that returns one, or a tree of these: nested, or flat with dotted keys.
         callback: ``callback(array, dotted key)`` is called for each array, in order; its result is the leaf.
@@ -79,7 +82,7 @@ def tree_deserialize_leaves(
     path = folder_path(checkpoint_dir)
     company = Company(path, timeout=timeout, named=Named(shardings, mesh, target), repeats=callback is None)
     wanted = _wanted(
-        Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings), manager,
+        Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,
         callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, company=company,
     )  # fmt: skip
     return _deserialize(path, prefix, manager, wanted)

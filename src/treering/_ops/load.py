@@ -23,10 +23,10 @@ from treering._ops.into_like import into_like
 from treering._ops.joint_load import Company, Named
 from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
-from treering._ops.warned import warn_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
+from treering._values.warned import warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHost, Unsupported
 

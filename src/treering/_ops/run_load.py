@@ -23,9 +23,9 @@ from treering._ops.run_note import require_step_number
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import facts_of, latest_of, records_of, step_path, steps_of
 from treering._ops.source import opened_source
-from treering._ops.warned import warn_of
 from treering._store.run_folder import RunFolder
 from treering._values.steps_text import steps_text
+from treering._values.warned import warn_of
 from treering._view.progress import showing
 from treering.errors import LeavesInitialised, NotFound
 from treering.retention import Verdict, best_steps

@@ -7,7 +7,7 @@ flat shardings are joined with ``.``; one mesh axis alone replicates what nothin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from jax.sharding import Sharding
 
 from treering._tree.placement import Choice, is_placement, is_rules, placed, require_mesh
 from treering._tree.registry import opened_node
-from treering._tree.rules import fitted_spec, no_rule, rule_for, rule_pairs, spec_of
+from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.keys import split_key
 from treering._values.near import near
@@ -39,6 +39,8 @@ class Said:
     """``shardings``: a placement for all arrays, a function of (dotted key, ``jax.ShapeDtypeStruct``) that returns one,
     or a tree of these: nested as the tree is, or flat with dotted keys. What stands at a branch counts for all below;
     None says nothing."""
+    report: Callable[[RulesReport], object] | None = None
+    """What is given the report on ``partition_rules`` instead of a warning."""
 
 
 def leaf_shardings(
@@ -67,7 +69,9 @@ def leaf_shardings(
     if said.mesh is None and said.partition_rules is None and said.shardings is None:
         return placed(lambda key, _aval: own.get(key), None, {key: avals[key] for key in avals if key not in on_host})
     if said.partition_rules is not None:
-        given = _by_rules(rule_pairs(said.partition_rules), avals, on_host)
+        rules = Rules(said.partition_rules)
+        given = _by_rules(rules, avals, on_host)
+        rules.tell(map(slashed, known), said.report)
         return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
     choice = _choice(said.shardings, known)
     given = {}
@@ -82,7 +86,7 @@ def leaf_shardings(
         if there is None and said.mesh is not None:
             there = replicated
             if len(said.mesh.axis_names) > 1:
-                unsaid.append(dotted(key) or ".")
+                unsaid.append(slashed(key) or ".")
         given[key] = there
     if unsaid:
         raise _nothing_said(unsaid, said.mesh)
@@ -99,15 +103,23 @@ def dotted(key: str) -> str:
     return ".".join(split_key(key))
 
 
-def _by_rules(
-    pairs: Sequence[tuple[Any, Any]], avals: Mapping[str, jax.ShapeDtypeStruct], on_host: AbstractSet[str]
-) -> dict[str, Any]:
+def slashed(key: str) -> str:
+    """Return a key text as rules match it: its parts, joined with slashes and without escapes.
+
+    Example:
+        >>> slashed("params/a~1b/0")
+        'params/a/b/0'
+    """
+    return "/".join(split_key(key))
+
+
+def _by_rules(rules: Rules, avals: Mapping[str, jax.ShapeDtypeStruct], on_host: AbstractSet[str]) -> dict[str, Any]:
     """Return the spec of the first rule that fits each array; what has no axes needs none."""
     given: dict[str, Any] = {}
     unmatched: list[str] = []
     for key, aval in avals.items():
-        name = "/".join(split_key(key))
-        rule = rule_for(pairs, name) if aval.shape else None
+        name = slashed(key)
+        rule = rules.rule_for(name) if aval.shape else None
         if rule is not None:
             given[key] = fitted_spec(name, rule, aval.shape)
         elif key in on_host:
@@ -186,7 +198,8 @@ def _nothing_said(keys: Sequence[str], mesh: Any) -> Mismatch:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     error = Mismatch(
         f"the mesh has the axes {axes}, and there is no sharding for {', '.join(keys[:_SHOWN])}{more}",
-        hint="give partition_rules=, or shardings= for these keys; PartitionSpec() is replicated",
+        hint="give partition_rules=, which match these keys, or shardings=, nested or flat with dots; "
+        "PartitionSpec() is replicated",
     )
     error.differences = tuple(keys)
     return error

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from treering._tree.registry import opened_node
-from treering._tree.rules import fitted_spec, rule_for, rule_pairs, spec_of
+from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
@@ -64,12 +64,16 @@ def resolved(
         Unsupported: this is no sharding.
     """
     require_mesh(mesh)
+    rules = Rules(shardings) if is_rules(shardings) else None
     try:
-        return placed(_choice(shardings, mesh, known, own), mesh, avals)
+        chosen = placed(_choice(rules or shardings, mesh, known, own), mesh, avals)
     except Mismatch as error:
         if shardings is None and mesh is not None:
             error.hint = "the specs are those of the target; shardings=PartitionSpec() replicates on the mesh"
         raise
+    if rules is not None and avals:
+        rules.tell(known)
+    return chosen
 
 
 def require_mesh(mesh: Any) -> None:
@@ -154,9 +158,9 @@ def _choice(
         return lambda key, _aval: getattr(own.get(key), "spec", replicated)
     if is_placement(shardings) or isinstance(shardings, jax.sharding.Mesh):
         return lambda _key, _aval: shardings
-    if is_rules(shardings):
-        pairs = rule_pairs(shardings)
-        return lambda key, aval: _by_rules(pairs, key, aval)
+    if isinstance(shardings, Rules):
+        rules = shardings
+        return lambda key, aval: _by_rules(rules, key, aval)
     # A tree may be callable too, as equinox modules are.
     if callable(shardings) and (opened_node(shardings) is None or isinstance(shardings, jax.tree_util.Partial)):
         chosen: Choice = shardings
@@ -178,11 +182,11 @@ def is_rules(x: Any) -> bool:
     )
 
 
-def _by_rules(rules: Sequence[tuple[Any, Any]], key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
+def _by_rules(rules: Rules, key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
     """Return the spec of the first rule found in the key; what has no axes is replicated, a long spec is cut."""
     if not aval.shape:
         return spec_of()
-    rule = rule_for(rules, key)
+    rule = rules.rule_for(key)
     if rule is None:
         raise _NoFit("no partition rule matches")
     spec: PartitionSpec = fitted_spec(key, rule, aval.shape)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import jax
 from jax.sharding import PartitionSpec
 
-from treering.errors import Mismatch, TreeringError, Unsupported
+from treering._values.warned import warn_of
+from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
-__all__ = ["BadPattern", "fitted_spec", "no_rule", "rule_for", "rule_pairs", "spec_of"]
+__all__ = ["BadPattern", "Rules", "RulesReport", "fitted_spec", "no_rule", "spec_of"]
 
 _SHOWN: Final = 10
+_MOST_TOLD: Final = 1000
+# No key has such a name, so a pattern that is found in it is found in any.
+_ANY_NAME: Final = "\uffff\uffff"
+_NNX_END: Final = "/value"
+
+_told: set[tuple[Any, ...]] = set()
 
 
 class BadPattern(TreeringError, re.error):
@@ -51,13 +59,101 @@ def _found(pattern: str | re.Pattern[str], name: str) -> bool:
         raise error from cause
 
 
-def rule_for(pairs: Iterable[tuple[Any, Any]], name: str) -> tuple[Any, Any] | None:
-    """Return the first rule whose pattern is found in a name; None where there is none.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RulesReport:
+    """How partition rules and the keys of a tree fit each other, beyond that every array has a rule."""
 
-    Raises:
-        re.error: a pattern is no regular expression.
+    unmatched: tuple[str, ...]
+    """Patterns that are found in no key. A catch-all is not among them."""
+    caught: tuple[str, ...]
+    """Keys of arrays for which only a catch-all was found, such as ``.*``, where there are other rules too."""
+    hints: tuple[str, ...] = ()
+    """What may be the reason."""
+
+
+class Rules:
+    """Partition rules, and what became of each while arrays were looked up.
+
+    Example:
+        >>> rules = Rules([("kernel", spec_of("x")), ("scale$", spec_of()), (".*", spec_of())])
+        >>> rules.rule_for("dense/kernel")[0], rules.rule_for("norm/scale/value")[0]
+        ('kernel', '.*')
+        >>> rules.report(["dense/kernel", "norm/scale/value"])
+        RulesReport(unmatched=('scale$',), caught=('norm/scale/value',), hints=("nnx ends keys in '/value'",))
     """
-    return next((pair for pair in pairs if _found(pair[0], name)), None)
+
+    def __init__(self, rules: Iterable[Any]) -> None:
+        self._pairs = rule_pairs(rules)
+        self._chosen: set[int] = set()
+        self._caught: list[str] = []
+        self._catch_alls: set[int] = set()
+        self._asked = False
+
+    def rule_for(self, name: str) -> tuple[Any, Any] | None:
+        """Return the first rule whose pattern is found in a name; None where there is none.
+
+        Raises:
+            re.error: a pattern is no regular expression.
+        """
+        self._asked = True
+        for number, pair in enumerate(self._pairs):
+            if _found(pair[0], name):
+                if number not in self._chosen:
+                    self._chosen.add(number)
+                    if _found(pair[0], _ANY_NAME):
+                        self._catch_alls.add(number)
+                if number in self._catch_alls:
+                    self._caught.append(name)
+                return pair
+        return None
+
+    def report(self, names: Iterable[str]) -> RulesReport:
+        """Say what did not fit, once every array was looked up.
+
+        Args:
+            names: those of all leaves, also of leaves that need no rule.
+        """
+        names = list(dict.fromkeys(names))
+        idle = [pair[0] for number, pair in enumerate(self._pairs) if number not in self._chosen]
+        unmatched = [pattern for pattern in idle if self._asked and not _found_in_one(pattern, (_ANY_NAME, *names))]
+        ends = [name.removesuffix(_NNX_END) for name in names if name.endswith(_NNX_END)]
+        meant = any(_found_in_one(pattern, ends) for pattern in unmatched)
+        return RulesReport(
+            unmatched=tuple(map(_text, unmatched)),
+            caught=tuple(self._caught) if len(self._pairs) > 1 else (),
+            hints=(f"nnx ends keys in {_NNX_END!r}",) if meant else (),
+        )
+
+    def tell(self, names: Iterable[str], ask: Callable[[RulesReport], object] | None = None) -> None:
+        """Give the report to who asked for it; else warn, once for the same rules."""
+        key = tuple(_text(pattern) for pattern, _ in self._pairs)
+        if ask is not None:
+            ask(self.report(names))
+            return
+        if key in _told:
+            return
+        found = self.report(names)
+        lines = [f"{pattern!r} is found in no key" for pattern in found.unmatched]
+        if found.caught:
+            more = len(found.caught) - _SHOWN
+            shown = ", ".join(found.caught[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+            lines.append(f"only a catch-all fits {shown}")
+        if lines:
+            if len(_told) >= _MOST_TOLD:
+                _told.clear()
+            _told.add(key)
+            warn_of("partition rules and keys do not fit", [*lines, *found.hints], RulesUnmatched)
+
+
+def _found_in_one(pattern: str | re.Pattern[str], names: Iterable[str]) -> bool:
+    try:
+        return any(_found(pattern, name) for name in names)
+    except BadPattern:  # no array came as far as to it; it is told when one does
+        return True
+
+
+def _text(pattern: str | re.Pattern[str]) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern
 
 
 def no_rule(names: Sequence[str]) -> Mismatch:
@@ -79,9 +175,8 @@ def fitted_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smalle
     """
     pattern, spec = rule
     if not isinstance(spec, PartitionSpec | tuple):
-        shown = pattern if isinstance(pattern, str) else pattern.pattern
         raise Unsupported(
-            f"the partition rule {shown!r} has no PartitionSpec but a {type(spec).__name__} for param: {name}",
+            f"the partition rule {_text(pattern)!r} has no PartitionSpec but a {type(spec).__name__} for param: {name}",
             hint="PartitionSpec() is replicated",
         )
     if math.prod(shape) < smallest:
