@@ -106,8 +106,8 @@ def test_errors_show_what_rules_match(key: str, tmp_path: Path) -> None:
     two = Mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("d", "e"))
     tree = {"dense": {"kernel": {"value": jnp.ones((4, 2))}}, "a/b": {"c": jnp.ones((4, 2))}}
     tree_serialize_leaves(tmp_path / "a", tree)
-    for arguments in ({}, {"partition_rules": [("nothing", P())]}):
+    for rules in (None, [("nothing", P())]):
         with pytest.raises(Mismatch) as caught:
-            tree_deserialize_leaves(tmp_path / "a", two, **arguments)
+            tree_deserialize_leaves(tmp_path / "a", two, partition_rules=rules)
         assert key in caught.value.differences
         match_partition_rules([(f"^{name}$", P()) for name in caught.value.differences], tree)
