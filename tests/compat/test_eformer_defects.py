@@ -26,8 +26,13 @@ from tests.compat.golden_files import EFORMER
 from tests.properties.sameness import fingerprint
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, NotFound, NotSharded, Unsupported
-from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
-from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, make_itsharded
+from treering.leaves import index_leaves, leaf_key_paths, tree_deserialize_leaves, tree_serialize_leaves
+from treering.sharding import (
+    apply_sharding_tree,
+    create_sharding_tree_from_index,
+    make_itsharded,
+    match_partition_rules,
+)
 
 INDEX = "tensorstore_index.json"
 ONE = Mesh(np.array(jax.devices()[:1]), ("x",))
@@ -397,3 +402,59 @@ def test_37_gzip_is_reproducible_and_files_are_replaced_whole(tmp_path: Path, mo
 def test_38_what_cannot_be_saved_is_told() -> None:
     assert not serialization.validate_serializable({"f": object()})[0]
     assert not serialization.validate_serializable({"f": lambda: 0})[0]
+
+
+# ------------------------------------------------------------------------------------------- what is other on purpose
+
+
+def test_39_dicts_keep_the_order_in_which_they_were_filled(path: Path) -> None:
+    tree = {"z": {"b": jnp.ones((2, 2)), "a": jnp.ones(2)}, "y": jnp.ones(1)}
+    order = ["z.b", "z.a", "y"]
+    tree_serialize_leaves(path, tree)
+    assert [entry["path"].replace("/", ".") for entry in entries(path)["arrays"]] == order
+    called: list[str] = []
+
+    def callback(array: Any, key: str) -> Any:
+        called.append(key)
+        return array
+
+    def keys(found: Any) -> list[str]:
+        return [f"{name}.{inner}" for name in list(found)[:1] for inner in found[name]] + list(found)[1:]
+
+    for target in (None, tree):
+        called.clear()
+        assert keys(tree_deserialize_leaves(path, callback=callback, target=target)) == order
+        assert called == order
+    shardings = create_sharding_tree_from_index(path, ROW)
+    assert keys(shardings) == keys(match_partition_rules([("", P())], tree)) == order
+    assert keys(apply_sharding_tree(tree, shardings)) == order
+    assert jax.tree.leaves(leaf_key_paths(tree)) == sorted(order)  # what jax and eformer go by
+
+
+def test_40_a_prefix_with_a_slash_is_taken_off_the_keys(path: Path) -> None:
+    tree = {"w": jnp.ones(2)}
+    for prefix in ("run/model", "run.ema"):
+        tree_serialize_leaves(path, tree, prefix=prefix)
+        assert_same(tree_deserialize_leaves(path, prefix=prefix), tree)
+
+
+def test_41_a_mesh_has_devices(path: Path) -> None:
+    tree_serialize_leaves(path, {"w": jnp.ones(8)})
+    abstract = jax.sharding.AbstractMesh((8,), ("d",))
+    with pytest.raises(Unsupported, match="mesh is a AbstractMesh, not a jax"):
+        tree_deserialize_leaves(path, abstract, shardings={"w": ROWS})  # type: ignore[arg-type]
+    assert tree_deserialize_leaves(path, shardings={"w": ROWS})["w"].sharding == ROWS
+
+
+def test_42_an_escape_in_a_tree_of_others_is_undone(path: Path) -> None:
+    (path / "a%2Eb").mkdir(parents=True)
+    document = {"chunks": [2], "compressor": None, "dtype": "|u1", "fill_value": None, "filters": None}
+    (path / "a%2Eb" / ".zarray").write_text(json.dumps(document | {"order": "C", "shape": [2], "zarr_format": 2}))
+    (path / "a%2Eb" / "0").write_bytes(b"\1\2")
+    index = {
+        "format": "tensorstore",
+        "version": "0.0.101",
+        "arrays": [{"path": "a%2Eb", "shape": [2], "dtype": "uint8"}],
+    }
+    (path / INDEX).write_text(json.dumps(index))
+    assert list(tree_deserialize_leaves(path)) == ["a.b"]
