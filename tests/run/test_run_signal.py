@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import jax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 
 from treering._ops.run_signal import Signals
@@ -104,6 +107,82 @@ def test_a_handler_that_came_later_stays(heard: list[int]) -> None:
     signals.close()
     signal.raise_signal(signal.SIGUSR1)
     assert (heard, later) == ([], [signal.SIGUSR1] * 2)
+
+
+def test_a_handler_that_came_later_and_calls_what_was_there(heard: list[int]) -> None:
+    signals, later = Signals(), []
+    signals.watch(signal.SIGUSR1)
+    ours = signal.getsignal(signal.SIGUSR1)
+    assert callable(ours)
+
+    def chained(signum: int, frame: Any) -> None:
+        later.append(signum)
+        ours(signum, frame)
+
+    signal.signal(signal.SIGUSR1, chained)
+    signal.raise_signal(signal.SIGUSR1)
+    assert (signals.noted, heard) == (signal.SIGUSR1, [])
+    signals.let_go(signal.SIGUSR1)
+    assert (len(later), heard) == (2, [signal.SIGUSR1])
+    signals.watch(signal.SIGUSR1)  # once more, over the one that calls this
+    signal.raise_signal(signal.SIGUSR1)
+    signals.close()
+    assert len(heard) == 2
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(heard) == 3
+
+
+@given(layers=st.lists(st.sampled_from(["run", "again", "chain"]), min_size=1, max_size=7), closed=st.booleans())
+def test_a_signal_reaches_the_first_handler_once_whatever_lies_above(layers: list[str], closed: bool) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
+    runs: list[Signals] = []
+    try:
+        for layer in layers:
+            if layer == "chain":
+                below: Any = signal.getsignal(signal.SIGUSR1)
+                signal.signal(signal.SIGUSR1, functools.partial(lambda below, *given: below(*given), below))
+            elif layer == "run" or not runs:
+                runs.append(Signals())
+                runs[-1].watch(signal.SIGUSR1)
+            else:
+                runs[0].watch(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == [] or not runs
+        for _ in layers:
+            for run in runs:
+                if run.noted is not None:
+                    run.close() if closed else run.let_go(run.noted)
+        assert heard == [signal.SIGUSR1]
+        for run in runs:
+            run.close()
+        assert heard == [signal.SIGUSR1]
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1] * 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_what_chains_to_the_default_ends_the_process(forks: bool) -> None:
+    program = f"""
+import os, signal
+from treering._ops.run_signal import Signals
+signals = Signals()
+signals.watch(signal.SIGTERM)
+ours = signal.getsignal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda signum, frame: ours(signum, frame))
+if {forks} and os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]) + 100)
+if not {forks}:
+    signal.raise_signal(signal.SIGTERM)
+    assert signals.noted == signal.SIGTERM
+    signals.let_go(signal.SIGTERM)
+signal.raise_signal(signal.SIGTERM)
+print("still there")
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, check=False, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (100 - signal.SIGTERM if forks else -signal.SIGTERM, "", "")
 
 
 def test_two_runs_may_wait_for_one_signal(heard: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Signals that let the next step be saved, and jax's word that the machine goes away.
 
 A handler only notes that its signal came. Once a step is durable the signal is sent again, and reaches whom it would
-have reached without us.
+have reached without us: what was there before is called by this handler, for one that came later may call this one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Signals:
 
     def __init__(self) -> None:
         self.noted: int | None = None
-        self._before: dict[int, _Before] = {}
+        # Signal -> the handlers that were there each time that it was watched, the last one last.
+        self._before: dict[int, list[_Before]] = {}
+        # The same while a signal is passed on: those that it has not reached yet.
+        self._onward: dict[int, list[_Before]] = {}
         self._pid = os.getpid()
         self._passing = False
         self._heard = _notice.heard
@@ -65,7 +68,7 @@ class Signals:
                 raise Unsupported(f"{signal_text(signum)} has a handler that Python could not put back", hint=hint)
             if before != self._handle:
                 signal.signal(signum, self._handle)
-                self._before[signum] = before
+                self._before.setdefault(signum, []).append(before)
         except (ValueError, TypeError, OSError) as error:
             if isinstance(error, Unsupported):
                 raise
@@ -98,24 +101,48 @@ class Signals:
             signal.raise_signal(noted)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        del frame
         # A process that was forked off wants to end when it is told to; it has no step to save.
         if self._passing or os.getpid() != self._pid:
-            self._put_back()
-            signal.raise_signal(signum)
+            self._pass_on(signum, frame)
         elif self.noted is None:
             self.noted = signum
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Call the handler that was there before; where that leads here again, the one before that."""
+        outer = self._onward.get(signum)
+        handlers = list(self._before.get(signum, ())) if outer is None else outer
+        if not handlers:
+            return
+        self._onward[signum] = handlers[:-1]
+        try:
+            if outer is None:
+                self._put_back()
+            _call(handlers[-1], signum, frame)
+        finally:
+            if outer is None:
+                del self._onward[signum]
+            else:
+                self._onward[signum] = outer
 
     def _put_back(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may; it does when the next signal comes
-        for signum in list(self._before):
-            before = self._before.pop(signum)
+        for signum, handlers in list(self._before.items()):
             # Who took the signal over in the meantime keeps it, and may give it back to this handler some day.
             if signal.getsignal(signum) == self._handle:
-                signal.signal(signum, before)
-            else:
-                self._before[signum] = before
+                signal.signal(signum, handlers.pop())
+            if not handlers:
+                del self._before[signum]
+
+
+def _call(handler: _Before, signum: int, frame: FrameType | None) -> None:
+    """Do with a signal what a handler does, whichever one is set."""
+    if callable(handler):
+        handler(signum, frame)
+    elif handler == signal.SIG_DFL:
+        now = signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+        signal.signal(signum, now)  # the default of some signals is to do nothing
 
 
 def signal_text(signum: int) -> str:
