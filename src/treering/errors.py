@@ -44,6 +44,7 @@ __all__ = [
     "StoreFailed",
     "Timeout",
     "TreeringError",
+    "UnknownMetric",
     "Unsupported",
 ]
 
@@ -239,6 +240,10 @@ class KeptOnHost(UserWarning):
 
 class LeavesInitialised(UserWarning):
     """``Run.load_or_init`` found a step without some leaves of ``init_fn``'s tree, and initialised those."""
+
+
+class UnknownMetric(UserWarning):
+    """A rule of a run goes by a metric that no step has, so it keeps all of them."""
 
 
 class NotSharded(UserWarning):

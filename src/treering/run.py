@@ -283,11 +283,24 @@ class Run:
         return latest_of(self.path)
 
     def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
-        """Return the step whose metric is best, the later of two that are alike; None where no step has it.
+        """Return the step whose metric is best, the later of two that are alike; None where the run has no step yet.
 
         Args:
             metric: its name. A step without it, or where it is nan, is never best.
             mode: whether the least or the greatest is best.
+
+        Raises:
+            NotFound: the run has steps, and none with this metric; the name that was probably meant is named.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> with run:
+            ...     saved = run.save(1, {"w": 1.5}, metrics={"loss": 0.25})
+            >>> run.best("los")
+            Traceback (most recent call last):
+            ...
+            treering.errors.NotFound: no step of the run '...' has the metric 'los'; did you mean 'loss'?
         """
         from treering._ops.run_load import best_step
 
@@ -387,6 +400,7 @@ class Run:
             TreeringError: a save of this run failed.
         """
         self._state.close()
+        self._state.warn()
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from treering._store.run_folder import RunFolder
 from treering._values.near import near
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
-__all__ = ["Form", "detect"]
+__all__ = ["Form", "detect", "other_folder"]
 
 _FIRST_BYTES: Final = 16
 _LOOKED_AT: Final = 64
@@ -52,12 +52,15 @@ _LEAVES: Final = ("tensorstore_index.json", ".treering")
 _OTHER_FOLDERS: Final = {
     "_CHECKPOINT_METADATA": "an Orbax checkpoint",
     "_METADATA": "an Orbax checkpoint",
+    "commit_success.txt": "an Orbax checkpoint",
     "manifest.ocdbt": "an OCDBT database, as Orbax writes it",
     ".zgroup": "a zarr group",
     ".zarray": "a zarr array",
     "zarr.json": "zarr",
     "model.safetensors.index.json": "a folder of safetensors files",
     "model.safetensors": "a folder with a safetensors file",
+    "pytorch_model.bin": "a PyTorch checkpoint",
+    "tensorstore_index.json": "a leaves directory",
 }
 _READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
 _FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"
@@ -201,10 +204,23 @@ def _folder(place: Path) -> Form:
             f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}",
             hint="give that one; a glob or at= chooses what lies here",
         )
-    for name, other in _OTHER_FOLDERS.items():
-        if os.path.lexists(place / name):
-            raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
+    other = other_folder(place)
+    if other is not None:
+        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
     return Form.LEAVES if holds_arrays else Form.CHECKPOINT
+
+
+def other_folder(place: Path) -> str | None:
+    """Say what form of others a folder has, by the names in it; None where they say nothing.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> step = pathlib.Path(tempfile.mkdtemp())
+        >>> (step / "_CHECKPOINT_METADATA").touch()
+        >>> other_folder(step)
+        'an Orbax checkpoint'
+    """
+    return next((other for name, other in _OTHER_FOLDERS.items() if os.path.lexists(place / name)), None)
 
 
 def _is_run(place: Path) -> bool:

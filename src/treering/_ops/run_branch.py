@@ -13,6 +13,7 @@ from treering._format.document import INDEX_NAME, encode_index, parse_index
 from treering._format.index_glance import names_in
 from treering._format.run_document import Branch, StepNote, note_in, noted, without_note
 from treering._ops.naming import naming
+from treering._ops.run_place import opened_run
 from treering._ops.run_steps import missing_step, note_step, step_path, steps_in, steps_of
 from treering._ops.source import check_data_file
 from treering._store.checkpoint_folder import CheckpointFolder
@@ -54,7 +55,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         # A branch that died here had the attempt of this one.
         tidy_step(begun, step, names_in)
     with contextlib.ExitStack() as files:
-        run = files.enter_context(RunFolder(path))
+        run = files.enter_context(opened_run(path))
         source, written = run.open_step(step), run.modified(step)
         if source is None or written is None:
             raise missing_step(path, step, steps_in(run))

@@ -10,6 +10,7 @@ from pathlib import Path
 from treering._format.index_glance import glance, names_in
 from treering._ops.run_known import KnownSteps
 from treering._ops.run_left import finish_left, left_behind
+from treering._ops.run_place import opened_run
 from treering._ops.run_steps import NOT_READ, Records, facts, note_records, records_in, records_of
 from treering._store.run_folder import RunFolder
 from treering._store.step_removal import remove_step, tidy_step
@@ -39,7 +40,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     if dry_run:
         return _judged(records_of(path), keep)
     try:
-        with RunFolder(path) as run:
+        with opened_run(path) as run:
             return _collected(run, records_in(run), keep)
     except NotFound:
         return []
@@ -108,7 +109,7 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
         StoreFailed: the system refused. The other steps are gone all the same.
     """
     errors: list[TreeringError] = []
-    with contextlib.suppress(NotFound), RunFolder(path) as run:
+    with contextlib.suppress(NotFound), opened_run(path) as run:
         errors += _cleared(run, dict.fromkeys(sorted(steps), _in_any_case))
         with _collecting(errors):
             note_records(run, records_in(run))

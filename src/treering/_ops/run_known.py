@@ -27,6 +27,9 @@ _SECONDS: Final = 1.0
 class KnownSteps:
     """The steps of one run, as its saves have found them. The thread that writes uses it, or all of it waits.
 
+    Attributes:
+        metrics: the names of all metrics that any step had.
+
     Example:
         >>> import pathlib, tempfile
         >>> import treering as tr
@@ -55,6 +58,7 @@ class KnownSteps:
         self._seen: set[int] = set()
         self._blank: set[int] = set()
         self._untidy: set[int] = set()
+        self.metrics: set[str] = set()
 
     def bring_up(self, run: RunFolder, step: int, there: Iterable[int] | None, *, seconds: float | None) -> None:
         """Learn of a step that was committed, and which steps came or went since the last one.
@@ -168,3 +172,4 @@ class KnownSteps:
     def _put(self, record: StepRecord) -> None:
         self._records[record.step] = record
         self._facts[record.step] = facts(record)
+        self.metrics.update(record.metrics)

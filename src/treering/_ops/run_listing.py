@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from treering._ops.run_cache import cache_trouble
@@ -14,7 +14,7 @@ from treering._view.run_text import RunListing, RunStep
 from treering.errors import Format
 from treering.retention import AnyRule, KeepBest, Policy, Verdict, retained
 
-__all__ = ["listed", "listed_run", "own_rules", "unknown_metrics"]
+__all__ = ["listed", "listed_run", "own_rules", "unknown_metrics", "unmeasured"]
 
 
 def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:
@@ -68,10 +68,19 @@ def unknown_metrics(rules: Policy | None, records: Records) -> dict[str, str | N
         >>> unknown_metrics(KeepBest("los"), Records(keep=None, save_every=None, steps=(), unreadable={}))
         {}
     """
-    there = {name: None for record in records.steps for name in record.metrics}
+    return unmeasured(rules, {name for record in records.steps for name in record.metrics}) if records.steps else {}
+
+
+def unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, str | None]:
+    """Return the metrics that rules go by and that are not there, each with the name that was probably meant.
+
+    Example:
+        >>> unmeasured(KeepBest("los"), ["loss"])
+        {'los': 'loss'}
+    """
     parts = rules.rules if isinstance(rules, AnyRule) else (rules,)
     wanted = [rule.metric for rule in parts if isinstance(rule, KeepBest) and rule.metric not in there]
-    return {metric: near(metric, there) for metric in wanted} if records.steps else {}
+    return {metric: near(metric, there) for metric in wanted}
 
 
 def listed(

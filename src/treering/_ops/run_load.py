@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex, TypeVar
+from typing import Any, Final, Literal, Self, SupportsIndex, TypeVar
 
 from treering._arrays.processes import this_processes
 from treering._arrays.source import Source
@@ -20,10 +20,11 @@ from treering._ops.run_items import given_back, loaded_items
 from treering._ops.run_left import left_steps
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number
+from treering._ops.run_place import opened_run
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import facts_of, latest_of, records_of, step_path, steps_of
 from treering._ops.source import opened_source
-from treering._store.run_folder import RunFolder
+from treering._values.near import near
 from treering._values.steps_text import steps_text
 from treering._values.warned import warn_of
 from treering._view.progress import showing
@@ -33,6 +34,8 @@ from treering.retention import Verdict, best_steps
 __all__ = ["Resumed", "best_step", "branched", "collected", "load_or_init", "load_step", "metrics_of"]
 
 T = TypeVar("T")
+
+_SHOWN: Final = 10
 
 
 class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has no room for slots
@@ -100,7 +103,20 @@ def load_or_init(run: RunState, init_fn: Callable[[], Any], wishes: Wishes) -> R
 
 def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | None:
     """Return the step whose metric is best; ``Run.best`` says more."""
-    return next(iter(best_steps(facts_of(run.path), metric, mode)), None)
+    steps = facts_of(run.path)
+    best = best_steps(steps, metric, mode)
+    if best or not steps:
+        return next(iter(best), None)
+    # None would load the latest step.
+    names = sorted({name for step in steps for name in step.metrics})
+    if metric in names:
+        raise NotFound(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
+    close = near(metric, names)
+    there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric at all"
+    raise NotFound(
+        f"no step of the run {run.shown!r} has the metric {metric!r}",
+        hint=f"did you mean {close!r}?" if close else there,
+    )
 
 
 def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
@@ -202,7 +218,7 @@ def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[S
     raise_unreported(run.path)
     with contextlib.ExitStack() as files:
         try:
-            with RunFolder(run.path) as folder:
+            with opened_run(run.path) as folder:
                 left = left_steps(folder)
             if step in left:  # its files are there, but it is not
                 raise _no_such(run, step)

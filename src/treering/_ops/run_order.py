@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from treering._format.document import INDEX_NAME
 from treering._ops.background import in_flight, raise_unreported, wait_for
 from treering._ops.run_left import finish_left
+from treering._ops.run_place import opened_run
 from treering._ops.run_state import RunState
 from treering._ops.run_steps import steps_of
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
@@ -54,8 +56,9 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
     """
     names = _names_in(run.path)
     if names is not None:
-        if INDEX_NAME in names:
-            raise Exists(f"{run.shown!r} is a checkpoint, not a run", hint="choose another folder for the run")
+        if INDEX_NAME in names or not run.known_place:
+            with contextlib.suppress(NotFound), opened_run(run.path):
+                run.known_place = True
         flying = {pending.path.name for pending in in_flight(run.path)}
         # By names alone: a look into thousands of steps would hold up the loop.
         folders = frozenset(found for found in map(step_of_name, names | flying) if found is not None)

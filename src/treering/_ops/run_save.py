@@ -17,6 +17,7 @@ from treering._ops.pending import PendingSave
 from treering._ops.run_gc import collect_after, remove_steps
 from treering._ops.run_items import saved_items
 from treering._ops.run_left import announce_left, unless_it_fails
+from treering._ops.run_listing import unmeasured
 from treering._ops.run_meeting import said_by_first
 from treering._ops.run_note import require_step_number, step_metadata
 from treering._ops.run_order import Order, order_of
@@ -84,6 +85,7 @@ def save_step(
 ) -> StepSave:
     """Save a step of ``run``; ``Run.save`` says more."""
     run.require_open()
+    run.warn()
     step = require_step_number(step)
     processes = this_processes(())
     decision = run.pace.decide(step, processes, latest=_first_latest(run), force=force)
@@ -191,6 +193,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
             save_every=run.save_every_text,
             more_follow=len(in_flight(run.path)) > 1,
         )
+        run.unmeasured = unmeasured(run.keep, run.known.metrics)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
         raise reworded(error, f"the save to {shown!r} is committed; what comes after it failed") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from treering._ops.background import raise_unreported, settle, wait_for
@@ -13,8 +13,9 @@ from treering._ops.run_known import KnownSteps
 from treering._ops.run_pace import Pace
 from treering._ops.run_signal import Signals
 from treering._values.processes import timeout_seconds
+from treering._values.warned import warn_of
 from treering.cadence import Cadence
-from treering.errors import TreeringError, Unsupported
+from treering.errors import TreeringError, UnknownMetric, Unsupported
 from treering.retention import Policy
 
 __all__ = ["ClosedRun", "RunState"]
@@ -42,6 +43,9 @@ class RunState:
         signals: those that let the next step be saved.
         pace: decides when to save.
         paced: whether the pace knows from which step it counts.
+        known_place: whether the folder was found to be one of a run, or of nothing.
+        unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
+            save found them out.
         known: what its saves know of its steps.
         now: the clock that a step's time is taken from, in POSIX seconds.
 
@@ -67,9 +71,12 @@ class RunState:
         self.signals = Signals()
         self.pace = Pace(save_every, self.signals, path=self.path, timeout=self.timeout)
         self.paced = False
+        self.known_place = False
+        self.unmeasured: Mapping[str, str | None] = {}
         self.known = KnownSteps()
         self.now: Callable[[], float] = time.time
         self._closed = False
+        self._warned = False
 
     def require_open(self) -> None:
         """Refuse to save where nothing would wait for it.
@@ -89,6 +96,16 @@ class RunState:
         """
         wait_for(self.path, timeout)
         raise_unreported(self.path)
+        self.warn()
+
+    def warn(self) -> None:
+        """Warn, once, where ``keep`` goes by metrics that no step has."""
+        if self.unmeasured and not self._warned:
+            self._warned = True
+            lines = [
+                f"{name!r}; did you mean {close!r}?" if close else repr(name) for name, close in self.unmeasured.items()
+            ]
+            warn_of("no step has the metric that KeepBest goes by, so it keeps all", lines, UnknownMetric)
 
     def close(self) -> None:
         """Wait, put handlers of signals back, and save no more.
@@ -106,6 +123,7 @@ class RunState:
         """Close at the end of a block; an error that ended the block passes, with a note of what failed here."""
         if error is None:
             self.close()
+            self.warn()
             return
         try:
             self.close()

@@ -25,6 +25,7 @@ from treering._format.run_document import (
 )
 from treering._ops.naming import naming
 from treering._ops.run_left import left_steps
+from treering._ops.run_place import opened_run
 from treering._store.run_folder import RunFolder, step_name
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import StepFacts
@@ -90,7 +91,7 @@ def steps_of(path: Path) -> list[int]:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
-        with RunFolder(path) as run:
+        with opened_run(path) as run:
             return steps_in(run)
     except NotFound:
         return []
@@ -116,7 +117,7 @@ def latest_of(path: Path) -> int | None:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
-        with RunFolder(path) as run:
+        with opened_run(path) as run:
             return run.latest(without=left_steps(run))
     except NotFound:
         return None
@@ -165,7 +166,7 @@ def records_of(path: Path) -> Records:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
-        with RunFolder(path) as run:
+        with opened_run(path) as run:
             return records_in(run)
     except NotFound:
         return Records(None, None, (), {})

@@ -1,0 +1,75 @@
+"""A metric that no step has: never None, which loads the latest step, and never silent in a rule."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treering as tr
+from treering.errors import NotFound, UnknownMetric
+
+TREE = {"w": np.arange(3.0)}
+
+
+def filled(path: Path, *metrics: dict[str, float]) -> tr.Run:
+    run = tr.Run(path)
+    for step, each in enumerate(metrics, 1):
+        run.save(step, TREE, metrics=each)
+    run.wait()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("metrics", "asked", "said"),
+    [
+        ([{"loss": 0.5}, {"loss": 0.25}, {}], "los", "has the metric 'los'; did you mean 'loss'"),
+        ([{"loss": 0.5, "accuracy": 1.0}], "f1", "has the metric 'f1'; they have 'accuracy', 'loss'"),
+        ([{}, {}], "loss", "has the metric 'loss'; they have no metric at all"),
+        ([{"loss": np.nan}, {}], "loss", "'loss' is nan in all that have it"),
+    ],
+)
+def test_best_of_what_no_step_has_is_an_error(
+    tmp_path: Path, metrics: list[dict[str, float]], asked: str, said: str
+) -> None:
+    run = filled(tmp_path / "run", *metrics)
+    for mode in ("min", "max"):
+        with pytest.raises(NotFound, match=said):
+            run.load(run.best(asked, mode))
+    run.close()
+
+
+def test_best_of_a_run_without_steps_is_none(tmp_path: Path) -> None:
+    assert tr.Run(tmp_path / "run").best("loss") is None
+
+
+@pytest.mark.parametrize("keep", [tr.KeepBest("los"), tr.KeepLast(1) | tr.KeepBest("los", mode="max")], ids=str)
+def test_a_rule_with_a_misspelt_metric_warns_once(tmp_path: Path, keep: tr.retention.Policy) -> None:
+    with tr.Run(tmp_path / "run", keep=keep) as run:
+        run.save(1, TREE, metrics={"loss": 0.5}).result()
+        with pytest.warns(UnknownMetric, match="'los'; did you mean 'loss'") as caught:
+            run.save(2, TREE, metrics={"loss": 0.5})
+        assert caught[0].filename == __file__
+        run.save(3, TREE, metrics={"loss": 0.5})
+        run.wait()
+    assert run.steps() == [1, 2, 3]
+
+
+def test_one_save_is_enough(tmp_path: Path) -> None:
+    run = tr.Run(tmp_path / "run", keep=tr.KeepBest("los"))
+    with pytest.warns(UnknownMetric, match="no step has the metric that KeepBest goes by"), run:
+        run.save(1, TREE)
+    run = tr.Run(tmp_path / "other", keep=tr.KeepBest("los"))
+    run.save(1, TREE)
+    with pytest.warns(UnknownMetric):
+        run.close()
+
+
+def test_a_metric_that_some_step_has_is_known(tmp_path: Path) -> None:
+    filled(tmp_path / "run", {"accuracy": 0.5}).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tr.Run(tmp_path / "run", keep=tr.KeepLast(2) | tr.KeepBest("accuracy")) as run:
+            for step in (2, 3, 4):
+                run.save(step, TREE, metrics={"loss": 0.5}).result()
+    assert run.steps() == [1, 3, 4]
