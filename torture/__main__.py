@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> int:
@@ -52,6 +53,10 @@ def main() -> int:
             from torture.run_failures import fail_runs
 
             return fail_runs(options.scene, options.heard, options.stride)
+        case "interrupts":
+            from torture.interrupts import interrupts
+
+            return interrupts(options.count, seed, options.processes, options.scene)
         case _:
             from torture.kill import kill
 
@@ -107,12 +112,21 @@ def _parser() -> argparse.ArgumentParser:
     hearing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
     hearing.add_argument("--heard", action="append", help="result, the next call, the end; may be given again (all)")
     hearing.add_argument("--stride", type=int, default=1, help="only every so many-th call (1)")
+    _add_more(attacks)
+    return parser
+
+
+def _add_more(attacks: Any) -> None:
+    interrupting = attacks.add_parser("interrupts", help="interrupts at random moments of every public function")
+    interrupting.add_argument("--count", type=int, default=20_000, help="how many (20000)")
+    interrupting.add_argument("--processes", type=int, default=1, help="how many at once (1)")
+    interrupting.add_argument("--scene", action="append", help="one call, by name; may be given again (all)")
+    interrupting.add_argument("--seed", type=int, default=None, help="for the random moments (random)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
     flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of what is small (1)")
     flipping.add_argument("--random", type=int, default=2000, help="how many bits of each larger one (2000)")
     flipping.add_argument("--seed", type=int, default=None, help="for the random bits (random)")
-    return parser
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from treering._store.checkpoint_names import attempt_of_journal, data_of, is_not
 from treering._store.folder import Folder
 from treering._store.note_text import Part, Stage
 from treering._store.notes import FolderNotes
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.rendezvous import Pace
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
@@ -190,9 +191,9 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
         sync(folder)
         note("sync")
 
-    def seen_create(folder: Folder, name: str, *more: Any) -> int:
+    def seen_create(folder: Folder, name: str, *more: Any, **named: Any) -> OpenDescriptor:
         note("create" if name.startswith("data-") else "other")
-        return create(folder, name, *more)
+        return create(folder, name, *more, **named)
 
     def seen_put(notes: FolderNotes, name: str, data: bytes) -> None:
         if "-part-" in name:

@@ -13,6 +13,7 @@ import pytest
 
 import treering
 from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate
+from torture.interrupted import Strike
 from treering._arrays.outgoing import Source
 from treering._ops import background
 from treering._ops import save_async as recipe
@@ -381,7 +382,7 @@ def test_without_a_thread_it_is_saved_before_it_returns(taken: Path, monkeypatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(background._state, "writer", type(background.writer())())
-    monkeypatch.setattr("threading.Thread.start", fails)
+    monkeypatch.setattr("_thread.start_new_thread", fails)
     pending = save_async(taken.parent / "x", {"x": 1})
     assert pending.done()
     pending.result()
@@ -448,3 +449,12 @@ def test_a_save_that_failed_is_told_to_what_comes_after(taken: Path) -> None:
     pending = begin(taken, {"x": 1}, around=around(seen, lambda: "never"))
     assert seen == [pending.exception(PATIENCE)]
     assert isinstance(seen[0], Exists)
+
+
+def test_a_result_that_was_interrupted_can_be_asked_for_again(tmp_path: Path) -> None:
+    for at in range(1, 30):
+        pending = save_async(tmp_path / "x", {"x": at}, overwrite=True)
+        with contextlib.suppress(KeyboardInterrupt), Strike("place", at):
+            pending.result()
+        pending.result(PATIENCE)
+        assert treering.load(tmp_path / "x") == {"x": at}

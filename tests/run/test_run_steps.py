@@ -20,6 +20,7 @@ from treering._ops.run_gc import collect, collect_after, remove_steps
 from treering._ops.run_known import KnownSteps
 from treering._ops.run_steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
 from treering._store.folder import Folder
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
 from treering.retention import KeepBest, KeepLast, Policy, StepFacts, retained
@@ -158,7 +159,7 @@ class TestFacts:
         assert steps_of(run) == [20, 30]
 
     def test_a_step_that_cannot_be_read_now_is_an_error(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(folder: Folder, name: str, flags: int) -> int:
+        def refuse(folder: Folder, name: str, flags: int) -> OpenDescriptor:
             if name == "treering.json":
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return real(folder, name, flags)

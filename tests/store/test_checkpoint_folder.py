@@ -13,7 +13,7 @@ import pytest
 
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
 from tests.store.listing import names
-from treering._store import descriptors, folder, writing
+from treering._store import descriptors, folder, open_descriptor, writing
 from treering._store.checkpoint_folder import CheckpointFolder
 from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
 
@@ -44,7 +44,7 @@ def without_dir_fd(patch: pytest.MonkeyPatch) -> None:
 def like_windows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folder, "FROM_DESCRIPTOR", False)
     patch.setattr(descriptors, "fcntl", None)
-    patch.setattr(descriptors, "open_folder", lambda path: None)
+    patch.setattr(open_descriptor, "open_folder", lambda path: None)
     for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
         patch.delattr(os, name)
 

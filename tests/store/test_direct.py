@@ -1,16 +1,19 @@
 """The ring: its errors reach the caller at once, short writes go on, and it works where nothing is direct."""
 
+import _thread
 import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import queue
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,16 +193,15 @@ def test_what_reserving_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("given", [0, 1])
 def test_a_system_that_gives_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int) -> None:
-    left = [given]
+    start, left = _thread.start_new_thread, [None] * given
 
-    class Thread(threading.Thread):
-        def start(self) -> None:
-            if not left[0]:
-                raise RuntimeError("can't start new thread")
-            left[0] -= 1
-            super().start()
+    def start_some(*arguments: Any) -> int:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        return start(*arguments)
 
-    monkeypatch.setattr(threading, "Thread", Thread)
+    monkeypatch.setattr(_thread, "start_new_thread", start_some)
     save(tmp_path / "a.bin")
     assert saved(tmp_path / "a.bin")
 
@@ -222,21 +224,22 @@ def test_a_kernel_without_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    real = threading.Thread.join
-    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
+    release, ended = threading.Event(), list[int]()
 
-    def join(self: threading.Thread, timeout: float | None = None) -> None:
-        if interrupts:
-            raise interrupts.pop()
-        release.set()
-        real(self, timeout)
+    class Interrupting(queue.SimpleQueue[None]):
+        interrupts = 2
 
-    team = crew.Crew(lambda: (release.wait(), None)[1], 2)
-    monkeypatch.setattr(threading.Thread, "join", join)
-    with pytest.raises(KeyboardInterrupt):
-        team.join()
-    assert team.size == 0
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            if self.interrupts:
+                self.interrupts -= 1
+                raise KeyboardInterrupt
+            release.set()
+            super().get(block, timeout)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Interrupting)
+    with pytest.raises(KeyboardInterrupt), crew.Crew(lambda: ended.append(release.wait()), 2):
+        pass
+    assert len(ended) == 2
 
 
 LIMITED = """

@@ -26,7 +26,7 @@ from tests.store.leaves import (
     write,
 )
 from tests.store.listing import names
-from treering._store import descriptors, folder, leaves_commit
+from treering._store import descriptors, folder, leaves_commit, open_descriptor
 from treering._store.folder_tree import FolderTree
 from treering._store.leaves_folder import StagedLeaves
 from treering._store.open_folder import LinkRefused
@@ -41,7 +41,7 @@ NEW = {"a/b": b"a year has gone", "e/f/g": b"new", "d": b"1234"}
 def like_windows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folder, "FROM_DESCRIPTOR", False)
     patch.setattr(descriptors, "fcntl", None)
-    patch.setattr(descriptors, "open_folder", lambda path: None)
+    patch.setattr(open_descriptor, "open_folder", lambda path: None)
     for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
         patch.delattr(os, name)
 

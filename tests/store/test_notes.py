@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from treering._store import checkpoint_names, descriptors, folder, notes
+from treering._store import checkpoint_names, folder, notes, open_descriptor
 from treering._store.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
 from treering._store.folder import Folder
 from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
 from treering._store.notes import FolderNotes, PathNotes, dead_notes
+from treering._store.open_descriptor import OpenDescriptor
 from treering.errors import (
     Corrupt,
     Exists,
@@ -173,15 +174,15 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
 ) -> None:
     now = [0.0]
     opened: list[float] = []
-    real = descriptors.open_folder
+    real = open_descriptor.open_folder
     with Folder(str(tmp_path)) as folder:
         store = FolderNotes(folder, clock=lambda: now[0])
 
-        def open_folder(path: str) -> int | None:
+        def open_folder(path: str) -> OpenDescriptor | None:
             opened.append(now[0])
             return real(path)
 
-        monkeypatch.setattr(descriptors, "open_folder", open_folder)
+        monkeypatch.setattr(open_descriptor, "open_folder", open_folder)
         for tenth in range(35):
             now[0] = tenth / 10
             assert store.get(NAME) is None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.checkpoints import open_descriptors, save
-from treering._store import descriptors, run_folder
+from treering._store import open_descriptor, run_folder
 from treering._store.folder import Folder
 from treering._store.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
 from treering.errors import Format, NotFound, StoreFailed
@@ -125,7 +125,7 @@ def test_a_step_that_cannot_be_looked_at_is_an_error(tmp_path: Path, monkeypatch
 
 def test_without_looking_up_from_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treering._store.folder.FROM_DESCRIPTOR", False)
-    monkeypatch.setattr(descriptors, "open_folder", lambda path: Path(path).stat() and None)
+    monkeypatch.setattr(open_descriptor, "open_folder", lambda path: Path(path).stat() and None)
     save(tmp_path / "run" / "step_00000001", b"x")
     (tmp_path / "run" / "step_00000002").symlink_to("step_00000001")
     with RunFolder(tmp_path / "run") as run:

@@ -23,7 +23,7 @@ import jax
 
 from treering._arrays.assembly import PAYLOAD_BYTES, exchanged, give_up, in_step
 from treering._codec.documents import json_text, parsed
-from treering._store import descriptors
+from treering._store import open_descriptor
 from treering._store.checkpoint_names import waiting_note
 from treering._store.failures import naming
 from treering._store.folders import make_folder, remove_folders, resolved_folder
@@ -304,9 +304,7 @@ class _MarkedNotes(PathNotes):
 def _look_anew(folder: Path) -> None:
     """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
     with contextlib.suppress(OSError):
-        descriptor = descriptors.open_folder(os.fspath(folder))
-        if descriptor is not None:
-            os.close(descriptor)
+        open_descriptor.open_folder(os.fspath(folder))
 
 
 def _text_of(error: TreeringError) -> bytes:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from treering._store.crew import Crew, FirstError
+from treering._store.crew import FirstError, work_together
 
 __all__ = ["Job", "Progress", "Tally", "Work", "run_all"]
 
@@ -81,12 +81,11 @@ def run_all(shared: Work, tally: Tally, own: Work | None = None) -> None:
                     return
                 tally.add(job())
 
-    crew = Crew(lambda: work(shared.jobs), 1 if shared.nbytes >= _TWO_THREADS_FROM else 0)
-    try:
+    def work_here() -> None:
         if own is not None:
             work(own.jobs)
         work(shared.jobs)
-    finally:
-        crew.join()
+
+    work_together(lambda: work(shared.jobs), 1 if shared.nbytes >= _TWO_THREADS_FROM else 0, work_here)
     failure.reraise()
     tally.tell()  # the other thread may have come in last

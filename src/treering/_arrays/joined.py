@@ -8,7 +8,6 @@ missing, ``b"".join`` does it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 
 from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.write import Piece, pieces_size
+from treering._store.crew import work_together
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,15 +112,7 @@ def _fill(result: bytes, copies: Iterator[_Copy]) -> int:
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
             failures.append(error)
 
-    others = [threading.Thread(target=guarded, args=(result,), name="treering-copy") for _ in range(_THREADS - 1)]
-    started: list[threading.Thread] = []
-    with contextlib.suppress(RuntimeError):  # no more threads to be had: the caller's does it alone
-        for thread in others:
-            thread.start()
-            started.append(thread)
-    guarded(result)
-    for thread in started:
-        thread.join()
+    work_together(lambda: guarded(result), _THREADS - 1)
     if failures:
         raise failures[0]
     return sum(counts)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from treering._arrays.jobs import Progress
+from treering._store.waiters import Waiters
 from treering.errors import Cancelled, TreeringError
 
 __all__ = ["UNWATCHED", "Flight", "Stage", "Watch", "writes_here"]
@@ -103,8 +104,8 @@ class Flight:
         self.moved_at = time.monotonic()
         self._raised = False
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._lock = threading.RLock()  # a signal handler may ask while its thread has it
+        self._waiters = Waiters()
 
     @property
     def doing(self) -> str:
@@ -120,7 +121,7 @@ class Flight:
     # -------------------------------------------------------------------------------------- for the thread that writes
 
     def begin(self) -> None:
-        """Note that its turn has come."""
+        """Note that its turn has come; the thread that asks writes it."""
         with self._lock:
             self.stage = Stage.WRITING
         _here.writes = True
@@ -170,12 +171,12 @@ class Flight:
     def end(self, error: BaseException | None) -> None:
         """Note how it ended."""
         with self._lock:
-            self.stage = Stage.ENDED
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, Cancelled))
+            self.stage = Stage.ENDED
         _here.writes = False
         self.moved_at = time.monotonic()
-        self._ended.set()
+        self._waiters.notify()
 
     # ------------------------------------------------------------------------------------------- for those who wait
 
@@ -190,7 +191,7 @@ class Flight:
     def ended(self) -> bool:
         """Tell whether it has ended."""
         self.require_own()
-        return self._ended.is_set()
+        return self.stage is Stage.ENDED
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until it has ended; whether it has within ``timeout`` seconds.
@@ -199,9 +200,9 @@ class Flight:
             TreeringError: it can never end as long as this thread waits; or this is another process.
         """
         self.require_own()
-        if writes_here() and not self._ended.is_set():
+        if writes_here() and not self.ended():
             raise TreeringError(f"the thread that writes the saves cannot wait for the one to {self.shown!r}")
-        return self._ended.wait(timeout)
+        return self._waiters.wait(self.ended, timeout)
 
     def stalled(self) -> bool:
         """Tell whether it has shown no progress for as long as its timeout."""

@@ -87,14 +87,14 @@ def take_part(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes,
 
 
 def _lead(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> None:
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, stack:  # left twice, so that an interrupt cannot keep the lock
         try:
             share = _share_of(call, plan, wishes, watch)
             signature = signature_of(share.flat, share.plan.leaves)
             check_json(wishes.metadata, "metadata")
-            folder = stack.enter_context(
-                CheckpointFolder(path, overwrite=wishes.overwrite, names_in=names_in, attempt=call.attempt)
-            )
+            folder = CheckpointFolder(path, overwrite=wishes.overwrite, names_in=names_in, attempt=call.attempt)
+            stack.enter_context(contextlib.closing(folder))
+            stack.enter_context(folder)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
             with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
                 driven(refused(call, error), telling.notes, _Nothing(), sleep=watch.pause)

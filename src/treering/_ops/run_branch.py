@@ -77,7 +77,8 @@ def _copy(path: Path, step: int, source: Folder, written: float, target: Path) -
     note = note_in(index.metadata) or StepNote(step=step, saved=written)
     note = dataclasses.replace(note, step=step, temporary=False, branch=Branch(os.fspath(path), step), mark=None)
     index = dataclasses.replace(index, metadata=noted(without_note(index.metadata), note), replaces=())
-    with CheckpointFolder(target, overwrite=False, names_in=names_in, attempt=index.attempt) as saving:
+    folder = CheckpointFolder(target, overwrite=False, names_in=names_in, attempt=index.attempt)
+    with contextlib.closing(folder) as saving, saving:
         saving.others_are_done()  # there are none
         for number, file in enumerate(index.files):
             with opened(source, file.name, old / file.name) as data:

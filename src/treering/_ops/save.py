@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def save_checkpoint(
     """Write a planned tree into the folder ``path``, by this process alone; ``treering.save`` says more."""
     check_json(metadata, "metadata")
     watch.move()
-    with CheckpointFolder(path, overwrite=overwrite, names_in=names_in) as folder:
+    with closing(CheckpointFolder(path, overwrite=overwrite, names_in=names_in)) as folder, folder:
         layout = plan.layout(folder.attempt)
         written = Written(layout, progress)
         files = _write(layout, written, folder)

@@ -145,7 +145,8 @@ class _Begun:
         check_json(metadata, "metadata")
         metadata = copy.deepcopy(metadata)
         flight = self._flight(_held_bytes(plan))
-        with writer().room_for(flight):
+        with writer().room_for(flight) as room, room:
+            room.take()
             held = [plan.snapshot()]
 
             def write(asked: Asked) -> None:
@@ -175,7 +176,8 @@ class _Begun:
             if processes.leads:  # what the others have counts for nothing
                 check_json(wishes.metadata, "metadata")
                 wishes = dataclasses.replace(wishes, metadata=copy.deepcopy(wishes.metadata))
-            with writer().room_for(flight):
+            with writer().room_for(flight) as room, room:
+                room.take()
                 held = [_unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")]
 
                 def write(asked: Asked) -> None:
@@ -195,7 +197,8 @@ class _Begun:
         """Begin with a msgpack file."""
         pieces = msgpack_pieces(tree, self.asked.kept())
         flight = self._flight(pieces_size(pieces))
-        with writer().room_for(flight):
+        with writer().room_for(flight) as room, room:
+            room.take()
             held = [_held_pieces(pieces)]
 
             def write(asked: Asked) -> None:
@@ -212,7 +215,8 @@ class _Begun:
         metadata = copy.deepcopy(metadata)
         rows = [(number, source.box) for number, sources in leaves.sources.items() for source in sources]
         flight = self._flight(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
-        with writer().room_for(flight):
+        with writer().room_for(flight) as room, room:
+            room.take()
             held = [snapshot(leaves, rows)]
             flat = dataclasses.replace(flat, leaves=[])
 

@@ -20,7 +20,7 @@ from treering._format.index import Index
 from treering._format.msgpack_listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
 from treering._ops.verify_text import bad_text
-from treering._store.crew import Crew, FirstError
+from treering._store.crew import FirstError, work_together
 from treering._store.open_folder import DataFileMissing, LinkRefused, OpenFolder
 from treering._store.reading import LocalFile
 from treering._values.checksums import block_checksums
@@ -243,11 +243,7 @@ def _check_blocks(
                 if report is not None:
                     report(so_far, total)
 
-    crew = Crew(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0)
-    try:
-        work(progress)
-    finally:
-        crew.join()
+    work_together(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0, lambda: work(progress))
     failure.reraise()
     if progress is not None:
         progress(total, total)

@@ -6,18 +6,22 @@ written; and what hangs must not hold the program for ever. ``treering._ops.leav
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import math
+import queue
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from treering._ops.flight import Flight, Stage, writes_here
 from treering._ops.room import async_bytes
+from treering._store.waiters import Waiters
 from treering.errors import Timeout
 
 __all__ = ["Writer"]
@@ -28,47 +32,78 @@ MOST: Final = 2
 _LOOK_SECONDS: Final = 0.5
 
 
+class Room:
+    """The room of one save among those in flight, a context manager: left by an error, it is given up.
+
+    Entered twice, so that an interrupt in the end of one block is met by the other; nothing is taken before `take`.
+    """
+
+    def __init__(self, take: Callable[[], None], give_up: Callable[[], None]) -> None:
+        self._take = take
+        self._give_up = give_up
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._give_up()
+
+    def take(self) -> None:
+        """Wait until there is room, and take it.
+
+        Raises:
+            Timeout: the saves in flight show no progress any more.
+        """
+        self._take()
+
+
 class Writer:
     """The saves of this process that are in flight, and those whose errors nobody knows.
 
     Attributes:
-        changed: held while anything here changes; notified then.
         flights: what is in flight, in the order in which it was admitted.
         failed: what has failed, as long as nobody was told.
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()  # a signal handler may ask while its thread has it
+        self._changed = Waiters()
         self.flights: list[Flight] = []
         self.failed: list[Flight] = []
         self._queue: deque[tuple[Flight, Callable[[], None]]] = deque()
-        self._thread: threading.Thread | None = None
+        self._queued: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._threads: list[int] = []
 
     # -------------------------------------------------------------------------------------------------- taking saves
 
     def _admit(self, flight: Flight) -> None:
         limit = async_bytes()
-        with self.changed:
-            while not (self._has_room(flight, limit) or writes_here()):
-                self._require_progress(f"could not {flight.doing}: no room beside the saves in flight")
-                self.changed.wait(_LOOK_SECONDS)
-            self.flights.append(flight)
 
-    @contextmanager
-    def room_for(self, flight: Flight) -> Iterator[None]:
-        """Wait until there is room for a save, and keep it, unless the block fails before it hands the save over.
+        def has_room() -> bool:
+            return writes_here() or self._has_room(flight, limit)
 
-        Raises:
-            Timeout: those in flight show no progress any more.
-        """
-        try:
-            self._admit(flight)
-            yield
-        except BaseException:  # an interrupt too; raised again below
-            with self.changed:
-                if not self.has_taken(flight):
-                    self._drop(flight)
-            raise
+        while True:
+            with self._lock:
+                if has_room():
+                    self.flights.append(flight)
+                    return
+            self._require_progress(f"could not {flight.doing}: no room beside the saves in flight")
+            self._changed.wait(has_room, _LOOK_SECONDS)
+
+    def room_for(self, flight: Flight) -> Room:
+        """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
+        return Room(lambda: self._admit(flight), lambda: self._give_up(flight))
+
+    def _give_up(self, flight: Flight) -> None:
+        """Drop a save that was not handed over; let the thread see one that was."""
+        with self._lock:
+            if not self.has_taken(flight):
+                self._drop(flight)
+        self._queued.put(None)
+        self._changed.notify()
 
     def has_taken(self, flight: Flight) -> bool:
         """Tell whether a save was handed over: it will end, well or not."""
@@ -83,15 +118,16 @@ class Writer:
         Raises:
             BaseException: it was written here, and failed.
         """
-        with self.changed:
+        with self._lock:
             if flight not in self.flights:  # what only tells others why it failed needs no room
                 self.flights.append(flight)
             if threading.main_thread().is_alive() and self._has_thread():
                 self._queue.append((flight, write))
-                self.changed.notify_all()
+                self._queued.put(None)
                 return
-            while self.flights[0] is not flight and not self._stalled():
-                self.changed.wait(_LOOK_SECONDS)
+        while self.flights[0] is not flight and not self._stalled():
+            self._changed.wait(lambda: self.flights[0] is flight, _LOOK_SECONDS)
+        flight.begin()
         self._do(flight, write)
         if flight.error is not None and not flight.told:
             flight.told = True
@@ -102,49 +138,47 @@ class Writer:
         return not self.flights or (len(self.flights) < MOST and held + flight.nbytes <= limit)
 
     def _has_thread(self) -> bool:
-        if self._thread is None or not self._thread.is_alive():
-            # Noted first: were this interrupted once it runs, there would be two.
-            self._thread = threading.Thread(target=self._work, name="treering-saves", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # the interpreter goes down, or the system has no more threads
-                return False
-        return True
+        if not self._threads:
+            with contextlib.suppress(RuntimeError):  # the interpreter goes down, or the system has no more threads
+                # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
+                self._threads.extend(map(_thread.start_new_thread, [self._work], [()]))
+        return bool(self._threads)
 
     # ------------------------------------------------------------------------------------------------------- writing
 
     def _work(self) -> None:
+        threading.current_thread().name = "treering-saves"
         while True:
-            with self.changed:
-                while not self._queue:
-                    self.changed.wait()
-                flight, write = self._queue.popleft()
-            self._do(flight, write)
-            del flight, write  # or their arrays would stay until the next save comes
+            self._queued.get()
+            while self._queue:
+                with self._lock:
+                    flight, write = self._queue.popleft()
+                    flight.begin()
+                self._do(flight, write)
+                del flight, write  # or their arrays would stay until the next save comes
 
     def _do(self, flight: Flight, write: Callable[[], None]) -> None:
         error: BaseException | None = None
-        flight.begin()
         try:
             write()
         except BaseException as raised:  # noqa: BLE001 - an interrupt too: whoever waits for the save gets it
             # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
             _release_frames(error)
-        with self.changed:
+        with self._lock:
             flight.end(error)
             self.failed = [one for one in (*self.failed, flight) if one.error is not None and not one.told]
             self._drop(flight)
+        self._changed.notify()
 
     def _drop(self, flight: Flight) -> None:
         self.flights = [other for other in self.flights if other is not flight]
-        self.changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
     def of(self, path: Path) -> list[Flight]:
         """Return what is in flight to a path, or as a step of the run there."""
-        with self.changed:
+        with self._lock:
             return self._of(path)
 
     def _of(self, path: Path | None) -> list[Flight]:
@@ -156,7 +190,7 @@ class Writer:
         Args:
             path: the path; None for all.
         """
-        with self.changed:
+        with self._lock:
             untold = [flight for flight in self.failed if not flight.told]
             taken = [flight for flight in untold if path is None or path in (flight.path, flight.run)]
             for flight in taken:
@@ -171,14 +205,13 @@ class Writer:
             Timeout: it did not end within ``timeout`` seconds, or shows no progress any more.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        with self.changed:
-            while not writes_here() and (flights := self._of(path)):
-                what = f"the save to {flights[0].shown!r} is not done"
-                self._require_progress(what)
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
-                self.changed.wait(min(left, _LOOK_SECONDS))
+        while not writes_here() and (flights := self.of(path) if path else self.flights):
+            what = f"the save to {flights[0].shown!r} is not done"
+            self._require_progress(what)
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
+            self._changed.wait(lambda: not self._of(path), min(left, _LOOK_SECONDS))
 
     def _stalled(self) -> bool:
         """Tell whether nothing moves any more; a save that waits for its turn moves with the one that has it."""
@@ -186,8 +219,9 @@ class Writer:
         return all(flight.stalled() for flight in begun or self.flights)
 
     def _require_progress(self, what: str) -> None:
-        if self._stalled():
-            raise Timeout(f"{what}: nothing was written for the {self.flights[0].timeout:g} s of its timeout")
+        flights = self.flights
+        if flights and self._stalled():
+            raise Timeout(f"{what}: nothing was written for the {flights[0].timeout:g} s of its timeout")
 
 
 def _release_frames(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from treering._store.folder import Folder
 from treering._store.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
 from treering._store.notes import FolderNotes, dead_notes
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.open_folder import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.rights import take_over
@@ -49,7 +50,7 @@ class AttemptFolder:
             OSError: the system refused; ENOENT when a saver that failed removed the directory meanwhile.
         """
         self._tree = tree
-        self._descriptor = -1
+        self._opened: OpenDescriptor | None = None
         self.kept = False
         for _ in range(_TRIES):
             self.attempt = attempt or secrets.token_hex(8)
@@ -72,25 +73,20 @@ class AttemptFolder:
             OSError: the system refused.
         """
         self._tree.remove(self.parts, name)
-        descriptor = self._tree.create(self.parts, name)
-        try:
+        with self._tree.create(self.parts, name) as opened:
             if old is not None:
-                take_over(descriptor, old)
-            write_all(descriptor, memoryview(data))
-            descriptors.sync(descriptor)
-        finally:
-            os.close(descriptor)
+                take_over(opened.number, old)
+            write_all(opened.number, memoryview(data))
+            descriptors.sync(opened.number)
 
     def end(self) -> None:
         """Let go of it. Unless it is kept it is removed, as far as that goes; so is ``.treering`` when it is empty."""
         if not self.kept:
             with contextlib.suppress(OSError, LinkRefused):  # what stays is swept by the next save
                 remove_attempt(self._tree, self.attempt)
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            descriptors.unlock(descriptor)
+        if self._opened is not None:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                self._opened.close()
         if not self.kept:
             with contextlib.suppress(OSError, LinkRefused):
                 self._tree.remove_empty((ATTEMPTS,))
@@ -104,11 +100,11 @@ class AttemptFolder:
         """Lock it, and look whether it still is there."""
         if descriptors.fcntl is None:  # Windows opens no folders, and sweeps nothing
             return True
-        self._descriptor = self._tree.open((ATTEMPTS,), self.attempt, _AS_FOLDER)
-        if descriptors.lock(self._descriptor) is False:
+        self._opened = self._tree.open((ATTEMPTS,), self.attempt, _AS_FOLDER)
+        if self._opened.lock() is False:
             return False
         found = self._tree.find((ATTEMPTS,), self.attempt)
-        return found is not None and os.path.samestat(found, os.fstat(self._descriptor))
+        return found is not None and os.path.samestat(found, os.fstat(self._opened.number))
 
 
 def attempts_in(tree: FolderTree) -> list[str]:
@@ -134,11 +130,8 @@ def has_saver(tree: FolderTree, attempt: str) -> bool:
     """
     if descriptors.fcntl is None:
         return False
-    descriptor = tree.open((ATTEMPTS,), attempt, _AS_FOLDER)
-    try:
-        return descriptors.lock(descriptor) is False
-    finally:
-        os.close(descriptor)
+    with tree.open((ATTEMPTS,), attempt, _AS_FOLDER) as opened:
+        return opened.lock() is False
 
 
 def remove_attempt(tree: FolderTree, attempt: str) -> None:
@@ -164,13 +157,9 @@ def remove_if_dead(tree: FolderTree, attempt: str, *, spared: Callable[[Collecti
         attempt: the attempt.
         spared: gets the names in that folder, and says whether somebody may need it yet.
     """
-    with contextlib.suppress(OSError):
-        descriptor = tree.open((ATTEMPTS,), attempt, _AS_FOLDER)
-        try:
-            if descriptors.lock(descriptor) and not spared(tree.scan(attempt_folder(attempt))):
-                remove_attempt(tree, attempt)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), tree.open((ATTEMPTS,), attempt, _AS_FOLDER) as opened:
+        if opened.lock() and not spared(tree.scan(attempt_folder(attempt))):
+            remove_attempt(tree, attempt)
 
 
 def sweep_unfinished(tree: FolderTree) -> None:

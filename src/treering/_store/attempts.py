@@ -259,15 +259,12 @@ def _content(folder: Folder, name: str) -> bytes:
         Corrupt: it is no file, or larger than any note.
     """
     # Without waiting, should it be a pipe that nobody writes to.
-    descriptor = folder.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with folder.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
+        if not stat.S_ISREG(os.fstat(opened.number).st_mode):
             raise Corrupt(f"{name!r} is no file")
         data = bytearray()
-        while piece := os.read(descriptor, _PIECE):
+        while piece := os.read(opened.number, _PIECE):
             data += piece
             if len(data) > LARGEST_NOTE:
                 raise Corrupt(f"{name!r} is larger than any note")
         return bytes(data)
-    finally:
-        os.close(descriptor)

@@ -99,15 +99,21 @@ class CheckpointFolder:
         with naming(self._shown, "write"):
             target = resolved_folder(self._shown)
             for _ in range(_TRIES):
-                with contextlib.suppress(_Vanished):
+                try:
                     self._begin(target)
+                except _Vanished:
+                    self.close()
+                except BaseException:  # an interrupt too; raised again below
+                    self.close()
+                    raise
+                else:
                     return self
         raise self._busy("other processes keep removing the folder")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self.close()
 
     @property
     def notes(self) -> Notes:
@@ -200,34 +206,32 @@ class CheckpointFolder:
 
     def _begin(self, target: str) -> None:
         """Make the folder, lock it, look at it, put the journal there, sweep."""
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._leave)
-            try:
-                self._made = make_folder(target)
-                self._folder = folder = Folder(target)
-                self._lock = FolderLock(folder)
-                if not self._lock.take():
-                    hint = None if folder.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
-                    raise self._busy("another process is saving to this checkpoint", hint)
-                if not folder.is_there():
-                    raise _Vanished
-                names = folder.names()
-                self._old = folder.find(INDEX)
-                listed = self._listed() if self._old is not None else self._only_leftovers(names)
-                self._journal = Journal(folder, self.attempt, self._old)
-                if self._old is None and not self._made:
-                    with contextlib.suppress(PermissionError):  # a folder above that is not ours
-                        sync_parent(target)
-            except FileNotFoundError as error:
-                if isinstance(error, TreeringError):
-                    raise
-                # A saver that failed removed the folder that it had made.
-                raise _Vanished from error
-            # The journal's name is durable before any data file's, and the index before what it supersedes goes.
-            folder.sync()
-            if listed is not None:
-                self._sweep(names, listed)
-            undo.pop_all()
+        try:
+            self._made = make_folder(target)
+            self._folder = folder = Folder(target)
+            self._lock = FolderLock(folder)
+            if not self._lock.take():
+                hint = None if folder.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
+                raise self._busy("another process is saving to this checkpoint", hint)
+            if not folder.is_there():
+                raise _Vanished
+            names = folder.names()
+            self._old = folder.find(INDEX)
+            listed = self._listed() if self._old is not None else self._only_leftovers(names)
+            self._journal = Journal(folder, self.attempt)
+            self._journal.make(self._old)
+            if self._old is None and not self._made:
+                with contextlib.suppress(PermissionError):  # a folder above that is not ours
+                    sync_parent(target)
+        except FileNotFoundError as error:
+            if isinstance(error, TreeringError):
+                raise
+            # A saver that failed removed the folder that it had made.
+            raise _Vanished from error
+        # The journal's name is durable before any data file's, and the index before what it supersedes goes.
+        folder.sync()
+        if listed is not None:
+            self._sweep(names, listed)
 
     def _listed(self) -> tuple[str, ...] | None:
         """Return the names in the old index, None when it is damaged; refuse what may not be overwritten."""
@@ -277,19 +281,22 @@ class CheckpointFolder:
         present = set(names)
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
 
-    def _leave(self) -> None:
-        """Remove what was not committed, give the lock back, close everything."""
-        folder, self._folder = self._folder, None
-        lock, self._lock = self._lock, None
-        journal, self._journal = self._journal, None
+    def close(self) -> None:
+        """Remove what was not committed, give the lock back, close everything; called again, do what is left of that.
+
+        ``with contextlib.closing(folder), folder:`` calls it twice, so that one interrupt never leaves the lock held.
+        """
+        folder, journal = self._folder, self._journal
         committed = journal is not None and folder is not None and not self._undone(folder, journal)
-        if lock is not None:
-            lock.give_back()
+        if self._lock is not None:
+            self._lock.give_back()
         if not committed:
             # Whoever came into them meanwhile has put a file there, or meets a missing folder and begins again.
             remove_folders(self._made)
         if folder is not None:
             folder.close()
+        self._folder = self._lock = self._journal = None
+        self._made = []
 
     def _undone(self, folder: Folder, journal: Journal) -> bool:
         """Remove the files of the attempt; False when it is committed, or when that cannot be known now."""

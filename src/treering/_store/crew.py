@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
+import contextlib
+import itertools
+import queue
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final, Self
 
-__all__ = ["Crew", "FirstError"]
+__all__ = ["Crew", "FirstError", "work_together"]
+
+
+_NO_ARGUMENTS: Final = itertools.repeat(())
 
 
 class FirstError:
@@ -32,36 +39,58 @@ class FirstError:
 
 
 class Crew:
-    """Threads that all run ``work``, started at once.
+    """Threads that all run ``work``, a context manager. ``with contextlib.closing(crew), crew:`` always joins them.
 
     Not an executor: those refuse work while the interpreter goes down, which is when a last save runs. Where the
     system gives fewer threads than asked, or none, ``size`` says so and the caller does the work itself.
     """
 
     def __init__(self, work: Callable[[], None], threads: int) -> None:
-        self._threads: list[threading.Thread] = []
-        for number in range(threads):
-            # Daemons: an interrupt in the wrong instant may leave one waiting, and it must not hold the program.
-            thread = threading.Thread(target=work, name=f"treering-{number}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                break
-            self._threads.append(thread)
+        """Nothing runs yet."""
+        self._work = work
+        self._wanted = threads
+        self._started: list[int] = []
+        self._ended: list[None] = []
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(RuntimeError):  # the interpreter goes down, or the system has no more threads
+            # One call of C starts and counts a thread; `threading.Thread.start` hangs after an interrupt in it.
+            self._started.extend(
+                map(_thread.start_new_thread, itertools.repeat(self._run, self._wanted), _NO_ARGUMENTS)
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def size(self) -> int:
-        """How many threads really run."""
-        return len(self._threads)
+        """How many threads were started."""
+        return len(self._started)
 
-    def join(self) -> None:
+    def close(self) -> None:
         """Wait for all threads. An interrupt is held back until they are gone, for they still use the file."""
-        interrupt: KeyboardInterrupt | None = None
-        while self._threads:
+        interrupt: BaseException | None = None
+        while len(self._ended) < len(self._started):
             try:
-                self._threads[-1].join()
-                self._threads.pop()
-            except KeyboardInterrupt as error:
+                self._changed.get()
+            except BaseException as error:  # noqa: BLE001 - what a signal handler raised; raised again below
                 interrupt = error
         if interrupt is not None:
             raise interrupt
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.append(None)
+            self._changed.put(None)
+
+
+def work_together(work: Callable[[], None], threads: int, own: Callable[[], None] | None = None) -> None:
+    """Run ``work`` in some threads, and ``own``, or ``work`` too, in the caller's; return when all have ended."""
+    with contextlib.closing(Crew(work, threads)) as crew, crew:
+        (own or work)()

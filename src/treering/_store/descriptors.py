@@ -31,7 +31,6 @@ __all__ = [
     "is_read_only",
     "leave_direct",
     "lock",
-    "open_folder",
     "require_space",
     "reserve",
     "start_writeback",
@@ -216,13 +215,6 @@ def sync(descriptor: int) -> None:
         else:
             return
     os.fsync(descriptor)
-
-
-def open_folder(folder: str) -> int | None:
-    """Open ``folder`` so that it can be synced; None where the platform cannot open folders."""
-    if os.name == "nt":
-        return None
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def sync_folder(descriptor: int) -> None:

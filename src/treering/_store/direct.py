@@ -35,7 +35,7 @@ def write_direct(descriptor: int, parts: Iterable[memoryview], size: int) -> Non
         OSError: the first error of any thread; all threads are gone by then.
     """
     descriptors.reserve(descriptor, size)
-    with Ring(descriptor) as ring:
+    with contextlib.closing(Ring(descriptor)) as ring, ring:
         for part in parts:
             ring.put(part)
         ring.finish()
@@ -57,6 +57,9 @@ class Ring:
         self._filled = 0
         self._failure = FirstError()
         self._abandoned = False
+        self._memory: mmap.mmap | None = None
+        self._views: list[memoryview] = []
+        self._crew = Crew(self._drain, THREADS)
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[memoryview, int, int] | None] = queue.SimpleQueue()
 
@@ -67,19 +70,24 @@ class Ring:
         self._block, *others = self._views[1:]
         for block in others:
             self._free.put(block)
-        self._crew = Crew(self._drain, THREADS)
+        self._crew.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._abandoned = error is not None
+        self.close()
+
+    def close(self) -> None:
+        """Join the threads and give the memory back. May be called twice, so that one interrupt cannot prevent it."""
         self._stop()
         for view in reversed(self._views):
             view.release()
         # After an error its traceback may still hold a slice; the memory then goes when the error goes.
         with contextlib.suppress(BufferError):
-            self._memory.close()
+            if self._memory is not None:
+                self._memory.close()
 
     def put(self, part: memoryview) -> None:
         """Append ``part``; it is copied before this returns.
@@ -124,7 +132,7 @@ class Ring:
     def _stop(self) -> None:
         for _ in range(self._crew.size):
             self._full.put(None)
-        self._crew.join()
+        self._crew.close()
 
     def _drain(self) -> None:
         # A block comes back whatever happens to it: the caller never waits for one in vain.

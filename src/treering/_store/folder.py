@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 from types import TracebackType
 from typing import Self
 
-from treering._store import descriptors
+from treering._store import descriptors, open_descriptor
+from treering._store.open_descriptor import OpenDescriptor
 
 __all__ = ["FROM_DESCRIPTOR", "Folder"]
 
@@ -50,18 +52,16 @@ class Folder:
 
     Attributes:
         path: where it was when it was opened.
-        descriptor: the open folder; None where the platform cannot open folders.
     """
 
-    def __init__(self, path: str, descriptor: int | None = None) -> None:
+    def __init__(self, path: str, opened: OpenDescriptor | None = None) -> None:
         """Open the folder at an absolute path, or take over the descriptor of it that is open already.
 
         Raises:
             OSError: there is none, or it cannot be read.
         """
         self.path = path
-        self.descriptor = descriptors.open_folder(path) if descriptor is None else descriptor
-        self._start = self.descriptor if FROM_DESCRIPTOR else None
+        self._opened = open_descriptor.open_folder(path) if opened is None else opened
 
     def __enter__(self) -> Self:
         return self
@@ -72,11 +72,31 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Close the folder."""
-        descriptor, self.descriptor = self.descriptor, None
-        if descriptor is not None:
+        """Close the folder. May be called twice."""
+        if self._opened is not None:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                self._opened.close()
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open folder, -1 when it is closed; None where the platform cannot open folders."""
+        return None if self._opened is None else self._opened.number
+
+    @property
+    def _start(self) -> int | None:
+        start = self.descriptor if FROM_DESCRIPTOR else None
+        if start is not None and start < 0:  # -1 would be the current folder to some calls
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return start
+
+    def lock(self) -> bool | None:
+        """Take its lock without waiting, as `descriptors.lock`; closing gives it back."""
+        return None if self._opened is None else self._opened.lock()
+
+    def unlock(self) -> None:
+        """Give its lock back at once."""
+        if self._opened is not None:
+            self._opened.unlock()
 
     def below(self, name: str) -> Folder:
         """Open the folder ``name`` in it.
@@ -86,7 +106,7 @@ class Folder:
         """
         path = os.path.join(self.path, name)
         if self._start is not None:
-            return Folder(path, os.open(name, os.O_RDONLY | os.O_DIRECTORY | _CAREFUL, dir_fd=self._start))
+            return Folder(path, self._open(name, os.O_RDONLY | os.O_DIRECTORY))
         if os.path.islink(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         return Folder(path)
@@ -115,15 +135,17 @@ class Folder:
         """Refuse a file ``name`` that this process may not write to, as its rights or its file system say."""
         if os.access(self._at(name), os.W_OK, dir_fd=self._start):
             return
-        if self.descriptor is not None and descriptors.is_read_only(self.descriptor):
+        if self._opened is not None and descriptors.is_read_only(self._opened.number):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         raise PermissionError(errno.EACCES, f"{name!r} is write-protected")
 
-    def create(self, name: str, mode: int = 0o666, flags: int = 0) -> int:
-        """Make the file ``name``, which must not be there, and return its descriptor for writing."""
-        return os.open(self._at(name), _NEW | _CAREFUL | flags, mode, dir_fd=self._start)
+    def create(
+        self, name: str, mode: int = 0o666, flags: int = 0, *, into: OpenDescriptor | None = None
+    ) -> OpenDescriptor:
+        """Make the file ``name``, which must not be there, and return it open for writing: ``into``, or a new one."""
+        return self._open(name, _NEW | flags, mode, into)
 
-    def open(self, name: str, flags: int) -> int:
+    def open(self, name: str, flags: int) -> OpenDescriptor:
         """Open the file ``name``.
 
         Raises:
@@ -133,7 +155,7 @@ class Folder:
             found = self.find(name)
             if found is not None and stat.S_ISLNK(found.st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        return os.open(self._at(name), flags | _CAREFUL, dir_fd=self._start)
+        return self._open(name, flags)
 
     def link(self, name: str, new: str) -> None:
         """Give the file ``name`` a second name that must not be there."""
@@ -163,17 +185,22 @@ class Folder:
 
     def sync(self) -> None:
         """Make the names in the folder durable."""
-        if self.descriptor is not None:
-            descriptors.sync_folder(self.descriptor)
+        if self._opened is not None:
+            descriptors.sync_folder(self._opened.number)
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit on its file system."""
-        if self.descriptor is not None:
-            descriptors.require_space(self.descriptor, size)
+        if self._opened is not None:
+            descriptors.require_space(self._opened.number, size)
 
     def is_there(self) -> bool:
         """Whether its path still leads to it."""
-        return self.descriptor is None or descriptors.is_at(self.descriptor, self.path)
+        return self._opened is None or descriptors.is_at(self._opened.number, self.path)
+
+    def _open(self, name: str, flags: int, mode: int = 0o666, into: OpenDescriptor | None = None) -> OpenDescriptor:
+        opened = OpenDescriptor() if into is None else into
+        opened.open(functools.partial(os.open, dir_fd=self._start), self._at(name), flags | _CAREFUL, mode)
+        return opened
 
     def _at(self, name: str) -> str:
         return os.path.join(self.path, name) if self._start is None else name

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from treering._store import descriptors
 from treering._store.folder import Folder
+from treering._store.open_descriptor import OpenDescriptor
 
 __all__ = ["LOCK_FILE", "FolderLock"]
 
@@ -23,13 +23,13 @@ class FolderLock:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._file: int | None = None
+        self._file = OpenDescriptor()  # that of the lock file, where folders cannot be locked
         self._locked = False
 
     @property
     def held(self) -> bool:
         """Whether it is ours."""
-        return self._locked or self._file is not None
+        return self._locked or self._file.number >= 0
 
     def take(self) -> bool:
         """Take the lock without waiting; False when somebody else holds it.
@@ -37,23 +37,21 @@ class FolderLock:
         Raises:
             OSError: the system refused to say.
         """
-        if self._folder.descriptor is not None:
-            answer = descriptors.lock(self._folder.descriptor)
-            if answer is not None:
-                self._locked = answer
-                return answer
+        answer = self._folder.lock()
+        if answer is not None:
+            self._locked = answer
+            return answer
         with contextlib.suppress(FileExistsError):
-            self._file = self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0))
-        return self._file is not None
+            self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._file)
+        return self._file.number >= 0
 
     def give_back(self) -> None:
-        """Let others have it; the folder is still open."""
-        descriptor, self._file = self._file, None
-        if descriptor is not None:
+        """Let others have it; the folder is still open. May be called twice."""
+        if self._file.number >= 0:
+            if os.name != "nt":  # Windows removes it when it is closed
+                with contextlib.suppress(OSError):
+                    self._folder.remove(LOCK_FILE)
             with contextlib.suppress(OSError):
-                os.close(descriptor)
-            with contextlib.suppress(OSError):
-                self._folder.remove(LOCK_FILE)
-        if self._locked and self._folder.descriptor is not None:
-            descriptors.unlock(self._folder.descriptor)
+                self._file.close()
+        self._folder.unlock()
         self._locked = False

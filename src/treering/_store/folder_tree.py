@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import threading
 from collections.abc import Sequence
 
-from treering._store import descriptors, folder
+from treering._store import descriptors, folder, open_descriptor
 from treering._store.folder import Folder
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.open_folder import LinkRefused
 from treering._store.pieces import write_all
 
@@ -28,7 +30,7 @@ FILE, FOLDER, OTHER = "file", "folder", "other"
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_AS_FOLDER = os.O_RDONLY | _CAREFUL | getattr(os, "O_DIRECTORY", 0)
+_AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _KEPT_OPEN = 64
 _SMALL_BYTES = 1 << 20
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
@@ -45,7 +47,7 @@ class FolderTree:
         """Look below ``root``, which the caller calls ``shown`` and closes after this."""
         self._root = root
         self._shown = shown
-        self._open: dict[Parts, int] = {}  # the last one used is the last one
+        self._open: dict[Parts, OpenDescriptor] = {}  # the last one used is the last one
         self._latest: Parts = ()
         self._lock = threading.Lock()
 
@@ -62,8 +64,8 @@ class FolderTree:
         """Return the path as the caller would call it."""
         return os.sep.join((self._shown, *parts, name) if name else (self._shown, *parts))
 
-    def open(self, parts: Parts, name: str, flags: int) -> int:
-        """Open a file, or a folder if the flags say so, and return its descriptor.
+    def open(self, parts: Parts, name: str, flags: int) -> OpenDescriptor:
+        """Open a file, or a folder if the flags say so.
 
         Raises:
             LinkRefused: it is a link.
@@ -73,7 +75,7 @@ class FolderTree:
             if not hasattr(os, "O_NOFOLLOW"):
                 self._refuse_link(path, start, (*parts, name))
             try:
-                return os.open(path, flags | _CAREFUL, dir_fd=start)
+                return _opened(start, path, flags)
             except OSError as error:
                 if error.errno in _IN_THE_WAY:
                     self._refuse_link(path, start, (*parts, name))
@@ -87,19 +89,16 @@ class FolderTree:
         """
         text = b""
         # Without waiting, should it be a pipe that nobody writes to.
-        descriptor = self.open(parts, name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            while len(text) <= _SMALL_BYTES and (more := os.read(descriptor, _SMALL_BYTES)):
+        with self.open(parts, name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
+            while len(text) <= _SMALL_BYTES and (more := os.read(opened.number, _SMALL_BYTES)):
                 text += more
-        finally:
-            os.close(descriptor)
         return text if len(text) <= _SMALL_BYTES else b""
 
-    def create(self, parts: Parts, name: str) -> int:
-        """Make a file that must not be there and return its descriptor for writing."""
+    def create(self, parts: Parts, name: str) -> OpenDescriptor:
+        """Make a file that must not be there and return it open for writing."""
         with self._lock:
             path, start = self._place(parts, name)
-            return os.open(path, _NEW | _CAREFUL, 0o666, dir_fd=start)
+            return _opened(start, path, _NEW)
 
     def fill(self, parts: Parts, files: Sequence[tuple[str, bytes]]) -> None:
         """Make a folder below folders that are there, and small files in it.
@@ -112,13 +111,10 @@ class FolderTree:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(leaf, dir_fd=start)
             for name, data in files:
-                descriptor = os.open(f"{leaf}/{name}", _NEW | _CAREFUL, 0o666, dir_fd=start)
-                try:
-                    written = os.write(descriptor, data)
+                with _opened(start, f"{leaf}/{name}", _NEW) as opened:
+                    written = os.write(opened.number, data)
                     if written < len(data):
-                        write_all(descriptor, memoryview(data)[written:])
-                finally:
-                    os.close(descriptor)
+                        write_all(opened.number, memoryview(data)[written:])
 
     def make(self, parts: Parts) -> None:
         """Make a folder and all that is missing on the way to it."""
@@ -193,9 +189,7 @@ class FolderTree:
     def remove_empty(self, parts: Parts) -> bool:
         """Remove a folder if nothing is in it; False when something is."""
         with self._lock:
-            if parts in self._open:
-                with contextlib.suppress(OSError):
-                    os.close(self._open.pop(parts))
+            self._close(parts)
             try:
                 path, start = self._place(parts[:-1], parts[-1])
                 os.rmdir(path, dir_fd=start)
@@ -235,12 +229,10 @@ class FolderTree:
                 descriptors.sync_folder(self._root.descriptor if start is None else start)
                 return
             path, _ = self._place(parts, "")
-        descriptor = descriptors.open_folder(path)
-        if descriptor is not None:
-            try:
-                descriptors.sync_folder(descriptor)
-            finally:
-                os.close(descriptor)
+        opened = open_descriptor.open_folder(path)
+        if opened is not None:
+            with opened:
+                descriptors.sync_folder(opened.number)
 
     def _place(self, parts: Parts, name: str) -> tuple[str, int | None]:
         """Return what to ask the system for: a name and the descriptor to start from, or a whole path and None."""
@@ -256,37 +248,46 @@ class FolderTree:
     def _walked(self, parts: Parts) -> int | None:
         """Return the descriptor of a folder, opened from the nearest one that is open."""
         if parts == self._latest and parts in self._open:
-            return self._open[parts]
+            return self._open[parts].number
         self._latest = parts
         known = len(parts)
         while known and parts[:known] not in self._open:
             known -= 1
         start = self._root.descriptor
         if known:
-            start = self._open[parts[:known]] = self._open.pop(parts[:known])  # the last one used
+            nearest = self._open[parts[:known]] = self._open.pop(parts[:known])  # the last one used
+            start = nearest.number
         for count in range(known + 1, len(parts) + 1):
             try:
-                opened = os.open(parts[count - 1], _AS_FOLDER, dir_fd=start)
+                opened = self._open[parts[:count]] = _opened(start, parts[count - 1], _AS_FOLDER)
             except OSError as error:
                 if error.errno in _IN_THE_WAY:
                     self._refuse_link(parts[count - 1], start, parts[:count])
                 raise
-            start = self._open[parts[:count]] = opened
+            start = opened.number
             if len(self._open) > _KEPT_OPEN:
-                with contextlib.suppress(OSError):
-                    os.close(self._open.pop(next(iter(self._open))))
+                self._close(next(iter(self._open)))
         return start
 
     def _forget(self, parts: Parts) -> None:
         for known in [known for known in self._open if known[: len(parts)] == parts]:
+            self._close(known)
+
+    def _close(self, parts: Parts) -> None:
+        opened = self._open.pop(parts, None)
+        if opened is not None:
             with contextlib.suppress(OSError):
-                os.close(self._open.pop(known))
+                opened.close()
 
     def _refuse_link(self, path: str, start: int | None, parts: Parts) -> None:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISLNK(os.stat(path, dir_fd=start, follow_symlinks=False).st_mode):
                 hint = "put a file or folder of its own in its place (cp -L)"
                 raise LinkRefused(f"{self.shown(parts)!r} is a link, which may lead anywhere", hint=hint)
+
+
+def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:
+    return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | _CAREFUL, 0o666)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

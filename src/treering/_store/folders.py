@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 
-from treering._store import descriptors
+from treering._store import descriptors, open_descriptor
 
 __all__ = ["make_folder", "remove_folders", "require_file", "resolved", "resolved_folder", "sync_parent"]
 
@@ -106,12 +106,10 @@ def remove_folders(made: list[str]) -> None:
 
 def sync_parent(path: str) -> None:
     """Make the name of ``path`` in its folder durable."""
-    parent = descriptors.open_folder(os.path.dirname(path))
+    parent = open_descriptor.open_folder(os.path.dirname(path))
     if parent is not None:
-        try:
-            descriptors.sync_folder(parent)
-        finally:
-            os.close(parent)
+        with parent:
+            descriptors.sync_folder(parent.number)
 
 
 def _is_folder(path: str) -> bool:

@@ -13,6 +13,7 @@ import os
 from treering._store import descriptors
 from treering._store.checkpoint_names import INDEX, journal_of
 from treering._store.folder import Folder
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.pieces import write_all
 from treering._store.rights import take_over
 
@@ -23,23 +24,27 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 
 
 class Journal:
-    """The journal of one attempt, made and locked."""
+    """The journal of one attempt."""
 
-    def __init__(self, folder: Folder, attempt: str, old: os.stat_result | None) -> None:
-        """Make it; ``old`` is the index that it will replace, whose rights it takes over.
-
-        Raises:
-            OSError: the system refused, or a sweeper on another machine took it for a leftover.
-        """
+    def __init__(self, folder: Folder, attempt: str) -> None:
+        """Nothing is made yet; `make` does that."""
         self._folder = folder
         self._name = journal_of(attempt)
         self._identity: os.stat_result | None = None
         self._done = False
-        self._descriptor = folder.create(self._name, 0o600 if old else 0o666)
+        self._file = OpenDescriptor()
+
+    def make(self, old: os.stat_result | None) -> None:
+        """Make and lock it; ``old`` is the index that it will replace, whose rights it takes over.
+
+        Raises:
+            OSError: the system refused, or a sweeper on another machine took it for a leftover.
+        """
+        self._folder.create(self._name, 0o600 if old else 0o666, into=self._file)
         try:
             self._lock()
             if old:
-                take_over(self._descriptor, old)
+                take_over(self._file.number, old)
         except BaseException:  # an interrupt too: no journal without its writer; raised again below
             self.remove()
             raise
@@ -50,8 +55,8 @@ class Journal:
         Raises:
             OSError: the system refused.
         """
-        write_all(self._descriptor, memoryview(index))
-        descriptors.sync(self._descriptor)
+        write_all(self._file.number, memoryview(index))
+        descriptors.sync(self._file.number)
 
     def become_first(self) -> None:
         """Commit where no index is.
@@ -99,12 +104,9 @@ class Journal:
         return found is not None and os.path.samestat(found, self._identity)
 
     def close(self) -> None:
-        """Let go of the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            descriptors.unlock(descriptor)
-            with contextlib.suppress(OSError):  # all that matters was synced
-                os.close(descriptor)
+        """Let go of the file. May be called twice."""
+        with contextlib.suppress(OSError):  # all that matters was synced
+            self._file.close()
 
     def remove(self) -> None:
         """Remove it, if it can be, and let go of it."""
@@ -116,11 +118,11 @@ class Journal:
 
     def _lock(self) -> None:
         """Hold it as long as we live: folders of network file systems are locked for one machine only."""
-        if descriptors.lock(self._descriptor) is False or self._folder.find(self._name) is None:
+        if self._file.lock() is False or self._folder.find(self._name) is None:
             raise FileNotFoundError(errno.ENOENT, "another machine's sweeper met it before it was locked")
 
     def _offer(self) -> None:
-        self._identity = os.fstat(self._descriptor)
+        self._identity = os.fstat(self._file.number)
         if descriptors.fcntl is None:  # Windows renames only what is closed
             self.close()
 
@@ -141,22 +143,17 @@ def remove_leftover(folder: Folder, journal: str, data: list[str]) -> bool:
     Returns:
         False when the attempt is not dead: its journal is locked.
     """
-    with contextlib.suppress(OSError):
-        # Opened for writing because NFS locks nothing else; without waiting, should it be a pipe.
-        descriptor = folder.open(journal, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            if descriptors.lock(descriptor) is False:
-                return False
-            index = folder.find(INDEX)
-            # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
-            if index is None or not os.path.samestat(index, os.fstat(descriptor)):
-                for name in data:
-                    folder.remove(name)
-            if descriptors.fcntl is None:  # Windows removes only what is closed
-                os.close(descriptor)
-                descriptor = -1
-            folder.remove(journal)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+    # Opened for writing because NFS locks nothing else; without waiting, should it be a pipe.
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
+    with contextlib.suppress(OSError), folder.open(journal, flags) as opened:
+        if opened.lock() is False:
+            return False
+        index = folder.find(INDEX)
+        # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
+        if index is None or not os.path.samestat(index, os.fstat(opened.number)):
+            for name in data:
+                folder.remove(name)
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            opened.close()
+        folder.remove(journal)
     return True

@@ -28,8 +28,8 @@ def opened_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
         StoreFailed: it is no file.
         OSError: the system refuses.
     """
-    descriptor = tree.open(parts, name, _READING)
-    return LocalFile(Path(tree.shown(parts, name)), lambda _: descriptor)
+    opened = tree.open(parts, name, _READING)
+    return LocalFile(Path(tree.shown(parts, name)), lambda _: opened)
 
 
 def index_bytes(tree: FolderTree) -> bytes | None:

@@ -53,20 +53,24 @@ class LeavesCommit:
         self._lock = FolderLock(folder)
 
     def __enter__(self) -> Self:
-        self._take_lock()
         try:
+            self._take_lock()
             self._require_there()
             self.index = index_bytes(self._tree)
             if self.index is not None:
                 self._finish_dead(self.index)
         except BaseException:  # an interrupt too: the lock must not stay; raised again below
-            self._lock.give_back()
+            self.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. ``with contextlib.closing(commit), commit:`` does so whenever an interrupt comes."""
         self._lock.give_back()
 
     def change(

@@ -190,7 +190,7 @@ class StagedLeaves(StagedFiles):
         """
         with naming(self._shown, "write"):
             self._make_durable(record)
-            with self._committing() as saving:
+            with self._committing() as saving, saving:
                 saving.change(update, lambda _: self._wanted())
 
     def leave(self, record: bytes) -> None:
@@ -207,7 +207,7 @@ class StagedLeaves(StagedFiles):
             self._tree.sync(self._own.parts)
             self._own.kept = True
             # It is saved. Whatever cannot be moved now is moved when an index takes it up.
-            with contextlib.suppress(OSError, LinkRefused), self._committing() as saving:
+            with contextlib.suppress(OSError, LinkRefused), self._committing() as saving, saving:
                 saving.moved(self._wanted())
 
     def _begin(self, target: str, attempt: str | None) -> None:
@@ -238,8 +238,8 @@ class StagedLeaves(StagedFiles):
             error.filename = self._shown
             raise error
 
-    def _committing(self) -> LeavesCommit:
-        return LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown)
+    def _committing(self) -> contextlib.closing[LeavesCommit]:
+        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown))
 
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""

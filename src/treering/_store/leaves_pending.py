@@ -44,7 +44,7 @@ def commit_pending(path: Path, rules: IndexRules, update: Callable[[bytes | None
         held.callback(tree.close)
         own = AttemptFolder(tree)
         held.callback(own.discard)
-        with LeavesCommit(folder, tree, own, rules, shown) as saving:
+        with contextlib.closing(LeavesCommit(folder, tree, own, rules, shown)) as saving, saving:
             saving.change(update, lambda change: _staged(tree, change))
 
 

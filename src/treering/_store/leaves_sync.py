@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from treering._store import descriptors
-from treering._store.crew import Crew, FirstError
+from treering._store.crew import FirstError, work_together
 from treering._store.folder import Folder
 from treering._store.folder_tree import FILE, FOLDER, FolderTree, Parts
 
@@ -96,17 +96,10 @@ def _sync(tree: FolderTree, jobs: deque[tuple[Parts, str | None]]) -> None:
                 else:
                     _sync_file(tree, parts, name)
 
-    crew = Crew(work, _THREADS if len(jobs) > _ONE_BY_ONE else 0)
-    try:
-        work()
-    finally:
-        crew.join()
+    work_together(work, _THREADS if len(jobs) > _ONE_BY_ONE else 0)
     failure.reraise()
 
 
 def _sync_file(tree: FolderTree, parts: Parts, name: str) -> None:
-    descriptor = tree.open(parts, name, _CONTENT)
-    try:
-        descriptors.sync(descriptor)
-    finally:
-        os.close(descriptor)
+    with tree.open(parts, name, _CONTENT) as opened:
+        descriptors.sync(opened.number)

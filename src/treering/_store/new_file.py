@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 
@@ -39,14 +38,8 @@ def write_new_file(folder: Folder, name: str, buffers: Iterable[Buffer], size: i
         OSError: the system refused, or the buffers hold another number of bytes.
     """
     # Closed to others until it has the rights of the old index, which may be as narrow.
-    descriptor = folder.create(name, 0o600 if old else 0o666)
-    try:
+    with folder.create(name, 0o600 if old else 0o666) as opened:
         if old:
-            take_over(descriptor, old)
-        write_content(descriptor, buffers, size)
-        descriptors.sync(descriptor)
-    except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
-        with contextlib.suppress(OSError):  # the error that brought us here says more
-            os.close(descriptor)
-        raise
-    os.close(descriptor)
+            take_over(opened.number, old)
+        write_content(opened.number, buffers, size)
+        descriptors.sync(opened.number)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from treering._store import descriptors
+from treering._store import open_descriptor
 from treering._store.checkpoint_names import aside_of_note, attempt_of_note, is_begin_note, is_note
 from treering._store.folder import Folder
 from treering._store.note_text import Begin
@@ -92,12 +92,10 @@ class FolderNotes:
         if len(data) > LARGEST_NOTE:
             raise OSError(errno.EFBIG, f"a note of {len(data)} bytes, more than {LARGEST_NOTE}")
         aside = aside_of_note(name, secrets.token_hex(8))
-        descriptor = self._folder.create(aside)
+        opened = self._folder.create(aside)
         try:
-            try:
-                write_all(descriptor, memoryview(data))
-            finally:
-                os.close(descriptor)
+            with opened:
+                write_all(opened.number, memoryview(data))
             self._folder.replace(aside, name)
         except BaseException:  # an interrupt too: nothing half written stays; raised again below
             with contextlib.suppress(OSError):  # a sweeper knows it by its name
@@ -111,20 +109,19 @@ class FolderNotes:
             OSError: the system refused; a link, a pipe or something too large has that name.
         """
         try:
-            descriptor = self._folder.open(name, _READING)
+            opened = self._folder.open(name, _READING)
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
             self._refresh()
             return None
         try:
-            return _content(descriptor, name)
+            with opened:
+                return _content(opened.number, name)
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
             return None
-        finally:
-            os.close(descriptor)
 
     def remove(self, name: str) -> None:
         """Remove it.
@@ -146,9 +143,7 @@ class FolderNotes:
         if self._clock() - self._refreshed < _REFRESHED_AFTER:
             return
         with contextlib.suppress(OSError):  # only the wait gets longer
-            descriptor = descriptors.open_folder(self._folder.path)
-            if descriptor is not None:
-                os.close(descriptor)
+            open_descriptor.open_folder(self._folder.path)
         self._refreshed = self._clock()
 
 

@@ -14,6 +14,7 @@ from typing import Self
 from treering._store.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._store.folder import Folder
 from treering._store.folders import resolved_folder
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.reading import LocalFile
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
 
@@ -173,7 +174,7 @@ def opened(folder: Folder, name: str, path: Path) -> LocalFile:
         StoreFailed: the system refuses.
     """
 
-    def opener(flags: int) -> int:
+    def opener(flags: int) -> OpenDescriptor:
         try:
             return folder.open(name, flags)
         except OSError as error:
@@ -191,7 +192,7 @@ def opened(folder: Folder, name: str, path: Path) -> LocalFile:
         raise
 
 
-def _open_blob(folder: Folder, name: str, flags: int, refused: OSError) -> int:
+def _open_blob(folder: Folder, name: str, flags: int, refused: OSError) -> OpenDescriptor:
     """Open what a link leads to: ``../../blobs/<hash>`` seen from ``snapshots/<revision>/``, or deeper below it."""
     found = _HUB_LINK.fullmatch(folder.link_text(name).replace(os.sep, "/"))
     if found is None:

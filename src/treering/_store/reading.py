@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from treering._store.crew import Crew, FirstError
+from treering._store.crew import FirstError, work_together
 from treering._store.folders import require_file
+from treering._store.open_descriptor import OpenDescriptor
 from treering.errors import Corrupt, StoreFailed
 
 __all__ = ["LocalFile"]
@@ -48,16 +49,16 @@ class LocalFile:
         (8, b'ring')
     """
 
-    def __init__(self, path: Path, opener: Callable[[int], int] | None = None) -> None:
+    def __init__(self, path: Path, opener: Callable[[int], OpenDescriptor] | None = None) -> None:
         """Open ``path``, or what ``opener(flags)`` opens in its place."""
         self.path = path
         self._position_lock = threading.Lock()
-        self._descriptor = -1
+        self._opened: OpenDescriptor | None = None
         # Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
         flags = os.O_RDONLY
         flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self._descriptor = os.open(path, flags) if opener is None else opener(flags)
+            self._opened = OpenDescriptor(os.open, path, flags) if opener is None else opener(flags)
             found = os.fstat(self._descriptor)
             require_file(found)
         except OSError as error:
@@ -78,10 +79,13 @@ class LocalFile:
 
     def close(self) -> None:
         """Close the file; mappings made from it stay valid."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        if self._opened is not None:
             with contextlib.suppress(OSError):  # what was read was read
-                os.close(descriptor)
+                self._opened.close()
+
+    @property
+    def _descriptor(self) -> int:
+        return -1 if self._opened is None else self._opened.number
 
     def read(self, offset: int, count: int) -> bytes:
         """Return the ``count`` bytes from ``offset`` on.
@@ -129,11 +133,7 @@ class LocalFile:
                     self._fill(offset, view)
 
         large = sum(buffer.nbytes for _, buffer in jobs) >= _TWO_THREADS_FROM
-        crew = Crew(work, 1 if large else 0)
-        try:
-            work()
-        finally:
-            crew.join()
+        work_together(work, 1 if large else 0)
         failure.reraise()
 
     def map(self) -> mmap.mmap:

@@ -247,13 +247,11 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
-            descriptor = self._folder.create(LEFT_DOCUMENT)
+            opened = self._folder.create(LEFT_DOCUMENT)
             try:
-                try:
-                    write_all(descriptor, memoryview(data))
-                    descriptors.sync(descriptor)
-                finally:
-                    os.close(descriptor)
+                with opened:
+                    write_all(opened.number, memoryview(data))
+                    descriptors.sync(opened.number)
                 self._folder.sync()
             except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
                 with contextlib.suppress(OSError):  # the next save sweeps it

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 
 from treering._store import folder
 from treering._store.folder_tree import FolderTree, Parts
+from treering._store.open_descriptor import OpenDescriptor
 
 __all__ = ["read_small_files"]
 
@@ -35,26 +37,22 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         return [_content(tree.open(parts, name, _READING), most) for name, most in files]
     found: list[bytes] = []
     # Opened beside those that the tree keeps: nobody comes back to it.
-    opened = tree.open(parts[:-1], parts[-1], _FOLDER)
-    try:
+    with tree.open(parts[:-1], parts[-1], _FOLDER) as opened:
+        opener = functools.partial(os.open, dir_fd=opened.number)
         for name, most in files:
             try:
-                descriptor = os.open(name, _READING_NO_LINK, dir_fd=opened)
+                file = OpenDescriptor(opener, name, _READING_NO_LINK)
             except OSError:
                 tree.refuse_link((*parts, name))
                 raise
-            found.append(_content(descriptor, most))
-    finally:
-        os.close(opened)
+            found.append(_content(file, most))
     return found
 
 
-def _content(descriptor: int, most: int) -> bytes:
+def _content(file: OpenDescriptor, most: int) -> bytes:
     """Return the first bytes of an open file, one more than ``most`` where it has more, and close it."""
-    try:
-        data = os.read(descriptor, most + 1)
-        while len(data) < most and (more := os.read(descriptor, most + 1 - len(data))):
+    with file:
+        data = os.read(file.number, most + 1)
+        while len(data) < most and (more := os.read(file.number, most + 1 - len(data))):
             data += more
-    finally:
-        os.close(descriptor)
     return data

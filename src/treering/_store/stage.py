@@ -14,7 +14,8 @@ import secrets
 from types import TracebackType
 from typing import Self
 
-from treering._store import descriptors
+from treering._store import descriptors, open_descriptor
+from treering._store.open_descriptor import OpenDescriptor
 from treering._store.rights import take_over
 from treering.errors import StoreFailed
 
@@ -28,11 +29,7 @@ _ATTEMPTS = 20
 
 
 class StagedFile:
-    """The staged file for ``target``, a context manager: left without ``commit``, it is removed.
-
-    Attributes:
-        descriptor: the open file, for writing; -1 when it is closed.
-    """
+    """The staged file for ``target``, a context manager: left without ``commit``, it is removed."""
 
     def __init__(self, target: str, shown: str, *, sweep: bool = True) -> None:
         """Stage beside the absolute path ``target``, which the caller calls ``shown``.
@@ -48,14 +45,19 @@ class StagedFile:
         self._folder, name = os.path.split(target)
         self._stem = _stem(name)
         self._path: str | None = None
-        self._folder_descriptor: int | None = None
-        self.descriptor = -1
+        self._open_folder: OpenDescriptor | None = None
+        self._file = OpenDescriptor()
+
+    @property
+    def descriptor(self) -> int:
+        """The open file, for writing; -1 when it is closed."""
+        return self._file.number
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
             undo.callback(self._discard)
             # Opened before anything is written: after the rename, only its fsync is left to fail.
-            self._folder_descriptor = descriptors.open_folder(self._folder)
+            self._open_folder = open_descriptor.open_folder(self._folder)
             if self._sweeps:
                 _sweep(self._folder, self._stem)
             old = self._old()
@@ -93,8 +95,8 @@ class StagedFile:
             self._close()
         self._rename()
         try:
-            if self._folder_descriptor is not None:
-                descriptors.sync_folder(self._folder_descriptor)
+            if self._open_folder is not None:
+                descriptors.sync_folder(self._open_folder.number)
             self._close()
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
@@ -122,37 +124,35 @@ class StagedFile:
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         for _ in range(_ATTEMPTS):
             path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
-            self.descriptor = os.open(path, flags, mode)
-            self._path = path
-            if descriptors.lock(self.descriptor) is not False and descriptors.is_at(self.descriptor, path):
+            self._path, self._file = path, OpenDescriptor()
+            self._file.open(os.open, path, flags, mode)
+            if self._file.lock() is not False and descriptors.is_at(self.descriptor, path):
                 return
             # A sweeper met the file between its creation and its lock, and took it for a leftover.
             self._remove()
         raise OSError(errno.EAGAIN, "other writers keep removing its staged file")
 
     def _close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()
 
     def _remove(self) -> None:
         """Remove the staged file if it is still there: the error that brought us here says more than one from here."""
-        path, self._path = self._path, None
+        path = self._path
         if descriptors.fcntl is None:  # Windows removes only what is closed
             with contextlib.suppress(OSError):
                 self._close()
         if path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+            self._path = None
         with contextlib.suppress(OSError):
             self._close()
 
     def _discard(self) -> None:
         self._remove()
-        descriptor, self._folder_descriptor = self._folder_descriptor, None
-        if descriptor is not None:
+        if self._open_folder is not None:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                self._open_folder.close()
 
 
 def _stem(name: str) -> str:
@@ -178,9 +178,6 @@ def _sweep(folder: str, stem: str) -> None:
 
 def _sweep_one(path: str) -> None:
     # Opened for writing because NFS gives an exclusive lock to nobody else; without waiting, should it be a pipe.
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if descriptors.lock(descriptor) and descriptors.is_at(descriptor, path):
+    with OpenDescriptor(os.open, path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK) as opened:
+        if opened.lock() and descriptors.is_at(opened.number, path):
             os.unlink(path)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ Process 0, or a process alone, stages in `treering._store.leaves_folder`, the ot
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -93,16 +92,10 @@ class StagedFiles:
         with naming(self._shown, "write"):
             parts = self._noted(folder, [name])
             self._tree.make((*self._staged, *parts))
-            descriptor = self._tree.create((*self._staged, *parts), name)
-            try:
-                write_content(descriptor, buffers, size)
+            with self._tree.create((*self._staged, *parts), name) as opened:
+                write_content(opened.number, buffers, size)
                 if size >= _BEGUN_EARLY:
-                    descriptors.start_writeback(descriptor, 0, size)
-            except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
-                with contextlib.suppress(OSError):  # the error that brought us here says more
-                    os.close(descriptor)
-                raise
-            os.close(descriptor)
+                    descriptors.start_writeback(opened.number, 0, size)
 
     @property
     def notes(self) -> Notes:

@@ -54,7 +54,10 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         TreeringError: what ``attempt_of`` raises; nothing has changed.
     """
     shown = run.path / step_name(step)
-    with _locked(run, step) as folder:
+    opened = run.open_step(step)
+    if opened is None:
+        return False
+    with opened, _locked(opened, os.fspath(shown)) as folder:
         if folder is None:
             return False
         _tidy(folder, shown, names_in)
@@ -97,22 +100,17 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = Tr
         over = not newest and INDEX in names and any(map(checkpoint_names.is_note, names))
         if not over and not any(map(_is_left_over, names)):
             return
-    with _locked(run, step) as locked:
-        if locked is not None:
-            _tidy(locked, run.path / step_name(step), names_in)
-            if over:
-                _sweep_notes(locked, names, _none_lives)
+        with _locked(folder, os.fspath(run.path / step_name(step))) as locked:
+            if locked is not None:
+                _tidy(locked, run.path / step_name(step), names_in)
+                if over:
+                    _sweep_notes(locked, names, _none_lives)
 
 
 @contextlib.contextmanager
-def _locked(run: RunFolder, step: int) -> Iterator[Folder | None]:
-    """Hold the lock of a step's folder; afterwards the folder goes if it is empty. None when there is none."""
-    folder = run.open_step(step)
-    if folder is None:
-        yield None
-        return
-    shown = os.fspath(run.path / step_name(step))
-    with folder, naming(shown, "clear"):
+def _locked(folder: Folder, shown: str) -> Iterator[Folder | None]:
+    """Hold the lock of a step's folder; afterwards the folder goes if it is empty. None when it is gone."""
+    with naming(shown, "clear"):
         lock = FolderLock(folder)
         if not lock.take():
             raise _busy(shown)

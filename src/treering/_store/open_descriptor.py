@@ -1,0 +1,95 @@
+"""A descriptor that an interrupt cannot lose.
+
+Python handles signals between two instructions, never inside a call of C. In ``number = os.open(path)`` the call and
+the assignment are two instructions, and an interrupt between them loses the number. Here one call of C opens and
+records, and one call of C forgets and closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from treering._store import descriptors
+
+__all__ = ["OpenDescriptor", "open_folder"]
+
+
+class OpenDescriptor:
+    """What ``opener(*arguments)`` opens, a context manager. A dropped one closes itself.
+
+    Raises:
+        OSError: the system refused.
+
+    Example:
+        >>> import tempfile
+        >>> with OpenDescriptor(os.open, tempfile.mkdtemp(), os.O_RDONLY) as opened:
+        ...     opened.number >= 0
+        True
+        >>> opened.number
+        -1
+    """
+
+    # ``__del__`` is an attribute of the instance, a function of C: an interrupt inside a method would be lost.
+    __slots__ = ("__del__", "_close", "_lockable", "_numbers")
+
+    def __init__(self, opener: Callable[..., int] | None = None, *arguments: Any) -> None:
+        self._lockable = False
+        self._numbers = [-1]
+        # ``pop`` gives the number once, then the -1 that ends the iterator.
+        self._close = functools.partial(next, map(os.close, iter(self._numbers.pop, -1)), None)
+        self.__del__ = self._close
+        if opener is not None:
+            self.open(opener, *arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(OSError):  # the error that brought us here says more
+            self.close()
+
+    @property
+    def number(self) -> int:
+        """The descriptor; -1 when it is closed."""
+        return max(self._numbers, default=-1)
+
+    def open(self, opener: Callable[..., int], *arguments: Any) -> None:
+        """Open what was made without an opener; once."""
+        self._numbers.extend(itertools.starmap(opener, (arguments,)))
+
+    def lock(self) -> bool | None:
+        """Take its lock without waiting, as `descriptors.lock`; closing gives it back."""
+        self._lockable = True
+        return descriptors.lock(self.number)
+
+    def unlock(self) -> None:
+        """Give its lock back at once, also where a child that was forked meanwhile holds the file open."""
+        if self._lockable and (number := self.number) >= 0:
+            descriptors.unlock(number)
+
+    def close(self) -> None:
+        """Give its lock back and close it. May be called twice.
+
+        Raises:
+            OSError: the system refused to close it.
+        """
+        self.unlock()
+        self._close()
+
+
+def open_folder(folder: str) -> OpenDescriptor | None:
+    """Open ``folder`` so that it can be synced; None where the platform cannot open folders."""
+    if os.name == "nt":
+        return None
+    return OpenDescriptor(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,0 +1,83 @@
+"""A descriptor is closed once, whatever drops it, and never under a number that others have by then."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from treering._store.folder import Folder
+from treering._store.open_descriptor import OpenDescriptor
+
+
+def opened(path: Path) -> OpenDescriptor:
+    return OpenDescriptor(os.open, path, os.O_RDONLY)
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_dropped_one_is_closed(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    number = file.number
+    assert is_open(number)
+    del file
+    assert not is_open(number)
+
+
+def test_it_is_closed_once(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    number = file.number
+    file.close()
+    assert file.number == -1
+    other = os.open(tmp_path, os.O_RDONLY)  # the system gives the lowest free number
+    assert other == number
+    file.close()
+    file.close()
+    del file
+    assert is_open(other)
+    os.close(other)
+
+
+def test_what_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "none")
+    file = OpenDescriptor()
+    file.close()
+    assert file.number == -1
+
+
+def test_the_first_error_is_told(tmp_path: Path) -> None:
+    def leave(error: Exception) -> None:
+        with opened(tmp_path) as file:
+            os.close(file.number)
+            raise error
+
+    with pytest.raises(KeyError):
+        leave(KeyError())
+    with pytest.raises(OSError, match="Bad file descriptor"), opened(tmp_path) as file:
+        os.close(file.number)
+
+
+def test_closing_gives_the_lock_back_though_a_child_has_the_file(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+    child = os.dup(first.number)  # of the same open file, as in a child
+    assert first.lock()
+    assert second.lock() is False
+    first.close()
+    assert second.lock()
+    os.close(child)
+
+
+def test_a_closed_folder_is_not_the_current_one(tmp_path: Path) -> None:
+    with Folder(str(tmp_path)) as folder:
+        pass
+    for ask in (folder.names, folder.folders, lambda: folder.find("x")):
+        with pytest.raises(OSError, match="Bad file descriptor") as caught:
+            ask()
+        assert caught.value.errno == errno.EBADF
