@@ -9,8 +9,10 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,21 @@ def fails(done: int, total: int) -> None:
 def stands(done: int, total: int) -> None:
     """Be a progress that lets a save stand still."""
     threading.Event().wait()
+
+
+def terminates(times: int, then: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Be a progress that ends the program while it waits at its end, as often as said."""
+    left = [signal.SIGTERM] * times
+
+    def progress(done: int, total: int) -> None:
+        while left:
+            time.sleep(0.3)  # until the program waits, or until it has heard
+            os.kill(os.getpid(), left.pop())
+        time.sleep(0.3)
+        then(done, total)
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    return progress
 
 
 def begin(path: str, size: str, progress: Callable[[int, int], object] | None = None) -> None:
@@ -90,6 +107,10 @@ def end(way: str, path: str, size: str) -> None:  # noqa: C901, PLR0912, PLR0915
             begin(path, size)
             gc.collect()
             os.chdir("/")
+        case "terminated":
+            begin(path, size, terminates(1, lambda done, total: None))
+        case "terminated twice":
+            begin(path, size, terminates(2, stands))
         case "told":
             assert isinstance(save_async(path, tree(size), progress=fails).exception(), RuntimeError)
         case "fails":

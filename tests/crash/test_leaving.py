@@ -32,9 +32,11 @@ WELL = {
     "spawned child": 0,
     "two": 0,
     "garbage": 0,
+    "terminated": 0,
 }
 FAILS = "the save to '{path}' failed, and nobody asked: RuntimeError: a progress that fails"
 STANDS = "the save to '{path}' is not done, and was given up: it makes no progress any more"
+TERMINATED = "the save to '{path}' is not done, and was given up: SystemExit was raised twice while it was waited for"
 # A way of ending, the status, and the lines on stderr.
 BADLY: dict[str, tuple[int, Sequence[str]]] = {
     "told": (0, []),
@@ -45,6 +47,7 @@ BADLY: dict[str, tuple[int, Sequence[str]]] = {
     "forked child that fails": (1, [FAILS]),
     "stands": (1, [STANDS]),
     "stands, and one waits": (1, [STANDS.replace("{path}", "{path} first"), STANDS]),
+    "terminated twice": (1, [TERMINATED]),
     "no stderr": (1, []),
 }
 
@@ -74,7 +77,10 @@ def require_saved(told: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("size", "ways"),
-    [("small", ["falls off", "exception", "exit handler", "forked child"]), ("large", ["falls off", "sys.exit"])],
+    [
+        ("small", ["falls off", "exception", "exit handler", "forked child", "terminated"]),
+        ("large", ["falls off", "sys.exit"]),
+    ],
 )
 def test_programs_that_end_have_saved(tmp_path: Path, size: str, ways: Sequence[str]) -> None:
     for told in ended(tmp_path, ways, [size]):
@@ -92,7 +98,11 @@ def test_fifteen_of_fifteen(tmp_path: Path, way: str, size: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ways", [["told", "fails, then an exit handler", "stands"], pytest.param(list(BADLY), marks=pytest.mark.slow)]
+    "ways",
+    [
+        ["told", "fails, then an exit handler", "stands", "terminated twice"],
+        pytest.param(list(BADLY), marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_lost_is_told(tmp_path: Path, ways: Sequence[str]) -> None:
     for told in ended(tmp_path, ways, ["small"]):

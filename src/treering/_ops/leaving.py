@@ -16,6 +16,7 @@ from typing import Final
 
 from treering._ops.background import writer
 from treering._ops.late import error_text
+from treering._ops.writer import Writer
 from treering.errors import Timeout
 
 __all__ = ["leave", "watch_for_end"]
@@ -41,11 +42,15 @@ class _Ending:
     Attributes:
         pid: the process in which the end is watched for; a fork watches for its own.
         last: ends the process with a status of failure when the interpreter lets it go; None where all is well.
+        waited: whether the wait is over, well or not.
+        lines: what is still to be told.
     """
 
     def __init__(self) -> None:
         self.pid = 0
         self.last: _Last | None = None
+        self.waited = False
+        self.lines: list[str] = []
 
 
 _ending: Final = _Ending()
@@ -55,30 +60,54 @@ def watch_for_end() -> None:
     """Let the end of the program wait for saves in flight; asked at the first one, hence before jax goes down."""
     if _ending.pid != os.getpid():  # by two threads at once does no harm: nothing is in flight the second time
         _ending.pid = os.getpid()
+        _ending.waited = False
         atexit.register(leave)
+        atexit.register(leave)  # where the handler of a signal ends the first one, the second one does the rest
         if "multiprocessing.util" in sys.modules:
             _watch_for_end_of_child()
 
 
 def leave() -> None:
-    """Wait for what is in flight, and tell of what is lost, or failed without anybody having been told."""
+    """Wait for what is in flight, and tell of what is lost, or failed without anybody having been told.
+
+    What the handler of a signal raises meanwhile, as ``sys.exit(0)`` does, does not end the wait, but a second time it
+    does; and Ctrl-C ends it at once.
+    """
     saves = writer()
-    lines = []
-    try:
-        saves.wait(None, None)
-    except (Timeout, KeyboardInterrupt) as error:
-        why = "the program was interrupted" if isinstance(error, KeyboardInterrupt) else "it makes no progress any more"
-        lines = [f"the save to {flight.shown!r} is not done, and was given up: {why}" for flight in saves.flights]
-    lines += [
+    if not _ending.waited:
+        why = _wait(saves)
+        lost = f"is not done, and was given up: {why}"
+        _ending.lines += [f"the save to {flight.shown!r} {lost}" for flight in saves.flights if why]
+        _ending.waited = True
+    _ending.lines += [
         f"the save to {flight.shown!r} failed, and nobody asked: {error_text(flight.error)}"
         for flight in saves.take_failed()
     ]
-    for line in lines:
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # no stderr, or one that is closed
-            sys.stderr.write(f"treering: {line}\n")
-            sys.stderr.flush()
-    if lines:
+    if _ending.lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))
+    while _ending.lines:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no stderr, or one that is closed
+            sys.stderr.write(f"treering: {_ending.lines[0]}\n")
+            sys.stderr.flush()
+        del _ending.lines[0]
+
+
+def _wait(saves: Writer) -> str | None:
+    """Wait for what is in flight; return why it was given up, None where all of it ended."""
+    raised = False
+    while True:
+        try:
+            saves.wait(None, None)
+        except Timeout:
+            return "it makes no progress any more"
+        except KeyboardInterrupt:
+            return "the program was interrupted"
+        except BaseException as error:  # noqa: BLE001 - it is the end already: there is nothing more to end
+            if raised:
+                return f"{type(error).__name__} was raised twice while it was waited for"
+            raised = True
+        else:
+            return None
 
 
 def _watch_for_end_of_child() -> None:
