@@ -19,6 +19,7 @@ from treering._arrays.processes import this_processes
 from treering._arrays.signs import Signs
 from treering._store.checkpoint_names import waiting_note
 from treering._store.notes import PathNotes, dead_notes
+from treering._store.waiters import Latch
 from treering._values.processes import Processes
 from treering.errors import ProcessFailed, Timeout
 
@@ -266,7 +267,7 @@ def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytes
 
 def test_the_first_sign_comes_late_where_there_is_time() -> None:
     notes = Memory()
-    soon = threading.Event()
+    soon = Latch()
     threading.Timer(0.3, soon.set).start()
     signs = Signs(OF_THREE, notes, "x", 600)
     assert signs.wait(soon, float("inf"))
@@ -276,7 +277,7 @@ def test_the_first_sign_comes_late_where_there_is_time() -> None:
 
 def test_who_was_kept_from_running_looks_a_little_longer() -> None:
     signs = Signs(OF_THREE, Memory(Counting(2)), "x", 0.8)
-    assert not signs.wait(threading.Event(), 0.0)
+    assert not signs.wait(Latch(), 0.0)
     assert signs.silent() == (0,)
 
 
@@ -297,11 +298,11 @@ def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatc
     assert late.value.missing == (0,)
     # Nobody is sure to make it, or it is there: nothing is said of process 0 that is not known.
     unsure = Signs(OF_THREE, notes, "x", 0.8)
-    assert not unsure.wait(threading.Event(), 0.0)
+    assert not unsure.wait(Latch(), 0.0)
     assert unsure.silent() is None
     (tmp_path / "ckpt").mkdir()
     there = Signs(OF_THREE, Memory(Counting(0)), "x", 0.8, maker=0)
-    assert not there.wait(threading.Event(), 0.0)
+    assert not there.wait(Latch(), 0.0)
     assert there.silent() == (2,)
 
 
@@ -312,7 +313,7 @@ def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> N
     notes.put(waiting_note(0), b"here")
     signs = Signs(OF_THREE, notes, "x", 0.8, maker=0)
     threading.Timer(0.3, notes.remove, [waiting_note(0)]).start()
-    assert not signs.wait(threading.Event(), time.monotonic() + 0.6)
+    assert not signs.wait(Latch(), time.monotonic() + 0.6)
     assert signs.silent_after(0.2) == (2,)
     # Process 0 takes the folder along that it had made, if nothing is in it.
     signs.end()

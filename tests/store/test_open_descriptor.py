@@ -1,13 +1,17 @@
 """A descriptor is closed once, whatever drops it, and never under a number that others have by then."""
 
+import ast
 import errno
 import os
 from pathlib import Path
 
 import pytest
 
+import treering
 from treering._store.folder import Folder
 from treering._store.open_descriptor import OpenDescriptor
+
+SOURCE = Path(treering.__file__).parent
 
 
 def opened(path: Path) -> OpenDescriptor:
@@ -81,3 +85,18 @@ def test_a_closed_folder_is_not_the_current_one(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="Bad file descriptor") as caught:
             ask()
         assert caught.value.errno == errno.EBADF
+
+
+LOSABLE = {"os.open", "os.close", "os.dup", "threading.Condition", "threading.Event", "threading.Thread"}
+EXEMPT = ("_cli", "testing.py")  # they end with their process, or are a user's test
+
+
+def test_no_module_takes_what_an_interrupt_can_lose() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node.func)}"
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] not in EXEMPT
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in LOSABLE
+    ]
+    assert not found

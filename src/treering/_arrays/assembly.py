@@ -6,6 +6,7 @@ while the caller's thread stands still (the collective keeps its place in the ca
 
 from __future__ import annotations
 
+import _thread
 import functools
 import struct
 import threading
@@ -23,6 +24,7 @@ from treering.errors import ProcessFailed, Timeout
 
 if TYPE_CHECKING:
     from treering._store.notes import Notes
+from treering._store.waiters import Latch
 
 __all__ = ["PAYLOAD_BYTES", "assembled", "exchanged", "give_up", "in_step"]
 
@@ -71,13 +73,13 @@ class _Work(Generic[T]):
     """Work in a thread of its own."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self.ended = threading.Event()
+        self.ended = Latch()
         self._work = work
         # Settings of a `with` block of the caller's do not reach other threads; this one decides what dtypes are.
         self._x64 = bool(jax.config.jax_enable_x64)
         self._results: list[T] = []
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="treering-in-step", daemon=True).start()
+        _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         try:

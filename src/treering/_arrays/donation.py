@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from typing import Any
 
 import jax
 import numpy as np
+
+from treering._store.crew import work_together
 
 __all__ = ["views_survive"]
 
@@ -28,9 +29,7 @@ def views_survive() -> bool:
     """
     found: list[bool] = []
     # The caller may be inside of a mesh, or of a trace, in which jax runs nothing on one device; another thread is not.
-    thread = threading.Thread(target=lambda: found.append(_donated()), name="treering-donation")
-    thread.start()
-    thread.join()
+    work_together(lambda: found.append(_donated()), 1, lambda: None)
     return found == [True]
 
 

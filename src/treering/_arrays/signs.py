@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +12,7 @@ from treering._store.checkpoint_names import waiting_note
 if TYPE_CHECKING:
     from treering._store.notes import Notes
     from treering._values.processes import Processes
+from treering._store.waiters import Latch
 
 __all__ = ["Signs"]
 
@@ -64,7 +64,7 @@ class Signs:
         self._works = self._worked = False
         self._before: list[bytes | None] | None = None
 
-    def wait(self, event: threading.Event, deadline: float) -> bool:
+    def wait(self, event: Latch, deadline: float) -> bool:
         """Wait for something of this process; whether it came before the deadline."""
         while not event.wait(max(0.0, min(self._next, deadline) - time.monotonic())):
             now = time.monotonic()
@@ -104,10 +104,9 @@ class Signs:
         known = zip(self._processes.others, earlier or (), self._before, strict=earlier is not None)
         left = {number for number, before, now in known if before is not None and now is None}
         deadline = time.monotonic() + seconds
-        pause = threading.Event()
         silent = self._silent_but(left)
         while silent and time.monotonic() < deadline:
-            pause.wait(min(self._every, _AFTER_ERROR_EVERY_SECONDS))
+            time.sleep(min(self._every, _AFTER_ERROR_EVERY_SECONDS))
             self._leave()
             # Whoever gave a sign may have left since as well.
             still = self._silent_but(left)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Waiters"]
+__all__ = ["Latch", "Waiters"]
 
 
 class Waiters:
@@ -49,3 +49,31 @@ class Waiters:
         with contextlib.suppress(IndexError):
             while True:
                 self._waiting.popleft().put(None)
+
+
+class Latch:
+    """Something that happens once, and that threads wait for.
+
+    Example:
+        >>> latch = Latch()
+        >>> latch.set()
+        >>> latch.wait(1.0), latch.is_set()
+        (True, True)
+    """
+
+    def __init__(self) -> None:
+        self._waiters = Waiters()
+        self._set = False
+
+    def set(self) -> None:
+        """Note that it has happened."""
+        self._set = True
+        self._waiters.notify()
+
+    def is_set(self) -> bool:
+        """Tell whether it has happened."""
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it; whether it has happened within ``timeout`` seconds."""
+        return self._waiters.wait(self.is_set, timeout)
