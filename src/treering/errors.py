@@ -53,8 +53,9 @@ _LONGEST_PATH = 400
 
 def _shown_path(path: tuple[str, ...]) -> str:
     """Join a key path for people; the middle of an absurdly long one is left out."""
-    text = "/".join(path) if len(path) <= _LONGEST_PATH else "/".join((*path[:8], "...", *path[-8:]))
-    return text if len(text) <= _LONGEST_PATH else f"{text[:200]}...{text[-100:]}"
+    left_out = f"[{len(path) - 16} keys left out]"
+    text = "/".join(path if len(path) <= _LONGEST_PATH else (*path[:8], left_out, *path[-8:]))
+    return text if len(text) <= _LONGEST_PATH else f"{text[:200]}[{len(text) - 300} characters left out]{text[-100:]}"
 
 
 class TreeringError(Exception):

@@ -8,6 +8,7 @@ import enum
 import itertools
 import os
 import re
+import stat
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
 from treering._store.run_folder import RunFolder
 from treering._values.near import near
-from treering.errors import Corrupt, Format, NotFound, Unsupported
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
 __all__ = ["Form", "detect", "other_folder"]
 
@@ -102,7 +103,7 @@ def detect(path: str | os.PathLike[str]) -> Form:
         >>> detect(file)
         <Form.MSGPACK: 'msgpack'>
     """
-    shown: object = os.fspath(path)
+    shown: object = os.fspath(path) if isinstance(path, str | bytes | os.PathLike) else path
     if not isinstance(shown, str) or not shown:
         raise Unsupported(f"{shown!r} names no checkpoint and no file", hint="give the path of one, as text")
     if _URL.match(shown):
@@ -127,10 +128,29 @@ def detect(path: str | os.PathLike[str]) -> Form:
 
 def _is_folder(place: Path) -> bool:
     try:
-        return place.is_dir()
-    except (OSError, ValueError):
-        # A name that the system cannot even look at: opening it as a file says why.
+        return stat.S_ISDIR(place.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # Nothing, or a name that the system cannot even look at: opening it as a file says why.
         return False
+    except OSError as error:
+        raise StoreFailed.of(error, place, "read") from error
+
+
+def _leads_on(place: Path) -> bool:
+    try:
+        return _is_folder(place)
+    except StoreFailed:
+        return False
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreFailed.of(error, place, "read") from error
+    return True
 
 
 def _file(shown: str, first: bytes, size: int) -> Form:
@@ -177,7 +197,7 @@ def _instead_of(place: Path) -> str | None:
         return "'~' is not expanded here; os.path.expanduser does it"
     way = [place, *place.parents]
     missing, folder = next(
-        ((below, above) for below, above in itertools.pairwise(way) if _is_folder(above)), (place, place)
+        ((below, above) for below, above in itertools.pairwise(way) if _leads_on(above)), (place, place)
     )
     close = near(missing.name, _names(folder))
     return f"did you mean {os.fspath(folder / close)!r}?" if close else None
@@ -191,9 +211,9 @@ def _names(folder: Path) -> Iterator[str]:
 
 def _folder(place: Path) -> Form:
     # Where there is no index at all, opening the folder says what is there instead.
-    if os.path.lexists(place / INDEX):
+    if _is_there(place / INDEX):
         return Form.CHECKPOINT
-    if any(os.path.lexists(place / name) for name in _LEAVES):
+    if any(_is_there(place / name) for name in _LEAVES):
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN

@@ -38,8 +38,11 @@ def writer() -> Writer:
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """Return a path as saves are known by it: absolute, without links."""
-    return Path(os.path.realpath(path))
+    """Return a path as saves are known by it: absolute, without links; itself where the system cannot say."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError):  # the current folder is gone, or it can be no name: nothing is in flight there
+        return Path(path)
 
 
 def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from treering._ops.source import require_path
-from treering._ops.state_file import local_path
+from treering._ops.state_file import local_path, new_path
+from treering.errors import StoreFailed
 
-__all__ = ["folder_path"]
+__all__ = ["absolute", "folder_path", "new_folder_path"]
 
 
 def folder_path(path: str | os.PathLike[str]) -> Path:
@@ -21,7 +23,31 @@ def folder_path(path: str | os.PathLike[str]) -> Path:
         >>> folder_path("runs/a/").name
         'a'
     """
+    return local_path(_without_end(path))
+
+
+def new_folder_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder to write.
+
+    Raises:
+        Unsupported: it is no path, empty, a URL, or begins with ``~``.
+    """
+    return new_path(_without_end(path))
+
+
+def absolute(path: Path) -> Path:
+    """Return a path that holds when the program changes its current folder.
+
+    Raises:
+        StoreFailed: the path is relative, and the current folder was removed.
+    """
+    try:
+        return path.absolute()
+    except OSError as error:
+        gone = OSError(error.errno or errno.ENOENT, "it is relative, and the current folder was removed")
+        raise StoreFailed.of(gone, path, "find", hint="change to another folder, or give the whole path") from error
+
+
+def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     require_path(path)
-    if isinstance(path, str) and path.endswith(("/", os.sep)):
-        path = f"{path}."
-    return local_path(path)
+    return f"{path}." if isinstance(path, str) and path.endswith(("/", os.sep)) else path

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from treering._ops.background import raise_unreported, settle, wait_for
-from treering._ops.folder_path import folder_path
+from treering._ops.folder_path import absolute, new_folder_path
 from treering._ops.run_known import KnownSteps
 from treering._ops.run_pace import Pace
 from treering._ops.run_signal import Signals
@@ -63,7 +63,7 @@ class RunState:
     ) -> None:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
-        self.path: Path = folder_path(path).absolute()
+        self.path: Path = absolute(new_folder_path(path))
         self.shown = os.fspath(path)
         self.keep = keep
         self.save_every = save_every

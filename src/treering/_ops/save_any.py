@@ -12,14 +12,14 @@ from treering._arrays.incoming import Progress
 from treering._arrays.processes import this_processes
 from treering._arrays.scalars import with_python_numbers
 from treering._ops.background import settle
-from treering._ops.folder_path import folder_path
+from treering._ops.folder_path import new_folder_path
 from treering._ops.joint_save import HostLocal, Wishes, save_together
 from treering._ops.plan_cache import Planned, planned
 from treering._ops.save import save_checkpoint
 from treering._ops.save_file import save_msgpack
 from treering._ops.save_safetensors import save_safetensors
 from treering._ops.source import require_path
-from treering._ops.state_file import local_path
+from treering._ops.state_file import new_path
 from treering._values.processes import Processes, timeout_seconds
 from treering._view.progress import reporter, showing
 from treering.errors import Unsupported
@@ -204,5 +204,5 @@ def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 def _place(path: str | os.PathLike[str]) -> Path:
     """Return the path; a folder's may end in a separator."""
     if isinstance(path, str) and Path(path).suffix.lower() in _FILES:
-        return local_path(path)
-    return folder_path(path)
+        return new_path(path)
+    return new_folder_path(path)

@@ -27,6 +27,7 @@ from treering._format.blocks import leaf_bytes
 from treering._ops import leaving
 from treering._ops.background import raise_unreported, resolved, writer
 from treering._ops.flight import Flight
+from treering._ops.folder_path import absolute
 from treering._ops.joint_save import HostLocal, Wishes, counted, take_part
 from treering._ops.late import reworded
 from treering._ops.pending import PendingSave
@@ -91,7 +92,7 @@ def begin(
     leaving.watch_for_end()
     # The folder of the program may be another one when the save's turn comes.
     begun = _Begun(
-        asked=dataclasses.replace(asked, place=asked.place.absolute()),
+        asked=dataclasses.replace(asked, place=absolute(asked.place)),
         shown=os.fspath(path),
         run=None if run is None else resolved(run),
         around=around,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from treering._arrays.incoming import Progress
 from treering._arrays.outgoing import ALONE
 from treering._arrays.processes import this_processes
-from treering._ops.folder_path import folder_path
+from treering._ops.folder_path import new_folder_path
 from treering._ops.joint_leaves import LeavesWishes, serialize_together
 from treering._ops.joint_save import HostLocal
 from treering._ops.managed_leaves import serialize_managed
@@ -38,7 +38,7 @@ def serialize(
     timeout: float | None,
 ) -> None:
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
-    place = folder_path(path)
+    place = new_folder_path(path)
     seconds = timeout_seconds(timeout)
     _require_one_of("processes", processes, ("all", "this"))
     _require_one_of("host_local", host_local, ("first", "equal"))

@@ -19,7 +19,7 @@ from treering._store.local import LocalFile, replace_file, write_stream
 from treering._tree.match import require_match
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["load", "local_path", "save"]
+__all__ = ["load", "local_path", "new_path", "save"]
 
 PathOrFile = str | os.PathLike[str] | BinaryIO
 
@@ -42,11 +42,25 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
+def new_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of something to write, refusing also ``~``: a folder called so is hardly meant.
+
+    Example:
+        >>> new_path("runs/7").name
+        '7'
+    """
+    place = local_path(path)
+    if place.parts[:1] and place.parts[0].startswith("~"):
+        hint = "'~' is not expanded here; os.path.expanduser does it"
+        raise Unsupported(f"{os.fspath(path)!r} begins with '~'", hint=hint)
+    return place
+
+
 def save(pieces: list[Piece], filepath: PathOrFile) -> None:
     """Write the pieces durably: to a path all or nothing, to an open file from where it stands."""
     buffers = piece_buffers(pieces)
     if isinstance(filepath, str | os.PathLike):  # some path classes have a ``write`` too
-        replace_file(local_path(filepath), buffers, pieces_size(pieces))
+        replace_file(new_path(filepath), buffers, pieces_size(pieces))
     elif hasattr(filepath, "write"):
         write_stream(filepath, buffers)
     else:

@@ -141,7 +141,8 @@ def remove_attempt(tree: FolderTree, attempt: str) -> None:
         OSError: the system refused.
     """
     parts = attempt_folder(attempt)
-    tree.remove(parts, RECORD)
+    with contextlib.suppress(PermissionError):  # it may be empty, as one made under a umask that leaves no rights
+        tree.remove(parts, RECORD)
     if not tree.remove_empty(parts):
         tree.remove_all(parts)
 
@@ -157,9 +158,15 @@ def remove_if_dead(tree: FolderTree, attempt: str, *, spared: Callable[[Collecti
         attempt: the attempt.
         spared: gets the names in that folder, and says whether somebody may need it yet.
     """
-    with contextlib.suppress(OSError), tree.open((ATTEMPTS,), attempt, _AS_FOLDER) as opened:
-        if opened.lock() and not spared(tree.scan(attempt_folder(attempt))):
-            remove_attempt(tree, attempt)
+    with contextlib.suppress(OSError):
+        try:
+            opened = tree.open((ATTEMPTS,), attempt, _AS_FOLDER)
+        except PermissionError:  # made under a umask that leaves no rights: then nothing is in it
+            tree.remove_empty(attempt_folder(attempt))
+            return
+        with opened:
+            if opened.lock() and not spared(tree.scan(attempt_folder(attempt))):
+                remove_attempt(tree, attempt)
 
 
 def sweep_unfinished(tree: FolderTree) -> None:

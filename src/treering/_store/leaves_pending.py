@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from treering._store.attempt_folder import AttemptFolder
+from treering._store.attempt_folder import AttemptFolder, sweep_unfinished
 from treering._store.failures import naming
 from treering._store.folder import Folder
 from treering._store.folder_tree import FOLDER, FolderTree, Parts
@@ -43,6 +43,7 @@ def commit_pending(path: Path, rules: IndexRules, update: Callable[[bytes | None
         tree = FolderTree(folder, shown)
         held.callback(tree.close)
         own = AttemptFolder(tree)
+        sweep_unfinished(tree)
         held.callback(own.discard)
         with contextlib.closing(LeavesCommit(folder, tree, own, rules, shown)) as saving, saving:
             saving.change(update, lambda change: _staged(tree, change))

@@ -125,7 +125,7 @@ class StagedFiles:
         parts = parts_of(folder)
         # No character takes more than four bytes.
         if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
-            shown = f"{folder[:80]}...{folder[-40:]}"
+            shown = f"{folder[:80]}[{len(folder) - 120} characters left out]{folder[-40:]}"
             raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
         return parts
 
