@@ -103,7 +103,8 @@ def detect(path: str | os.PathLike[str]) -> Form:
         >>> detect(file)
         <Form.MSGPACK: 'msgpack'>
     """
-    shown: object = os.fspath(path) if isinstance(path, str | bytes | os.PathLike) else path
+    given: object = path
+    shown = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(shown, str) or not shown:
         raise Unsupported(f"{shown!r} names no checkpoint and no file", hint="give the path of one, as text")
     if _URL.match(shown):
