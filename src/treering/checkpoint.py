@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     import jax
 
     from treering._ops.open import Checkpoint
     from treering._ops.pending import PendingSave
+    from treering._tree.placement import Shardings
 
 __all__ = ["load", "open", "save", "save_async"]
 
+T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 
 
@@ -135,13 +137,31 @@ def save_async(
     )  # fmt: skip
 
 
+@overload
+def load(
+    path: str | os.PathLike[str], like: None = ..., *, only: str | Sequence[str] | None = ..., at: str | None = ...,
+    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., rename: Mapping[str, str] | None = ...,
+    missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
+    mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
+) -> Any: ...  # fmt: skip
+
+
+@overload
+def load(
+    path: str | os.PathLike[str], like: T, *, only: str | Sequence[str] | None = ..., at: str | None = ...,
+    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., rename: Mapping[str, str] | None = ...,
+    missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
+    mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
+) -> T: ...  # fmt: skip
+
+
 def load(
     path: str | os.PathLike[str],
     like: Any = None,
     *,
     only: str | Sequence[str] | None = None,
     at: str | None = None,
-    shardings: Any = None,
+    shardings: Shardings = None,
     mesh: jax.sharding.Mesh | None = None,
     rename: Mapping[str, str] | None = None,
     missing: Literal["error", "keep"] = "error",

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, overload
 
 from treering._ops.run_items import Stateful
 from treering._ops.run_load import Resumed
@@ -21,11 +21,13 @@ from treering._ops.run_state import RunState
 if TYPE_CHECKING:
     import jax
 
+    from treering._tree.placement import Shardings
     from treering.cadence import Cadence
     from treering.retention import Policy, Verdict
 
 __all__ = ["Resumed", "Run", "Stateful", "StepSave"]
 
+T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 
 
@@ -162,6 +164,24 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------------ loading
 
+    @overload
+    def load(
+        self, step: SupportsIndex | None = ..., like: None = ..., *, only: str | Sequence[str] | None = ...,
+        at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
+        rename: Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
+        extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
+        progress: Progress | bool | None = ...,
+    ) -> Any: ...  # fmt: skip
+
+    @overload
+    def load(
+        self, step: SupportsIndex | None = ..., like: T = ..., *, only: str | Sequence[str] | None = ...,
+        at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
+        rename: Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
+        extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
+        progress: Progress | bool | None = ...,
+    ) -> T: ...  # fmt: skip
+
     def load(
         self,
         step: SupportsIndex | None = None,
@@ -169,7 +189,7 @@ class Run:
         *,
         only: str | Sequence[str] | None = None,
         at: str | None = None,
-        shardings: Any = None,
+        shardings: Shardings = None,
         mesh: jax.sharding.Mesh | None = None,
         rename: Mapping[str, str] | None = None,
         missing: Literal["error", "keep"] = "error",
@@ -221,13 +241,13 @@ class Run:
 
     def load_or_init(
         self,
-        init_fn: Callable[[], Any],
+        init_fn: Callable[[], T],
         *,
-        shardings: Any = None,
+        shardings: Shardings = None,
         mesh: jax.sharding.Mesh | None = None,
         extra: Literal["error", "ignore"] = "error",
         progress: Progress | bool | None = None,
-    ) -> Resumed:
+    ) -> Resumed[T]:
         """Load the latest step, and initialise what it does not have; without a step, initialise everything.
 
         ``init_fn`` is only traced for what is loaded: of those leaves no array is ever made. What is missing comes from

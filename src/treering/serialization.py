@@ -7,12 +7,13 @@ and why, is listed in ``docs/coming-from-flax.md``; the bytes are specified in `
 from __future__ import annotations
 
 import os
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, overload
 
 from treering._codec.gzip import compressed, decompressed, default_limit
 from treering._ops import state_file
 from treering._ops.restore import restored
 from treering._ops.state_bytes import Readable, pack, pieces_of, unpack, unserializable
+from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
 from treering._tree.state_dict import to_state_dict
@@ -40,9 +41,10 @@ __all__ = [
     "validate_serializable",
 ]
 
-MAX_CHUNK_SIZE = 2**30
+MAX_CHUNK_SIZE: int = 2**30
 """Arrays of more bytes than this are written in pieces of at most this size; read at each call."""
 
+T = TypeVar("T")
 PathOrFile = str | os.PathLike[str] | BinaryIO
 
 
@@ -108,8 +110,20 @@ def to_bytes(target: Any) -> bytes:
     return pack(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE, sort_keys=False)
 
 
+@overload
 def from_bytes(
-    target: Any, encoded_bytes: Readable, *, strict: bool = False, to_jax: bool = False, shardings: Any = None
+    target: None, encoded_bytes: Readable, *, strict: bool = ..., to_jax: bool = ..., shardings: Shardings = ...,
+) -> Any: ...  # fmt: skip
+
+
+@overload
+def from_bytes(
+    target: T, encoded_bytes: Readable, *, strict: bool = ..., to_jax: bool = ..., shardings: Shardings = ...,
+) -> T: ...  # fmt: skip
+
+
+def from_bytes(
+    target: Any, encoded_bytes: Readable, *, strict: bool = False, to_jax: bool = False, shardings: Shardings = None
 ) -> Any:
     """Return ``target``'s structure with the leaves in ``encoded_bytes``.
 
@@ -165,13 +179,27 @@ def save_to_file(target: Any, filepath: PathOrFile) -> None:
     state_file.save(pieces_of(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE), filepath)
 
 
+@overload
+def load_from_file(
+    target: None, filepath: PathOrFile, *, strict: bool = ..., to_jax: bool = ..., shardings: Shardings = ...,
+    mapped: bool = ...,
+) -> Any: ...  # fmt: skip
+
+
+@overload
+def load_from_file(
+    target: T, filepath: PathOrFile, *, strict: bool = ..., to_jax: bool = ..., shardings: Shardings = ...,
+    mapped: bool = ...,
+) -> T: ...  # fmt: skip
+
+
 def load_from_file(
     target: Any,
     filepath: PathOrFile,
     *,
     strict: bool = False,
     to_jax: bool = False,
-    shardings: Any = None,
+    shardings: Shardings = None,
     mapped: bool = False,
 ) -> Any:
     """Load a msgpack file into ``target``'s structure.
@@ -248,13 +276,27 @@ def to_compressed_bytes(target: Any) -> bytes:
     return compress_bytes(to_bytes(target))
 
 
+@overload
+def from_compressed_bytes(
+    target: None, compressed_data: Readable, *, strict: bool = ..., to_jax: bool = ..., shardings: Shardings = ...,
+    max_bytes: int | None = ...,
+) -> Any: ...  # fmt: skip
+
+
+@overload
+def from_compressed_bytes(
+    target: T, compressed_data: Readable, *, strict: bool = ..., to_jax: bool = ..., shardings: Shardings = ...,
+    max_bytes: int | None = ...,
+) -> T: ...  # fmt: skip
+
+
 def from_compressed_bytes(
     target: Any,
     compressed_data: Readable,
     *,
     strict: bool = False,
     to_jax: bool = False,
-    shardings: Any = None,
+    shardings: Shardings = None,
     max_bytes: int | None = None,
 ) -> Any:
     """Return ``from_bytes`` of what gzip ``compressed_data`` holds.

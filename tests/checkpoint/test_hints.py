@@ -54,7 +54,7 @@ def test_a_branch_of_an_opened_checkpoint_says_how_it_is_loaded(path: Path) -> N
 
 
 def test_what_only_the_checkpoint_has_can_be_left_out(path: Path) -> None:
-    like = {"params": {"w": np.zeros(2)}, "step": 0}
+    like: dict[str, Any] = {"params": {"w": np.zeros(2)}, "step": 0}
     with pytest.raises(Mismatch, match=r'extra="ignore" leaves out what only the checkpoint has') as caught:
         tr.load(path, like)
     assert len(caught.value.differences) == 2
@@ -65,7 +65,7 @@ def test_what_only_the_checkpoint_has_can_be_left_out(path: Path) -> None:
         tr.load(path, {**like, "new": 1}, extra="ignore")
     assert tr.load(path, {**like, "new": 1}, extra="ignore", missing="keep")["new"] == 1
     with pytest.raises(Unsupported, match=r'extra=.yes. is neither "error" nor "ignore"'):
-        tr.load(path, like, extra="yes")  # type: ignore[arg-type]
+        tr.load(path, like, extra="yes")  # type: ignore[call-overload]
     with pytest.raises(Unsupported, match="and there is none"):
         tr.load(path, extra="ignore")
 

@@ -483,7 +483,7 @@ def test_what_needs_like_says_so(options: dict[str, Any], path: Path) -> None:
 def test_an_unknown_missing_is_refused(path: Path) -> None:
     treering.save(path, {"a": 1})
     with pytest.raises(Unsupported, match="ignore"):
-        treering.load(path, {"a": 1}, missing="ignore")  # type: ignore[arg-type]
+        treering.load(path, {"a": 1}, missing="ignore")  # type: ignore[call-overload]
 
 
 # --------------------------------------------------------------------------------------------------- functions, classes

@@ -198,7 +198,8 @@ def test_a_whole_nnx_model_is_a_tree_too(path: Path) -> None:
 
 def test_dataclasses_and_handlers(path: Path) -> None:
     treering.save(path, {"config": Config(3, [np.ones(2)]), "count": Counter({"deep": 7})})
-    result = treering.load(path, {"config": Config(0, [np.zeros(2)]), "count": Counter({"deep": 0})})
+    like: dict[str, Any] = {"config": Config(0, [np.zeros(2)]), "count": Counter({"deep": 0})}
+    result = treering.load(path, like)
     assert type(result["config"]) is Config
     assert result["config"].width == 3
     assert_same(result["config"].table, [np.ones(2)])

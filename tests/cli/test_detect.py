@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_other_forms_are_named(tmp_path: Path, content: bytes, wanted: str) -> N
             detect(path)
 
 
-VERBS = {
+VERBS: dict[str, Callable[..., Any]] = {
     "load": treering.load,
     "load a part": lambda path: treering.load(path, at="a"),
     "load into like": lambda path: treering.load(path, like=1),

@@ -335,7 +335,7 @@ def test_30_python_numbers_are_counted_and_committed_arrays_move() -> None:
 
 
 def test_31_containers_come_back_as_they_were(path: Path) -> None:
-    tree = {"l": [jnp.ones(1), (jnp.ones(1), {5: jnp.ones(1)})], "o": {"a": {"": jnp.ones(1)}}}
+    tree: dict[str, Any] = {"l": [jnp.ones(1), (jnp.ones(1), {5: jnp.ones(1)})], "o": {"a": {"": jnp.ones(1)}}}
     tree_serialize_leaves(path, tree)
     assert_same(exact(path), tree)
     assert tree_deserialize_leaves(path, target=tree)["l"][1][1].keys() == {5}
@@ -442,7 +442,7 @@ def test_41_a_mesh_has_devices(path: Path) -> None:
     tree_serialize_leaves(path, {"w": jnp.ones(8)})
     abstract = jax.sharding.AbstractMesh((8,), ("d",))
     with pytest.raises(Unsupported, match="mesh is a AbstractMesh, not a jax"):
-        tree_deserialize_leaves(path, abstract, shardings={"w": ROWS})  # type: ignore[arg-type]
+        tree_deserialize_leaves(path, abstract, shardings={"w": ROWS})  # type: ignore[call-overload]
     assert tree_deserialize_leaves(path, shardings={"w": ROWS})["w"].sharding == ROWS
 
 

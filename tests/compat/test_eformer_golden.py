@@ -128,7 +128,7 @@ def test_wide_arrays_are_refused_or_numpy_without_x64() -> None:
 
 def test_a_target_gives_structure_and_lists() -> None:
     want = expected("plain", None)
-    target = {
+    target: dict[str, Any] = {
         "params": {"dense": {"kernel": jnp.zeros((4, 3)), "bias": jnp.zeros(3)}},
         "layers": [jnp.zeros(2) for _ in range(12)],
         "step": jax.ShapeDtypeStruct((), jnp.int32),

@@ -149,7 +149,8 @@ def test_a_handler_may_return_something_that_is_no_dict(value: Any) -> None:
     serialization.register_serialization_state(PassThrough, lambda node: value, lambda node, state: ("got", state))
     assert serialization.to_state_dict({"a": PassThrough()}) == {"a": value}
     data = serialization.to_bytes({"a": PassThrough()})
-    assert serialization.from_bytes({"a": PassThrough()}, data) == {"a": ("got", value)}
+    target: Any = {"a": PassThrough()}
+    assert serialization.from_bytes(target, data) == {"a": ("got", value)}
 
 
 def test_a_live_dict_of_the_object_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:

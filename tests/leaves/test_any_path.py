@@ -88,7 +88,8 @@ def test_like(saved: Path) -> None:
     with pytest.raises(Mismatch, match=r"b: wanted bfloat16\[4\], found bfloat16\[3\]") as caught:
         tr.load(saved, like | {"extra": 1}, at="model")
     assert len(caught.value.differences) == 2
-    found = tr.load(saved, {"m": W, "step": 0}, at="ema", rename={"m": "w"})
+    renamed: dict[str, Any] = {"m": W, "step": 0}
+    found = tr.load(saved, renamed, at="ema", rename={"m": "w"})
     assert (found["m"].tolist(), found["step"]) == (W.tolist(), 7)
 
 

@@ -256,7 +256,7 @@ def test_arguments_that_make_no_sense_are_named(arguments: dict[str, Any], words
 
 def test_a_tree_in_place_of_the_path_is_refused() -> None:
     with pytest.raises(Unsupported, match="path"):
-        tree_deserialize_leaves({"w": 1})  # type: ignore[arg-type]
+        tree_deserialize_leaves({"w": 1})  # type: ignore[call-overload]
 
 
 # --------------------------------------------------------------------------------------------------------------- damage

@@ -61,7 +61,8 @@ def goes_through(folder: str) -> dict[str, Any]:
         if number == 1:  # its view of the file system is behind
             patch.setattr(run_load, "steps_of", lambda _: [1])
         data = Data(0)
-        note("latest", lambda: int(run.load(like={"state": tree(), "data": data})["state"]["step"]))
+        like: dict[str, Any] = {"state": tree(), "data": data}
+        note("latest", lambda: int(run.load(like=like)["state"]["step"]))
         found["position"] = data.position
         note("missing", lambda: run.load(7))
     note("verdicts", lambda: _verdicts(tr.Run(run.path, keep=tr.KeepLast(1), timeout=_GENEROUS)))

@@ -196,9 +196,11 @@ class RunMachine(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """What is there is loaded, the rest initialised."""
-        step, tree = resumed = self.run.load_or_init(
-            lambda: {"w": jnp.zeros(300, jnp.int32), "step": 0, "new": jnp.full(2, 7)}
-        )
+
+        def fresh() -> dict[str, Any]:
+            return {"w": jnp.zeros(300, jnp.int32), "step": 0, "new": jnp.full(2, 7)}
+
+        step, tree = resumed = self.run.load_or_init(fresh)
         assert step == max(self.model, default=None)
         assert tree["new"].tolist() == [7, 7]
         assert resumed.initialised == (("w", "step", "new") if step is None else ("new",))

@@ -266,7 +266,8 @@ def test_a_data_iterator_goes_on_with_the_batch_that_was_next(tmp_path: Path, st
 
     data = Batches(ROWS, 12, seed=1)
     with tr.Run(tmp_path / "run") as run:
-        items = run.load(like={"state": fresh(), "data": data, "config": config})
+        like: dict[str, Any] = {"state": fresh(), "data": data, "config": config}
+        items = run.load(like=like)
     assert items["data"] is data
     assert items["config"] == config
     state, losses = items["state"], []

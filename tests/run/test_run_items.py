@@ -162,7 +162,8 @@ def test_several_objects_and_names_that_need_escapes(run: tr.Run) -> None:
 def test_a_renamed_object(run: tr.Run) -> None:
     saved(run)
     other = Data(2)
-    like = {"config": {"rate": 0.0, "layers": (0, 0)}, "model": {"w": jnp.zeros(3, int)}, "batches": other}
+    config = {"rate": 0.0, "layers": (0, 0)}
+    like: dict[str, Any] = {"config": config, "model": {"w": jnp.zeros(3, int)}, "batches": other}
     loaded = run.load(like=like, rename={"batches": "data", "model": "state"})
     assert (loaded["batches"] is other, other.position) == (True, 3)
     assert loaded["model"]["w"].tolist() == [1, 1, 1]

@@ -38,7 +38,7 @@ def test_all_that_load_can_is_here(tmp_path: Path) -> None:
     assert run.load(1)["step"] == 1
     assert run.load(1, at="params")["w"].tolist() == [1, 1, 1]
     assert run.load(1, only="**/w")["params"]["w"].tolist() == [1, 1, 1]
-    like = {"params": {"v": jax.ShapeDtypeStruct((3,), "float32")}, "step": 0, "extra": 5}
+    like: dict[str, Any] = {"params": {"v": jax.ShapeDtypeStruct((3,), "float32")}, "step": 0, "extra": 5}
     loaded = run.load(
         1, like, rename={"params/v": "params/w"}, missing="keep", cast=True, progress=lambda *at: seen.append(at)
     )
@@ -52,7 +52,7 @@ def test_all_that_load_can_is_here(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="there is none"):
         run.load(1, cast=True)
     with pytest.raises(Unsupported, match="'x' is no step"):
-        run.load("x")  # type: ignore[arg-type]
+        run.load("x")  # type: ignore[call-overload]
 
 
 def test_a_missing_step_names_those_that_are_there(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_an_aligned_array_is_aliased_not_copied(tmp_path: Path) -> None:
     if placed.unsafe_buffer_pointer() != array.ctypes.data:
         # this jax copies on its own; there is nothing to win by alignment
         return
-    loaded = serialization.load_from_file(tree, tmp_path / "state", to_jax=True)["w"]
+    loaded: Any = serialization.load_from_file(tree, tmp_path / "state", to_jax=True)["w"]
     assert loaded.unsafe_buffer_pointer() % 64 == 0
     assert_same(jax.device_get(loaded), tree["w"])
 

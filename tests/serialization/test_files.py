@@ -76,7 +76,7 @@ def test_a_text_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(TypeError):
             serialization.save_to_file(TREE, file)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
-            serialization.load_from_file(None, file)  # type: ignore[arg-type]
+            serialization.load_from_file(None, file)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("bad", [None, 5, 1.5, object()], ids=lambda bad: type(bad).__name__)

@@ -42,7 +42,7 @@ def test_a_chunk_that_is_itself_chunked_is_refused(tmp_path: Path) -> None:
 
 def test_a_plain_key_called_chunks_may_hold_chunked_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 8)
-    tree = {"chunks": {"0": np.arange(9.0)}, "shape": {"0": 1}}
+    tree: dict[str, Any] = {"chunks": {"0": np.arange(9.0)}, "shape": {"0": 1}}
     found = serialization.from_bytes(tree, serialization.to_bytes(tree), strict=True)
     assert np.array_equal(found["chunks"]["0"], np.arange(9.0))
 
@@ -193,7 +193,7 @@ def test_what_names_no_file_is_refused(path: Any, tmp_path: Path, monkeypatch: p
 def test_text_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(serialization.to_bytes({"a": np.full(9, 255, np.uint8)}))
     with (tmp_path / "state").open() as file, pytest.raises(Unsupported, match="binary"):
-        serialization.load_from_file(None, file)  # type: ignore[arg-type]
+        serialization.load_from_file(None, file)  # type: ignore[call-overload]
     with tempfile.NamedTemporaryFile("w") as file, pytest.raises(Unsupported, match="binary"):
         serialization.save_to_file({"a": 1}, file)
 

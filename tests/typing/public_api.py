@@ -3,7 +3,7 @@
 import signal
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, assert_type
+from typing import Any, BinaryIO, NamedTuple, assert_type
 
 import jax
 import numpy as np
@@ -63,6 +63,10 @@ class Batches:
         self.position = state["position"]
 
 
+def state_of(data: treering.Stateful) -> Any:
+    return data.get_state()
+
+
 def runs(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
     pending = treering.save_async(Path("ckpt"), state, overwrite=True, progress=lambda done, total: done == total)
     assert_type(pending, treering.PendingSave)
@@ -81,14 +85,59 @@ def runs(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
         run.save_on_signal(signal.SIGTERM)
         step, tree = run.load_or_init(lambda: state, shardings=None, mesh=mesh)
         assert_type(step, int | None)
+        assert_type(tree, dict[str, Any])
         run.load(like=tree, only=["params/**"], missing="keep", mapped=True)
         assert_type((run.steps(), run.latest(), run.best("loss", "max")), tuple[list[int], int | None, int | None])
         assert_type(run.metrics(1), dict[str, float])
         assert_type([verdict.reasons for verdict in run.gc(dry_run=False)], list[tuple[str, ...]])
         assert_type(run.branch(1, Path("runs/b")), treering.Run)
         assert_type(run.wait(timeout=1.5), None)
-    stateful: treering.Stateful = Batches()
-    assert_type(stateful.get_state(), Any)
+    assert_type(state_of(Batches()), Any)
+
+
+class Model(NamedTuple):
+    w: jax.Array
+    layers: int
+
+
+def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any) -> None:
+    assert_type(treering.load("ckpt", model), Model)
+    assert_type(treering.load("ckpt", like=model, shardings=None, cast=True), Model)
+    assert_type(treering.load("ckpt", [model], at="models"), list[Model])
+    assert_type(treering.load("ckpt"), Any)
+    assert_type(treering.load("ckpt", anything), Any)
+    assert_type(leaves.tree_deserialize_leaves("ckpt", target=model), Model)
+    assert_type(leaves.tree_deserialize_leaves("ckpt", None, None, prefix="m"), Any)
+    assert_type(serialization.from_bytes(model, b""), Model)
+    assert_type(serialization.from_bytes(None, b""), Any)
+    assert_type(serialization.load_from_file(model, "a.msgpack", strict=True), Model)
+    assert_type(serialization.from_compressed_bytes(model, b"", max_bytes=1 << 30), Model)
+    run = treering.Run("runs/a")
+    assert_type(run.load(1, model), Model)
+    assert_type(run.load(like=model, missing="keep"), Model)
+    assert_type(run.load(), Any)
+
+    def fresh() -> Model:
+        return model
+
+    resumed = run.load_or_init(fresh)
+    step, loaded = resumed
+    assert_type((step, loaded), tuple[int | None, Model])
+    assert_type((resumed.step, resumed.tree, resumed.initialised), tuple[int | None, Model, tuple[str, ...]])
+    as_pair: tuple[int | None, Model] = resumed
+    assert as_pair
+
+
+def restore(path: str, shardings: sharding.Shardings = None) -> Any:
+    return treering.load(path, shardings=shardings)
+
+
+def where_arrays_go(mesh: jax.sharding.Mesh, rows: jax.sharding.PartitionSpec) -> None:
+    restore("ckpt", jax.sharding.NamedSharding(mesh, rows))
+    restore("ckpt", jax.devices()[0])
+    restore("ckpt", [(".*kernel", rows)])
+    restore("ckpt", {"w": rows, "b": None})
+    restore("ckpt", lambda key, array: rows if array.ndim else None)
 
 
 def registration() -> None:
@@ -121,12 +170,14 @@ def failures(data: bytes) -> None:
 
 def refused(state: dict[str, Any]) -> None:
     # An ignore that is not needed is itself an error: each of these must be refused.
-    serialization.from_bytes(state, "text")  # type: ignore[arg-type]
-    serialization.from_bytes(state, b"", True)  # type: ignore[call-arg]
+    serialization.from_bytes(state, "text")  # type: ignore[call-overload]
+    serialization.from_bytes(state, b"", True)  # type: ignore[call-overload]
     serialization.save_to_file("a.msgpack", 3)  # type: ignore[arg-type]
     serialization.decompress_bytes(b"", max_bytes="1 GB")  # type: ignore[arg-type]
     tree.tree_size()  # type: ignore[call-arg]
-    leaves.tree_deserialize_leaves("ckpt", structure="lists")  # type: ignore[arg-type]
+    leaves.tree_deserialize_leaves("ckpt", structure="lists")  # type: ignore[call-overload]
+    treering.load("ckpt", state, shape=3)  # type: ignore[call-overload]
+    treering.Run("runs/a").load("latest")  # type: ignore[call-overload]
     leaves.tree_serialize_leaves("ckpt", state, None, "model")  # type: ignore[call-arg]
     sharding.make_itsharded(state)  # type: ignore[call-arg]
     treering.Run("runs/a", keep=3)  # type: ignore[arg-type]

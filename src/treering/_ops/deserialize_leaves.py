@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from treering._ops.folder_path import folder_path
 from treering._ops.joint_load import Company, Named
@@ -15,6 +15,7 @@ from treering._ops.leaves_source import LeavesSource, opened_leaves
 from treering._ops.leaves_tree import Callback, Wanted, tree_of
 from treering._ops.one_state import on_one_state
 from treering._tree.leaf_shardings import Said
+from treering._tree.placement import Shardings
 from treering._tree.rules import RulesReport
 from treering.errors import Unsupported
 
@@ -22,6 +23,28 @@ if TYPE_CHECKING:
     import jax
 
 __all__ = ["tree_deserialize_leaves"]
+
+T = TypeVar("T")
+
+
+@overload
+def tree_deserialize_leaves(
+    checkpoint_dir: str | os.PathLike[str], mesh: jax.sharding.Mesh | None = ..., manager: Any = ..., *,
+    prefix: str | None = ..., partition_rules: Any = ..., shardings: Shardings = ..., callback: Callback | None = ...,
+    chunk_size: int | None = ..., target: None = ..., structure: Literal["dicts", "exact"] = ...,
+    x64: Literal["error", "numpy"] = ..., timeout: float | None = ...,
+    report: Callable[[RulesReport], object] | None = ...,
+) -> Any: ...  # fmt: skip
+
+
+@overload
+def tree_deserialize_leaves(
+    checkpoint_dir: str | os.PathLike[str], mesh: jax.sharding.Mesh | None = ..., manager: Any = ..., *,
+    prefix: str | None = ..., partition_rules: Any = ..., shardings: Shardings = ..., callback: Callback | None = ...,
+    chunk_size: int | None = ..., target: T, structure: Literal["dicts", "exact"] = ...,
+    x64: Literal["error", "numpy"] = ..., timeout: float | None = ...,
+    report: Callable[[RulesReport], object] | None = ...,
+) -> T: ...  # fmt: skip
 
 
 def tree_deserialize_leaves(
@@ -31,7 +54,7 @@ def tree_deserialize_leaves(
     *,
     prefix: str | None = None,
     partition_rules: Any = None,
-    shardings: Any = None,
+    shardings: Shardings = None,
     callback: Callback | None = None,
     chunk_size: int | None = None,
     target: Any = None,

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _SHOWN: Final = 10
 
 
-class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has no room for slots
+class Resumed(tuple[int | None, T]):  # noqa: SLOT001 - a tuple of Python has no room for slots
     """What ``Run.load_or_init`` gives: the pair of the step, or None where nothing was saved, and the tree.
 
     Attributes:
@@ -52,12 +52,12 @@ class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has 
 
     initialised: tuple[str, ...]
 
-    def __new__(cls, step: int | None, tree: Any, initialised: tuple[str, ...]) -> Self:
+    def __new__(cls, step: int | None, tree: T, initialised: tuple[str, ...]) -> Self:
         pair = super().__new__(cls, (step, tree))
         pair.initialised = initialised
         return pair
 
-    def __getnewargs__(self) -> tuple[int | None, Any, tuple[str, ...]]:
+    def __getnewargs__(self) -> tuple[int | None, T, tuple[str, ...]]:
         return (*self, self.initialised)
 
     @property
@@ -66,7 +66,7 @@ class Resumed(tuple[int | None, Any]):  # noqa: SLOT001 - a tuple of Python has 
         return self[0]
 
     @property
-    def tree(self) -> Any:
+    def tree(self) -> T:
         """The tree."""
         return self[1]
 
@@ -85,11 +85,11 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, wishes: Wish
     return _of_latest(run, read)
 
 
-def load_or_init(run: RunState, init_fn: Callable[[], Any], wishes: Wishes) -> Resumed:
+def load_or_init(run: RunState, init_fn: Callable[[], T], wishes: Wishes) -> Resumed[T]:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
     require_sense((), wishes)
 
-    def read(step: int | None) -> Resumed:
+    def read(step: int | None) -> Resumed[T]:
         path = None if step is None else step_path(run.path, step)
         with showing(wishes.progress):
             tree, initialised = loaded_or_initialised(path, init_fn, wishes, timeout=run.timeout)

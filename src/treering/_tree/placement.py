@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -32,9 +32,17 @@ __all__ = [
     "sharding_of",
 ]
 
-Shardings: TypeAlias = Any
-"""A ``Sharding``, ``Device`` or ``PartitionSpec``; a prefix tree of them (None: the default device); a function of
-(key, ``jax.ShapeDtypeStruct``) that returns one; or partition rules, pairs of a pattern and a ``PartitionSpec``."""
+Shardings: TypeAlias = (
+    Sharding
+    | PartitionSpec
+    | jax.Device
+    | Callable[[str, jax.ShapeDtypeStruct], Any]
+    | Sequence[tuple[str | re.Pattern[str], Any]]
+    | Any
+)
+"""What ``shardings`` takes: a ``Sharding``, ``Device`` or ``PartitionSpec`` for all arrays; a function of (key,
+``jax.ShapeDtypeStruct``) that returns one; partition rules, pairs of a pattern and a ``PartitionSpec``; or (``Any``) a
+prefix tree of them, in containers of any kind, where None is the default device."""
 
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
@@ -173,7 +181,7 @@ def is_placement(x: Any) -> bool:
     return isinstance(x, Sharding | PartitionSpec | jax.Device)
 
 
-def is_rules(x: Any) -> bool:
+def is_rules(x: Any) -> TypeGuard[Sequence[tuple[str | re.Pattern[str], Any]]]:
     """Tell rules from a prefix tree, which holds no strings."""
     return (
         isinstance(x, list | tuple)

@@ -1,0 +1,58 @@
+"""The source distribution holds what its own tests and pages need; it is installed from, and tested."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+CHOSEN = ("tests/docs/test_architecture.py", "tests/store/test_small_files.py", "tests/crash/test_flushes.py")
+
+
+def run(*command: str, at: Path, path: Path | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+    environment |= {"PYTHONPATH": "" if path is None else str(path), "PIP_NO_INDEX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=at, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run("hatchling", "build", "-t", "sdist", "-d", str(folder), at=ROOT)
+    (archive,) = folder.glob("treering-*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def test_every_link_of_its_pages_leads_to_a_file_in_it(unpacked: Path) -> None:
+    pages = [*unpacked.glob("*.md"), *unpacked.glob("docs/**/*.md"), *unpacked.glob("benchmarks/*.md")]
+    links = [(page, link) for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))]
+    assert len(links) > 60
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_it_installs_and_its_tests_run(unpacked: Path, tmp_path: Path) -> None:
+    run("pip", "install", "--no-deps", "--no-build-isolation", "-q", "--target", str(tmp_path), ".", at=unpacked)
+    # Not the sources of the project: what was installed.
+    where = "import treering; print(treering.__file__)"
+    assert str(tmp_path) in subprocess.run(
+        [sys.executable, "-c", where], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        check=True, cwd=tmp_path,
+    ).stdout  # fmt: skip
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    run("pytest", *options, "--collect-only", "-m", "", "tests", at=unpacked, path=tmp_path)
+    assert " passed" in run("pytest", *options, *CHOSEN, at=unpacked, path=tmp_path)
+    for tool in ("torture", "benchmarks"):
+        run(tool, "--help", at=unpacked, path=tmp_path)
