@@ -404,6 +404,9 @@ class Run:
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every save is durable and every step is removed that has to go.
 
+        In a job of many processes process 0 removes them; the others wait for that, at most as long as the run's
+        ``timeout``.
+
         Args:
             timeout: seconds to wait; None: as long as it takes.
 

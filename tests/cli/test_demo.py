@@ -222,6 +222,26 @@ def test_the_saves_are_shown_with_what_they_cost(capsys: pytest.CaptureFixture[s
     assert rows[-1][2:] == ["21.0", "ms", "killed", "|"]
     assert "..." in out
     assert "stood still 11.0 ms for a save (median), 231 ms for all 21; one was safe after 1.05 s (median)." in out
+    assert "The first save" not in out
+    closing.show_saves(stage, [Save(step=1, stood_still=0.09, safe_after=0.1), *saves[1:4]], 2048)
+    assert "The first save took 90.0 ms: it imports what saving needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 72, 100])
+def test_prose_is_wrapped_on_a_terminal_and_whole_elsewhere(width: int, tmp_path: Path) -> None:
+    saves = [Save(step=step, stood_still=0.5 if step == 1 else 0.001, safe_after=0.1) for step in range(1, 4)]
+    prose = {}
+    for terminal in (True, False):
+        console = Console(force_terminal=terminal, width=width, color_system=None)
+        stage = Stage(console=console, folder=tmp_path, kept=True, symbols=False)
+        with console.capture() as captured:
+            closing.show_saves(stage, saves, 2048)
+            stage.say(" ".join(["word"] * 50))
+        prose[terminal] = [line for line in captured.get().splitlines() if not line.startswith(("+", "|"))]
+    assert max(map(len, prose[True])) <= width
+    assert all(line.startswith("   ") for line in prose[True] if line)
+    assert " ".join(" ".join(prose[True]).split()) == " ".join(" ".join(prose[False]).split())
+    assert max(map(len, prose[False])) > 200
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:

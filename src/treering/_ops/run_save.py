@@ -62,7 +62,9 @@ class StepSave:
         return self.pending is not None and self.pending.saved()
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until the step is durable, and every step removed that has to go; return at once where nothing is saved.
+        """Wait until the step is durable, on process 0 also until every step is removed that has to go.
+
+        It returns at once where nothing is saved. `Run.wait` waits for the removals on the other processes too.
 
         Raises:
             Timeout: it is not done in that time; it goes on.
@@ -111,6 +113,7 @@ def save_step(
                 raise
             refusal = error  # the others wait for this process, and are told
         begun = time.monotonic()
+        run.has_saved = True
         with unless_it_fails(run.path, order.mark):
             pending = begin(
                 step_path(run.path, step),

@@ -6,19 +6,26 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
+from treering._arrays.processes import this_processes
 from treering._ops.background import raise_unreported, settle, wait_for
 from treering._ops.folder_path import absolute, new_folder_path
+from treering._ops.run_gc import collect
 from treering._ops.run_known import KnownSteps
 from treering._ops.run_pace import Pace
 from treering._ops.run_signal import Signals
 from treering._values.processes import timeout_seconds
+from treering._values.steps_text import steps_text
 from treering._values.warned import warn_of
 from treering.cadence import Cadence
-from treering.errors import TreeringError, UnknownMetric, Unsupported
+from treering.errors import Timeout, TreeringError, UnknownMetric, Unsupported
 from treering.retention import Policy
 
 __all__ = ["ClosedRun", "RunState"]
+
+
+_LOOK_EVERY_S: Final = 0.05
 
 
 class ClosedRun(TreeringError, ValueError):
@@ -46,6 +53,7 @@ class RunState:
         known_place: whether the folder was found to be one of a run, or of nothing.
         unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
             save found them out.
+        has_saved: whether this process has begun a save.
         known: what its saves know of its steps.
         now: the clock that a step's time is taken from, in POSIX seconds.
 
@@ -73,6 +81,7 @@ class RunState:
         self.paced = False
         self.known_place = False
         self.unmeasured: Mapping[str, str | None] = {}
+        self.has_saved = False
         self.known = KnownSteps()
         self.now: Callable[[], float] = time.time
         self._closed = False
@@ -94,9 +103,11 @@ class RunState:
             Timeout: it takes longer, or shows no progress any more.
             TreeringError: a save failed.
         """
+        begun = time.monotonic()
         wait_for(self.path, timeout)
         raise_unreported(self.path)
         self.warn()
+        self._await_removals(time.monotonic() + self.timeout if timeout is None else begun + timeout)
 
     def warn(self) -> None:
         """Warn, once, where ``keep`` goes by metrics that no step has."""
@@ -107,8 +118,11 @@ class RunState:
             ]
             warn_of("no step has the metric that KeepBest goes by, so it keeps all", lines, UnknownMetric)
 
-    def close(self) -> None:
+    def close(self, *, removals: bool = True) -> None:
         """Wait, put handlers of signals back, and save no more.
+
+        Args:
+            removals: whether to wait for removals by process 0 too.
 
         Raises:
             TreeringError: a save failed.
@@ -116,6 +130,8 @@ class RunState:
         self._closed = True
         try:
             settle(self.path)
+            if removals:
+                self._await_removals(time.monotonic() + self.timeout)
         finally:
             self.signals.close()
 
@@ -126,9 +142,25 @@ class RunState:
             self.warn()
             return
         try:
-            self.close()
+            self.close(removals=False)
         except TreeringError as failed:
             error.add_note(f"Beside this, in the run {self.shown!r}: {failed}")
+
+    def _await_removals(self, end: float) -> None:
+        """Wait until process 0 of the job has removed what has to go after the saves of this process.
+
+        Raises:
+            Timeout: it has not, when the monotonic clock says ``end``.
+        """
+        if not self.has_saved or this_processes(()).leads:
+            return
+        while going := [verdict.step for verdict in collect(self.path, self.keep, dry_run=True) if not verdict.kept]:
+            if time.monotonic() >= end:
+                what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
+                error = Timeout(what, hint="look what became of it; all processes have to pass the same `keep`")
+                error.missing = (0,)
+                raise error
+            time.sleep(_LOOK_EVERY_S)
 
     @property
     def keep_text(self) -> str | None:

@@ -50,6 +50,11 @@ def show_saves(stage: Stage, saves: Sequence[Save], nbytes: int) -> None:
             f"{duration_text(sum(stood))} for all {len(stood)}; "
             f"one was safe after {duration_text(statistics.median(safe_after))} (median)."
         )
+    if len(stood) > 1 and stood[0] > 2 * statistics.median(stood[1:]):
+        stage.say(
+            f"The first save took {duration_text(stood[0])}: it imports what saving needs, plans the tree, and tries "
+            "once whether jax leaves donated arrays alone. Later saves use that again."
+        )
 
 
 def close(stage: Stage, proofs: Sequence[Proof]) -> None:

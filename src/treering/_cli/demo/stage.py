@@ -48,20 +48,20 @@ class Stage:
         self.console.print(Text(f"{number}  {title}", style="bold"))
 
     def say(self, line: str) -> None:
-        """Print a line."""
-        self.console.print(Text(f"   {line}"), soft_wrap=True)
-
-    def quote(self, line: str, style: str) -> None:
         """Print a line that may be long: wrapped below itself on a terminal, whole elsewhere."""
+        self.quote(line, "", indent=3)
+
+    def quote(self, line: str, style: str, *, indent: int = 5) -> None:
+        """Print a line as `say` does, in a style."""
         if self.console.is_terminal:
-            self.console.print(Padding(Text(line, style=style), (0, 0, 0, 5)))
+            self.console.print(Padding(Text(line, style=style), (0, 0, 0, indent)))
         else:
-            self.console.print(Text(f"     {line}"), soft_wrap=True)
+            self.console.print(Text(f"{'':{indent}}{line}"), soft_wrap=True)
 
     def command(self, command: str, lines: Iterable[str]) -> None:
         """Print what a verb of the command line answers."""
         self.console.print()
-        self.say(f"$ treering {command}")
+        self.console.print(Text(f"   $ treering {command}"), soft_wrap=True)
         for line in lines:
             self.console.print(Text.from_ansi(f"   {line}"), soft_wrap=True)
 

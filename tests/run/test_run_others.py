@@ -1,0 +1,67 @@
+"""What a run does on the processes of a job that do not lead, seen from one; ``tests/multiprocess`` has real jobs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treering as tr
+from treering._ops import run_state
+from treering._ops.run_gc import collect
+from treering._values.processes import Processes
+from treering.errors import Timeout
+
+TREE = {"w": np.arange(3.0)}
+
+
+@pytest.fixture
+def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tr.Run:
+    """The run of process 1: three steps are committed, of which process 0 has to remove two."""
+    with tr.Run(tmp_path / "run") as run:
+        for step in (1, 2, 3):
+            run.save(step, TREE)
+    monkeypatch.setattr(run_state, "this_processes", lambda leaves: Processes(this=1, count=2))
+    found = tr.Run(run.path, keep=tr.KeepLast(1), timeout=30)
+    found._state.has_saved = True
+    return found
+
+
+@pytest.mark.parametrize("how", ["wait", "close", "with"])
+def test_others_wait_until_process_0_has_removed_what_has_to_go(how: str, follower: tr.Run) -> None:
+    begun = time.monotonic()
+    removal = threading.Timer(0.3, collect, [follower.path, follower.keep], {"dry_run": False})
+    removal.start()
+    if how == "with":
+        with follower:
+            pass
+    else:
+        getattr(follower, how)()
+    assert follower.steps() == [3]
+    assert time.monotonic() - begun >= 0.3
+    removal.join()
+
+
+def test_removals_that_do_not_come_are_a_timeout_that_names_process_0(follower: tr.Run) -> None:
+    with pytest.raises(
+        Timeout, match=r"process 0 has not removed steps 1 and 2 of '.*/run', which `keep` does not keep"
+    ) as error:
+        follower.wait(0.1)
+    assert error.value.missing == (0,)
+    with pytest.raises(KeyError), follower:  # an error that ends the block does not wait for them
+        raise KeyError("mine")
+
+
+def test_others_that_have_saved_nothing_wait_for_nothing(follower: tr.Run) -> None:
+    follower._state.has_saved = False
+    follower.wait(0.1)
+    follower.close()
+    assert follower.steps() == [1, 2, 3]
+
+
+def test_process_0_waits_for_its_own_thread_alone(follower: tr.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "this_processes", lambda leaves: Processes(this=0, count=2))
+    follower.wait(0.1)
