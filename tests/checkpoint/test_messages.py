@@ -30,7 +30,7 @@ def mesh() -> jax.sharding.Mesh:
     [
         (PartitionSpec("data"), "w: float32[6, 4]: axis 0 of length 6 is not divisible by 4, mesh axis 'data'"),
         (PartitionSpec(("data", "model")), "b: float32[7]: axis 0 of length 7 is not divisible by 8"),
-        (PartitionSpec("model", "data"), "b: float32[7] has 1 axes"),
+        (PartitionSpec("model", "data"), "b: float32[7] has 1 axis"),
         (PartitionSpec("dat"), "the mesh has no axis 'dat' of"),
         (PartitionSpec("dat"), "did you mean 'data'?"),
     ],

@@ -145,7 +145,7 @@ def test_a_pinwheel_covers_once() -> None:
     ("shape", "boxes", "said"),
     [
         ((), [()], None),
-        ((), [], "1 of 1 items lie in no box"),
+        ((), [], "1 item lies in no box, of 1"),
         ((), [(), ()], "overlap"),
         ((0, 3), [((0, 0), (0, 3))], None),
         ((0, 3), [], "no items"),

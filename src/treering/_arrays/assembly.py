@@ -19,6 +19,7 @@ import jax
 
 from treering._arrays.gathered import gathered
 from treering._arrays.signs import Signs
+from treering._values.human import counted
 from treering._values.processes import Processes, named
 from treering.errors import ProcessFailed, Timeout
 
@@ -134,7 +135,7 @@ def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
         Timeout: another process is in a call that this one has given up, or the other way round.
     """
     if len(payload) > PAYLOAD_BYTES:
-        raise ValueError(f"a payload of {len(payload)} bytes, more than {PAYLOAD_BYTES}")
+        raise ValueError(f"a payload of {counted(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
     if processes.count == 1:
         return [payload]
     rows = gathered((_HEADER.pack(_line.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))

@@ -17,6 +17,7 @@ from treering._format.blocks import DAMAGE_HINT
 from treering._format.leaves_record import LeavesRecord, first_checksums
 from treering._store.open_folder import DataFileMissing
 from treering._values.checksums import block_bytes, block_checksums, block_count
+from treering._values.human import counted
 from treering._values.keys import split_key
 from treering.errors import Corrupt, TreeringError
 
@@ -107,7 +108,9 @@ class BranchFiles:
             if len(found) < last:
                 names = map(str, itertools.count()) if zarr.separator == "/" else chunk_names(zarr)
                 lost = next(name for name in names if name not in found)
-                raise damaged(self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {last} chunks")
+                raise damaged(
+                    self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {counted(last, 'chunks')}"
+                )
         self._counted[leaf] = 1
 
     def small_contents(self, leaves: Sequence[tuple[int, SmallFile]]) -> list[bytes | None]:
@@ -171,7 +174,7 @@ class BranchFiles:
         wanted = self.size_of(leaf, chunk)
         if wanted is not None and found != wanted:
             how = "cut short" if found < wanted else "too long"
-            raise Corrupt(f"it is {how}: {wanted} bytes were written, {found} are there")
+            raise Corrupt(f"it is {how}: {counted(wanted, 'bytes were')} written, {found} are there")
         check_chunk_file(self.branch.arrays[leaf], found)
 
     def shown_chunk(self, leaf: int, chunk: int) -> str:

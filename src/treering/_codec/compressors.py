@@ -11,6 +11,7 @@ from treering._codec.chunk_file import DAMAGED
 from treering._codec.documents import shown
 from treering._codec.in_tensorstore import compressor_in_full
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
+from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 
 __all__ = ["check_chunk_file", "codec_of", "completed", "known_compressor", "level_of"]
@@ -97,10 +98,13 @@ def check_chunk_file(array: ZarrArray, nbytes: int) -> None:
     wanted = chunk_bytes(array)
     if array.compressor is None:
         if nbytes != wanted:
-            raise Corrupt(f"a chunk has {wanted} bytes, the file has {nbytes}", hint=DAMAGED)
+            raise Corrupt(f"a chunk has {counted(wanted, 'bytes')}, the file has {nbytes}", hint=DAMAGED)
         return
     codec = codec_of(array.compressor)
     if codec not in _RATIOS:
         raise Unsupported(f"the chunks are compressed with {shown(codec)}, which cannot be undone here")
     if nbytes * _RATIOS[codec] < wanted:
-        raise Corrupt(f"a chunk has {wanted} bytes, which no {codec} of {nbytes} bytes holds", hint=DAMAGED)
+        raise Corrupt(
+            f"a chunk has {counted(wanted, 'bytes')}, which no {codec} of {counted(nbytes, 'bytes')} holds",
+            hint=DAMAGED,
+        )

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
+from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 
 __all__ = ["MAX_NESTING", "check_json", "json_text", "member", "parsed", "quoted", "shown"]
@@ -159,7 +160,7 @@ def _check_scalar(item: Any, where: str) -> None:
         return
     if type(item) is int:
         if item.bit_length() > _MAX_INT_BITS:
-            raise Unsupported(f"{where} is an int of {item.bit_length()} bits", hint="write it as text")
+            raise Unsupported(f"{where} is an int of {counted(item.bit_length(), 'bits')}", hint="write it as text")
         return
     if type(item) is float:
         if not math.isfinite(item):

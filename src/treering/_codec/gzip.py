@@ -9,6 +9,7 @@ import gzip
 import zlib
 from typing import Final
 
+from treering._values.human import counted
 from treering.errors import Corrupt
 
 __all__ = ["compressed", "decompressed", "default_limit", "first_unzipped"]
@@ -91,7 +92,7 @@ def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             total += len(piece)
             if total > limit:
                 raise Corrupt(
-                    f"the gzip data of {len(view)} bytes unpacks to more than {limit} bytes",
+                    f"the gzip data of {counted(len(view), 'bytes')} unpacks to more than {counted(limit, 'bytes')}",
                     hint="pass max_bytes= if you trust it",
                 )
             pieces.append(piece)

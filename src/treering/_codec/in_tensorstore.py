@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
+from treering._values.human import counted
 from treering.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def through_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
         store.write(items).result()
     except ValueError as error:
         raise Unsupported(
-            f"the compressor {compressor[:200]} takes no chunk of {items.nbytes} bytes: {_reason(error)}",
+            f"the compressor {compressor[:200]} takes no chunk of {counted(items.nbytes, 'bytes')}: {_reason(error)}",
             hint="make the chunks smaller",
         ) from None
     data: bytes = store.kvstore["0"]
@@ -72,7 +73,7 @@ def unblosced(file: ChunkFile, target: memoryview) -> None:
         Corrupt: it is damaged, or holds less or more than ``target``.
     """
     if not _BLOSC_HEADER < file.left <= len(target) + _BLOSC_HEADER:
-        raise damaged(f"no blosc data of {len(target)} bytes takes {file.left}")
+        raise damaged(f"no blosc data of {counted(len(target), 'bytes')} takes {file.left}")
     import tensorstore
 
     data = file.take(file.left)

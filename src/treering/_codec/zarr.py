@@ -19,6 +19,7 @@ from typing import Any, Final
 from treering._codec.documents import check_json, member, parsed, shown
 from treering._values.boxes import Box, whole
 from treering._values.dtypes import lookup
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = [
@@ -146,7 +147,7 @@ def parse_zarray(data: bytes) -> ZarrArray:
 
 def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
-        raise Corrupt(f".zarray has {len(data)} bytes, which no array needs", hint=_DAMAGED)
+        raise Corrupt(f".zarray has {counted(len(data), 'bytes')}, which no array needs", hint=_DAMAGED)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -158,7 +159,9 @@ def _parse(data: bytes) -> ZarrArray:
     shape = _sizes(node, "shape", 0)
     chunks = _sizes(node, "chunks", 1)
     if len(shape) != len(chunks):
-        raise Corrupt(f".zarray: the shape has {len(shape)} axes and a chunk has {len(chunks)}", hint=_DAMAGED)
+        raise Corrupt(
+            f".zarray: the shape has {counted(len(shape), 'axes')} and a chunk has {len(chunks)}", hint=_DAMAGED
+        )
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
         raise Unsupported(".zarray names filters, which this cannot undo", hint="write the array again without them")
@@ -182,7 +185,9 @@ _parse_again: Final = functools.lru_cache(maxsize=2048)(_parse)
 def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     sizes = member(node, name, list, ".zarray")
     if len(sizes) > _MOST_AXES:
-        raise Unsupported(f".zarray: {len(sizes)} axes are more than {_MOST_AXES}, the most that numpy and jax take")
+        raise Unsupported(
+            f".zarray: {counted(len(sizes), 'axes are')} more than {_MOST_AXES}, the most that numpy and jax take"
+        )
     for size in sizes:
         if type(size) is not int or not least <= size < _SIZE_LIMIT:
             raise Corrupt(f".zarray: {shown(size)} in {name!r} is no size", hint=_DAMAGED)
@@ -299,7 +304,7 @@ def check_compressor(config: Mapping[str, Any]) -> str:
         raise Unsupported("compressor has no 'id', the name of a codec", hint='for example {"id": "zstd", "level": 1}')
     text = json.dumps(node, sort_keys=True, separators=(",", ":"))
     if len(text) > _LONGEST_COMPRESSOR:
-        raise Unsupported(f"compressor takes {len(text)} bytes as JSON, which no codec needs")
+        raise Unsupported(f"compressor takes {counted(len(text), 'bytes')} as JSON, which no codec needs")
     return text
 
 

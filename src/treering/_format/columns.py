@@ -17,6 +17,7 @@ from treering._values.boxes import Box, covered_once, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK
 from treering._values.dtypes import lookup
 from treering._values.hashes import check_hashes
+from treering._values.human import counted
 from treering.errors import Corrupt, Format
 
 __all__ = ["check_chunks", "check_ints", "decoded_chunks", "encoded_chunks"]
@@ -103,7 +104,9 @@ def check_chunks(index: Index) -> None:
     if index.verified:
         blocks = first_blocks(chunks)[-1]
         if blocks != len(index.checksums):
-            raise Corrupt(f"the chunks have {blocks} blocks, there are {len(index.checksums)} checksums")
+            raise Corrupt(
+                f"the chunks have {counted(blocks, 'blocks')}, there are {counted(len(index.checksums), 'checksums')}"
+            )
 
 
 def _check_parts(index: Index, expected: list[int]) -> None:
@@ -133,12 +136,14 @@ def _check_sizes(index: Index) -> None:
         if one in fit:
             continue
         if len(box) != len(kind.shape or ()):
-            raise Corrupt(f"a box of leaf {index.keys[leaf]!r:.200} has {len(box)} axes, its shape {kind.shape}")
+            raise Corrupt(
+                f"a box of leaf {index.keys[leaf]!r:.200} has {counted(len(box), 'axes')}, its shape {kind.shape}"
+            )
         wanted = size_of(box) * _itemsize(kind)
         if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
             raise Corrupt(
-                f"leaf {index.keys[leaf]!r:.200}{place} takes {wanted} bytes, "
+                f"leaf {index.keys[leaf]!r:.200}{place} takes {counted(wanted, 'bytes')}, "
                 f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
             )
         fit.add(one)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from treering._codec.documents import check_json, member
 from treering._format.leaf_values import from_base64, to_base64
 from treering._values.checksums import packed
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = ["decoded_checksums", "encoded_checksums", "free_json", "matching", "texts"]
@@ -80,7 +81,7 @@ def decoded_checksums(node: Any) -> array[int]:
         raise Format(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
     table = from_base64(member(node, "table", str, what), what)
     if len(table) % 8:
-        raise Corrupt(f"{what} has {len(table)} bytes, not 8 for each")
+        raise Corrupt(f"{what} has {counted(len(table), 'bytes')}, not 8 for each")
     found = array("Q", table)
     if sys.byteorder == "big":
         found.byteswap()

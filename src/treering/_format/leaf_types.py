@@ -8,6 +8,7 @@ from typing import Any, Final
 from treering._codec.documents import member
 from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, LeafType
 from treering._values.dtypes import lookup
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = ["check_shape", "decoded_type", "encoded_type"]
@@ -92,7 +93,7 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
             f"{what} has the dtype {dtype[:60]!r}, which this version does not know", hint="use a newer treering"
         )
     if len(lengths) > _MOST_AXES:
-        raise Corrupt(f"{what} has {len(lengths)} axes, an array has at most {_MOST_AXES}")
+        raise Corrupt(f"{what} has {counted(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:
         raise Corrupt(f"{what} has a length of an axis that is no whole number from 0 on")
     # numpy asks this of an array without items too, with the axes of length 0 left out.

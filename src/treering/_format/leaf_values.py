@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import member, shown
 from treering._format.index import ForeignKey, OpaqueLeaf
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = ["decoded_key", "decoded_value", "encoded_key", "encoded_value", "from_base64", "to_base64"]
@@ -138,7 +139,7 @@ def encoded_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
         return {"bool": key}
     if kind is int:
         if key.bit_length() > _KEY_BITS:
-            raise Unsupported(f"a key of {key.bit_length()} bits cannot be stored")
+            raise Unsupported(f"a key of {counted(key.bit_length(), 'bits')} cannot be stored")
         return {"int": str(key) if -_EXACT_INT < key < _EXACT_INT else hex(key)}
     if key is None:
         return {"none": None}

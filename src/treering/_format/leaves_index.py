@@ -18,6 +18,7 @@ from treering._codec.documents import check_json, member, parsed, quoted, shown
 from treering._format.index import ARRAY_KINDS
 from treering._format.leaves_record import LeavesRecord, arrays_of, parse_record, stored_leaves
 from treering._values.checksums import digest
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = [
@@ -259,7 +260,7 @@ def _compare(wanted: Sequence[dict[str, Any]], found: Sequence[Entry]) -> None:
         if any(node.get(name) != value for name, value in want.items()):
             raise Corrupt(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_OTHER_LIST)
     if len(nodes) != len(wanted):
-        raise Corrupt(f"{len(nodes)} arrays are listed, the record has {len(wanted)}", hint=_OTHER_LIST)
+        raise Corrupt(f"{counted(len(nodes), 'arrays are')} listed, the record has {len(wanted)}", hint=_OTHER_LIST)
 
 
 def _shown(node: Mapping[str, Any]) -> str:

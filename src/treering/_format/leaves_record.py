@@ -24,6 +24,7 @@ from treering._format.signed import SignedForm
 from treering._format.tree_columns import TreeColumns, decoded_tree, encoded_tree
 from treering._values.checksums import block_bytes, block_count
 from treering._values.hashes import check_hashes
+from treering._values.human import counted
 from treering._values.leaf_paths import folder_of, overlapping, prefix_folder
 from treering.errors import Corrupt, Unsupported
 
@@ -251,7 +252,9 @@ def _record(document: Any) -> LeavesRecord:
     stored = stored_leaves(tree)
     check_ints(leaf_layouts, len(layouts), "the column of layouts")
     if len(leaf_layouts) != len(stored):
-        raise Corrupt(f"{len(stored)} leaves lie in files, there are {len(leaf_layouts)} layouts of them")
+        raise Corrupt(
+            f"{counted(len(stored), 'leaves lie')} in files, there are {counted(len(leaf_layouts), 'layouts')} of them"
+        )
     record = LeavesRecord(
         prefix=prefix,
         attempt=matching(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
@@ -279,7 +282,7 @@ def _layout(node: Any, number: int) -> Layout:
     chunks = member(node, "chunks", list, what)
     check_ints(chunks, _LIMIT, f"the chunk of {what}")
     if len(chunks) > MOST_AXES or 0 in chunks:
-        raise Corrupt(f"{what} has chunks of {len(chunks)} axes or of length 0, which no array has")
+        raise Corrupt(f"{what} has chunks of {counted(len(chunks), 'axes')} or of length 0, which no array has")
     compressor = node.get("compressor")
     try:
         text = None if compressor is None else check_compressor(compressor)
@@ -322,4 +325,6 @@ def _check_files(record: LeavesRecord) -> None:
         raise Corrupt(f"the compressed leaves have {files} chunk files, there are {len(record.sizes)} sizes")
     blocks = sum(_blocks(arrays, record.sizes))
     if blocks != len(record.checksums):
-        raise Corrupt(f"the chunk files have {blocks} blocks, there are {len(record.checksums)} checksums")
+        raise Corrupt(
+            f"the chunk files have {counted(blocks, 'blocks')}, there are {counted(len(record.checksums), 'checksums')}"
+        )

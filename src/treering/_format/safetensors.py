@@ -35,6 +35,7 @@ from treering._format.index import Chunks, Container, DataFile, Index, LeafType
 from treering._format.leaf_types import check_shape
 from treering._values.checksums import block_bytes
 from treering._values.hashes import check_hashes
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
 __all__ = [
@@ -165,7 +166,7 @@ def single_file(index: Index) -> tuple[Index, bytes]:
     size = rounded(8 + len(_single_header(_moved(index, guess))))
     if size - 8 > LARGEST_HEADER:
         raise Unsupported(
-            f"a header of {size} bytes is larger than safetensors readers take, {LARGEST_HEADER}",
+            f"a header of {counted(size, 'bytes')} is larger than safetensors readers take, {LARGEST_HEADER}",
             hint="save to a folder instead",
         )
     moved = _moved(index, size)
@@ -214,7 +215,7 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
         raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size, hint=_DAMAGED)
     length = int.from_bytes(fetch(0, 8), "little")
     if length > min(size - 8, LARGEST_HEADER):
-        raise Corrupt(f"a header of {length} bytes cannot be in a file of {size}", offset=0, hint=_DAMAGED)
+        raise Corrupt(f"a header of {counted(length, 'bytes')} cannot be in a file of {size}", offset=0, hint=_DAMAGED)
     raw = fetch(8, length)
     try:
         text = raw.decode("utf-8")
@@ -256,9 +257,13 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
         lost = [shown_chunk(index, chunk) for chunk, end in enumerate(ends) if end > size]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         which = f": leaf {lost[0]}{more} cannot be whole" if lost else ""
-        raise Corrupt(f"{file.nbytes} bytes were written, {size} are there{which}", offset=size, hint=_DAMAGED)
+        raise Corrupt(
+            f"{counted(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size, hint=_DAMAGED
+        )
     if file.header != 8 + len(raw):
-        raise Corrupt(f"the header has {8 + len(raw)} bytes, {file.header} were written", offset=0, hint=_DAMAGED)
+        raise Corrupt(
+            f"the header has {counted(8 + len(raw), 'bytes')}, {file.header} were written", offset=0, hint=_DAMAGED
+        )
     wanted = framed(_header_around(index, document), file.header)[8:]
     if wanted != raw:
         differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
@@ -284,7 +289,10 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
             types.append(kind)
         start, stop = _range(entry, what)
         if stop - start != known[1]:
-            raise Corrupt(f"{what}: {dtype} {list(shape)} takes {known[1]} bytes, it has {stop - start}", hint=_DAMAGED)
+            raise Corrupt(
+                f"{what}: {dtype} {list(shape)} takes {counted(known[1], 'bytes')}, it has {stop - start}",
+                hint=_DAMAGED,
+            )
         leaf_types.append(known[0])
         offsets.append(base + start)
         sizes.append(known[1])

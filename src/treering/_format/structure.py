@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._format.key_text import key_text
+from treering._values.human import counted
 from treering._values.keys import escape_part
 from treering.errors import Format, Unsupported
 
@@ -265,7 +266,7 @@ def _check_level(level: int) -> None:
 
 def _check_run(count: int) -> None:
     if count < 1:
-        raise Format(f"a run of {count} leaves stands in the structure")
+        raise Format(f"a run of {counted(count, 'leaves')} stands in the structure")
 
 
 # ---------------------------------------------------------------------------------------------------- trees of leaves
@@ -304,10 +305,10 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
                 left -= count
                 _close(open_nodes, made)
             if left or taken > len(leaves):
-                raise Format(f"the structure has {taken + left} leaves or more, there are {len(leaves)}")
+                raise Format(f"the structure has {counted(taken + left, 'leaves')} or more, there are {len(leaves)}")
         _close(open_nodes, made)
     if open_nodes or taken != len(leaves):
-        raise Format(f"the structure ends after {taken} of {len(leaves)} leaves")
+        raise Format(f"the structure ends after {taken} of {counted(len(leaves), 'leaves')}")
     return root[0]
 
 

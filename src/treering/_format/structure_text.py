@@ -12,6 +12,7 @@ from treering._format.key_text import key_text
 from treering._format.leaf_values import decoded_key, encoded_key
 from treering._format.structure import KEYS, iter_keys
 from treering._values.hashes import check_hashes
+from treering._values.human import counted
 from treering._values.keys import escape_part
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
@@ -104,7 +105,7 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
         >>> decoded_structure([{"node": "list", "length": 2}, 2], 2)
         [Container(node='list', keys=(0, 1), class_name=None, static=()), 2]
     """
-    found = counted = children = 0
+    found = in_runs = children = 0
     most = leaves + len(nodes) - 1
     tokens: list[Token] = []
     # Layers have the same names in them; those were checked once, and one container stands for all.
@@ -113,7 +114,7 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
         if type(node) is int:
             if not 0 < node <= leaves:
                 raise Corrupt(f"token {number} of the structure counts {shown(node)} leaves, of {leaves} in all")
-            counted += node
+            in_runs += node
             tokens.append(node)
             continue
         container = _repeated(node, known) or _decoded(node, f"token {number} of the structure", most - children)
@@ -122,10 +123,10 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
         found += 1
         children += len(container.keys)
         tokens.append(container)
-    if counted != leaves:
-        raise Corrupt(f"the structure has {counted} leaves, there are {leaves} keys")
+    if in_runs != leaves:
+        raise Corrupt(f"the structure has {counted(in_runs, 'leaves')}, there are {counted(leaves, 'keys')}")
     if children != found + leaves - 1:
-        raise Corrupt(f"the containers have {children} children, there are {found + leaves - 1} of them")
+        raise Corrupt(f"the containers have {counted(children, 'children')}, there are {found + leaves - 1} of them")
     return tokens
 
 
@@ -215,12 +216,12 @@ def _compare(structure: Sequence[Token], keys: Sequence[str]) -> None:
     leaf = 0
     for said in iter_keys(structure):
         if leaf == len(keys):
-            raise Corrupt(f"the structure has more leaves than the {leaf} keys")
+            raise Corrupt(f"the structure has more leaves than the {counted(leaf, 'keys')}")
         if keys[leaf] != said:
             raise Corrupt(f"leaf {leaf} has the key {_short(keys[leaf])}, the structure says {_short(said)}")
         leaf += 1
     if leaf != len(keys):
-        raise Corrupt(f"the structure has {leaf} leaves, there are {len(keys)} keys")
+        raise Corrupt(f"the structure has {counted(leaf, 'leaves')}, there are {counted(len(keys), 'keys')}")
 
 
 class _Level:

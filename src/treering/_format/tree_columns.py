@@ -17,6 +17,7 @@ from treering._format.leaf_types import decoded_type, encoded_type
 from treering._format.leaf_values import decoded_value, encoded_value
 from treering._format.structure_text import check_keys, decoded_structure, encoded_structure, sound_key, unsound_key
 from treering._values.hashes import check_hashes
+from treering._values.human import counted
 from treering.errors import Corrupt
 
 __all__ = ["Tree", "TreeColumns", "decoded_tree", "encoded_tree"]
@@ -98,7 +99,7 @@ def decoded_tree(document: Any, what: str) -> TreeColumns:
     check_hashes([kind.shape for kind in types], "the shapes of the types")
     check_ints(leaf_types, len(types), "the column of leaf types")
     if len(leaf_types) != len(keys):
-        raise Corrupt(f"there are {len(keys)} keys and {len(leaf_types)} leaf types")
+        raise Corrupt(f"there are {counted(len(keys), 'keys')} and {counted(len(leaf_types), 'leaf types')}")
     if "~u" in "".join(keys):
         keys = [unsound_key(key) for key in keys]
     structure = decoded_structure(member(document, "structure", list, what), len(keys))
@@ -106,7 +107,7 @@ def decoded_tree(document: Any, what: str) -> TreeColumns:
     unstored = list(_unstored(types, leaf_types))
     nodes = member(document, "values", list, what)
     if len(unstored) != len(nodes):
-        raise Corrupt(f"{len(unstored)} leaves lie in no file, there are {len(nodes)} values")
+        raise Corrupt(f"{counted(len(unstored), 'leaves lie')} in no file, there are {counted(len(nodes), 'values')}")
     values = {
         leaf: decoded_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}")
         for (leaf, kind), node in zip(unstored, nodes, strict=True)

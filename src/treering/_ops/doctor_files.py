@@ -19,6 +19,7 @@ from treering._ops.naming import naming
 from treering._store.checkpoint_names import INDEX
 from treering._store.open_folder import LinkRefused, OpenFolder
 from treering._store.open_leaves_folder import OpenLeaves
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
 
 __all__ = ["checkpoint_state", "leaves_state"]
@@ -68,7 +69,7 @@ def _checkpoint_problems(folder: OpenFolder, index: Index) -> Iterator[str]:
             yield str(error)
         else:
             if size != file.nbytes:
-                yield f"{file.name}{whose} has {size} bytes instead of {file.nbytes}; use another copy"
+                yield f"{file.name}{whose} has {counted(size, 'bytes')} instead of {file.nbytes}; use another copy"
 
 
 def leaves_state(path: str) -> State:
@@ -131,7 +132,7 @@ def _leaf_files(folder: OpenLeaves, branch: JudgedBranch) -> Iterator[tuple[str,
 def _problem(folder: OpenLeaves, branch: JudgedBranch, place: tuple[str, str], nbytes: int) -> str | None:
     try:
         with folder.open(*place, branch.attempt) as opened:
-            return None if opened.size == nbytes else f"has {opened.size} bytes instead of {nbytes}"
+            return None if opened.size == nbytes else f"has {counted(opened.size, 'bytes')} instead of {nbytes}"
     except NotFound:
         return "is missing"
     except (LinkRefused, Corrupt, StoreFailed) as error:

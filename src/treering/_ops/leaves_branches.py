@@ -16,6 +16,7 @@ from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.naming import naming
 from treering._store.open_folder import DataFileMissing, LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
+from treering._values.human import counted
 from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
@@ -222,7 +223,7 @@ def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
             return data
     with folder.open(name, ".zarray", attempt) as file:
         if file.size > _LARGEST_ZARRAY:
-            raise Corrupt(f"{str(file.path)!r} has {file.size} bytes, which no array needs")
+            raise Corrupt(f"{str(file.path)!r} has {counted(file.size, 'bytes')}, which no array needs")
         return file.read(0, file.size)
 
 

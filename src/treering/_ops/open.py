@@ -187,11 +187,7 @@ class Checkpoint(Mapping[str, Any]):
         near = difflib.get_close_matches(str(key), self.index.keys[:2000], n=1)
         branch = sum(text.startswith(f"{key}/") for text in self.index.keys)
         found = (
-            f"; {counted(branch, 'leaves')} {'lies' if branch == 1 else 'lie'} below it"
-            if branch
-            else f"; did you mean {near[0]!r}?"
-            if near
-            else ""
+            f"; {counted(branch, 'leaves lie')} below it" if branch else f"; did you mean {near[0]!r}?" if near else ""
         )
         hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
         return NoSuchLeaf(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)

@@ -27,6 +27,7 @@ from treering._ops.naming import naming
 from treering._ops.run_left import left_steps
 from treering._ops.run_place import opened_run
 from treering._store.run_folder import RunFolder, step_name
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import StepFacts
 
@@ -132,7 +133,7 @@ def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
     """
     if len(steps) > _SHOWN_STEPS:
         first, last = (", ".join(map(str, part)) for part in (steps[: _SHOWN_STEPS - 2], steps[-2:]))
-        shown = f"{first} ... {last} ({len(steps)} steps)"
+        shown = f"{first} ... {last} ({counted(len(steps), 'steps')})"
     else:
         shown = ", ".join(map(str, steps))
     message = f"the run {os.fspath(path)!r} has no step {step}"

@@ -21,6 +21,7 @@ from treering._format.leaf_values import encoded_value
 from treering._tree.flatten import Flattened
 from treering._values.boxes import text_of
 from treering._values.checksums import packed, unpacked
+from treering._values.human import counted
 from treering._values.processes import named
 from treering.errors import Mismatch
 
@@ -104,7 +105,7 @@ def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]
             return
         differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
         if len(theirs) != len(mine):
-            found = f"process 0 has {len(theirs) // _BYTES} leaves, this process {len(keys)}"
+            found = f"process 0 has {counted(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
             first = f"; the first that is not the same is {keys[differing[0]]!r:.200}" if differing else ""
             raise Mismatch(f"the processes have different trees: {found}{first}")
         lines = [f"leaf {keys[n]!r:.200} is not what it is there; here it is {text(n)}" for n in differing[:_SHOWN]]
@@ -134,7 +135,7 @@ def leaf_text(leaves: Outgoing, leaf: int) -> str:
     if held is None:
         return f"{what}, held by each process alone"
     boxes = [f"[{text_of(box)}] by {named(owners)}" for box, owners in held[:_SHOWN_BOXES]]
-    more = f" and {len(held) - _SHOWN_BOXES} more boxes" if len(held) > _SHOWN_BOXES else ""
+    more = f" and {counted(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""
     return f"{what}, held: {', '.join(boxes)}{more}"
 
 

@@ -20,6 +20,7 @@ from treering._ops.naming import naming
 from treering._ops.run_latest import of_latest
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
+from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 
 __all__ = ["check_data_file", "open_source", "open_stored", "opened_source", "require_path"]
@@ -102,7 +103,7 @@ def check_data_file(index: Index, number: int, file: LocalFile) -> None:
     entry = index.files[number]
     if file.size != entry.nbytes:
         how = "cut short" if file.size < entry.nbytes else "too long"
-        wanted = f"{entry.nbytes} bytes were written, {file.size} are there"
+        wanted = f"{counted(entry.nbytes, 'bytes were')} written, {file.size} are there"
         raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
     if entry.digest is not None and file_digest(index, number, _pieces(file, entry.header)) != entry.digest:
         raise Corrupt(
@@ -156,7 +157,7 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | N
 
 def _lost(index: Index, number: int, path: Path) -> Corrupt:
     lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
-    more = f" and {len(lost) - 1} more leaves" if len(lost) > 1 else ""
+    more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
     held = f": it holds {lost[0]!r:.200}{more}" if lost else ""
     return Corrupt(
         f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",

@@ -24,6 +24,7 @@ from treering._store.crew import FirstError, work_together
 from treering._store.open_folder import DataFileMissing, LinkRefused, OpenFolder
 from treering._store.reading import LocalFile
 from treering._values.checksums import block_checksums
+from treering._values.human import counted
 from treering._values.keys import join_key
 from treering._view.progress import Progress, reporter, showing
 from treering.errors import Corrupt, NotFound, StoreFailed
@@ -152,7 +153,7 @@ def _lost(index: Index, file: int) -> str:
     lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))
     if not lost:
         return ""
-    more = f" and {len(lost) - 1} more leaves" if len(lost) > 1 else ""
+    more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
     return f", and with it {index.keys[lost[0]]!r:.200}{more}"
 
 
@@ -163,7 +164,7 @@ def _check_file(index: Index, number: int, file: LocalFile | None) -> Iterator[F
     entry = index.files[number]
     if file.size != entry.nbytes:
         how = "cut short" if file.size < entry.nbytes else "too long"
-        problem = f"is {how}: {entry.nbytes} bytes were written, {file.size} are there"
+        problem = f"is {how}: {counted(entry.nbytes, 'bytes were')} written, {file.size} are there"
         start, stop = sorted((file.size, entry.nbytes))
         yield Finding(key=None, file=entry.name, start=start, stop=stop, problem=problem)
     try:

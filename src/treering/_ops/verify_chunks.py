@@ -15,6 +15,7 @@ from treering._store.open_folder import DataFileMissing, LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering._store.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
+from treering._values.human import counted
 from treering.errors import Corrupt, StoreFailed
 
 __all__ = ["ChunkCheck", "Findings", "LeafFiles", "cannot_be_read"]
@@ -162,7 +163,9 @@ class ChunkCheck:
     def _check_size(self, leaf: LeafFiles, piece: _Piece, file: LocalFile) -> None:
         if file.size != piece.size:
             how = "cut short" if file.size < piece.size else "too long"
-            problem = f"has a chunk file that is {how}: {piece.size} bytes were written, {file.size} are there"
+            problem = (
+                f"has a chunk file that is {how}: {counted(piece.size, 'bytes were')} written, {file.size} are there"
+            )
             self.findings.add(leaf, piece.number, (min(file.size, piece.size), max(file.size, piece.size)), problem)
 
     def _check_blocks(self, leaf: LeafFiles, piece: _Piece, file: LocalFile) -> None:

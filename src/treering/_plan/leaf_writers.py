@@ -17,6 +17,7 @@ from typing import Final
 from treering._plan.balance import Pool, leveled, poured
 from treering._plan.save import LeafLayout
 from treering._values.boxes import shape_of
+from treering._values.human import counted
 from treering._values.keys import split_key
 from treering.errors import Unsupported
 
@@ -177,7 +178,9 @@ def _kind_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _Kin
                 hint="lay it out as a grid, or save with treering.save",
             )
         if not 0 <= owners[0] <= owners[-1] < processes:
-            raise Unsupported(f"a part of an array lies with the processes {owners}; there are {processes} processes")
+            raise Unsupported(
+                f"a part of an array lies with the processes {owners}; there are {counted(processes, 'processes')}"
+            )
         if len(owners) == 1:
             alone.setdefault(owners[0], []).append(number)
         else:

@@ -14,6 +14,7 @@ from typing import Final
 
 from treering._plan.balance import Pool, leveled, poured
 from treering._values.boxes import Box, boxes_of_range, covered_once, shape_of, size_of, whole
+from treering._values.human import counted
 from treering.errors import Unsupported
 
 __all__ = ["LeafLayout", "Part", "SavePlan", "plan_save"]
@@ -244,7 +245,9 @@ def _kind_of(layout: LeafLayout, processes: int) -> _Kind:
         raise Unsupported(f"the parts of an array of shape {layout.shape} do not make it up: {wrong}")
     for box, owners in boxes:
         if not owners or not 0 <= owners[0] <= owners[-1] < processes:
-            raise Unsupported(f"a part of an array lies with the processes {owners}; there are {processes} processes")
+            raise Unsupported(
+                f"a part of an array lies with the processes {owners}; there are {counted(processes, 'processes')}"
+            )
         if len(owners) == 1:
             alone.setdefault(owners[0], []).append(box)
         else:

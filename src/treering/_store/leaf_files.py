@@ -10,6 +10,7 @@ from treering._store.folder_tree import FolderTree, Parts
 from treering._store.leaves_names import INDEX
 from treering._store.open_folder import LARGEST_INDEX, DataFileMissing
 from treering._store.reading import LocalFile
+from treering._values.human import counted
 from treering.errors import Format
 
 __all__ = ["index_bytes", "missing", "opened_below"]
@@ -46,7 +47,7 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         return None
     with file:
         if file.size > LARGEST_INDEX:
-            raise Format(f"{os.fspath(file.path)!r} has {file.size} bytes: no index is that large")
+            raise Format(f"{os.fspath(file.path)!r} has {counted(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
 
 

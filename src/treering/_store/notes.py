@@ -20,6 +20,7 @@ from treering._store.checkpoint_names import aside_of_note, attempt_of_note, is_
 from treering._store.folder import Folder
 from treering._store.note_text import Begin
 from treering._store.pieces import write_all
+from treering._values.human import counted
 from treering.errors import Corrupt
 
 __all__ = ["LARGEST_NOTE", "FolderNotes", "Notes", "PathNotes", "dead_notes"]
@@ -90,7 +91,7 @@ class FolderNotes:
         if not is_note(name):
             raise ValueError(f"{name!r} is no name of a note")
         if len(data) > LARGEST_NOTE:
-            raise OSError(errno.EFBIG, f"a note of {len(data)} bytes, more than {LARGEST_NOTE}")
+            raise OSError(errno.EFBIG, f"a note of {counted(len(data), 'bytes')}, more than {LARGEST_NOTE}")
         aside = aside_of_note(name, secrets.token_hex(8))
         opened = self._folder.create(aside)
         try:

@@ -16,6 +16,7 @@ from treering._store.folder import Folder
 from treering._store.folders import resolved_folder
 from treering._store.open_descriptor import OpenDescriptor
 from treering._store.reading import LocalFile
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
 
 __all__ = ["LARGEST_INDEX", "DataFileMissing", "LinkRefused", "OpenFolder", "index_bytes", "shown_names"]
@@ -161,7 +162,7 @@ def index_bytes(folder: Folder, path: Path, name: str = INDEX) -> bytes:
     """
     with opened(folder, name, path) as file:
         if file.size > LARGEST_INDEX:
-            raise Format(f"{os.fspath(path)!r} has {file.size} bytes: no index is that large")
+            raise Format(f"{os.fspath(path)!r} has {counted(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
 
 

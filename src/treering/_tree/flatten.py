@@ -11,6 +11,7 @@ from treering._format.key_text import key_text
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, kind_in_target, kind_to_save
 from treering._tree.flatten_nodes import opened
 from treering._tree.static_text import opaque_of
+from treering._values.human import counted
 from treering._values.keys import escape_part, split_key
 from treering.errors import Unsupported
 
@@ -154,7 +155,7 @@ class _Walk:
             lines = [f"{_shown(key)}: {error}" for key, error in self.refused]
             more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             shown = "\n  ".join(lines[:_SHOWN])
-            raise Unsupported(f"{len(lines)} leaves cannot be saved:\n  {shown}{more}")
+            raise Unsupported(f"{counted(len(lines), 'leaves')} cannot be saved:\n  {shown}{more}")
 
 
 def _check_level(key: str, level: int) -> None:

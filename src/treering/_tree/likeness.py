@@ -11,6 +11,7 @@ from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import Selection
 from treering._tree.fit import Fit, fitted, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
+from treering._values.human import counted
 from treering._values.keys import split_key
 from treering.errors import Mismatch
 
@@ -192,7 +193,7 @@ class _Report:
         if not found:
             return
         more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        count = f"{len(found)} differences" if len(found) > 1 else "1 difference"
+        count = counted(len(found), "differences")
         shown = "\n  ".join(found[:_SHOWN])
         hint = self._hint()
         message = f"{count} between `{self.wording.called}` and the checkpoint:\n  {shown}{more}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import to_state_dict
+from treering._values.human import counted
 from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch
 
@@ -41,7 +42,7 @@ def require_match(target: Any, state: Any) -> None:
         return
     lines = "\n  ".join(found[:_SHOWN])
     more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    count = f"{len(found)} differences" if len(found) > 1 else "1 difference"
+    count = counted(len(found), "differences")
     error = Mismatch(f"{count} between the target and the data:\n  {lines}{more}")
     error.differences = tuple(found)
     raise error

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
+from treering._values.human import counted
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
@@ -124,7 +125,7 @@ def placed(
             wrong.append(f"{key or '.'}: {misfit}")
     if wrong:
         mismatch = Mismatch(
-            f"shardings do not fit {len(wrong)} of {len(avals)} arrays:\n  " + "\n  ".join(wrong[:_SHOWN])
+            f"shardings do not fit {len(wrong)} of {counted(len(avals), 'arrays')}:\n  " + "\n  ".join(wrong[:_SHOWN])
         )
         mismatch.differences = tuple(wrong)
         raise mismatch
@@ -302,7 +303,7 @@ def _names(part: Any) -> tuple[Any, ...]:
 def _require_divisible(sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> None:
     spec, sizes = sharding.spec, sharding.mesh.shape
     if len(spec) > len(aval.shape):
-        raise _NoFit(f"{_text(aval)} has {len(aval.shape)} axes, {spec} is for {len(spec)}")
+        raise _NoFit(f"{_text(aval)} has {counted(len(aval.shape), 'axes')}, {spec} is for {len(spec)}")
     for axis, (length, part) in enumerate(zip(aval.shape, spec, strict=False)):
         parts = math.prod(sizes[name] for name in _names(part))
         if length % parts:

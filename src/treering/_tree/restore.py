@@ -24,6 +24,7 @@ from treering._tree.registry import (
     is_typed_key,
     opened_node,
 )
+from treering._values.human import counted
 from treering.errors import Mismatch
 
 __all__ = ["current_path", "from_state_dict"]
@@ -197,7 +198,8 @@ def _restored_tuple(xs: tuple[Any, ...], state: Any) -> Restorer:
 def _check_length(length: int, state: Any) -> None:
     if not isinstance(state, dict):
         raise NotItems(
-            f"the target is a list of {length} items, the state a {_named(state)}, at path {current_path()}",
+            f"the target is a list of {counted(length, 'items')}, the state a {_named(state)}, "
+            f"at path {current_path()}",
             path=_here(),
         )
     if len(state) != length:

@@ -11,6 +11,7 @@ from treering._format.same_value import same_value
 from treering._format.structure import KEYS
 from treering._tree.flatten_leaves import KINDS
 from treering._tree.flatten_nodes import opened
+from treering._values.human import counted
 from treering._values.keys import join_key
 
 __all__ = ["containers_of", "difference", "rebuilt", "static_differences"]
@@ -48,7 +49,7 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
                 levels.append((iter(node.children), [], node.rebuild))
                 break
             if taken == len(leaves):
-                raise ValueError(f"like has more than the {taken} leaves that were given")
+                raise ValueError(f"like has more than the {counted(taken, 'leaves')} that were given")
             taken += 1
             results.append(next(given))
         else:
@@ -56,7 +57,7 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
             if levels:
                 levels[-1][1].append(rebuild(results))
     if taken != len(leaves):
-        raise ValueError(f"like has {taken} leaves, {len(leaves)} were given")
+        raise ValueError(f"like has {counted(taken, 'leaves')}, {len(leaves)} were given")
     return root[0]
 
 

@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
+from treering._values.human import counted
+
 __all__ = [
     "Box",
     "boxes_of_range",
@@ -244,14 +246,14 @@ def covered_once(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
         return f"an array of shape {shape} has no items, so it has one box, the whole; {len(boxes)} were found"
     for box in boxes:
         if len(box) != len(shape):
-            return f"the box [{text_of(box)}] has {len(box)} axes, the shape {shape} has {len(shape)}"
+            return f"the box [{text_of(box)}] has {counted(len(box), 'axes')}, the shape {shape} has {len(shape)}"
         if not all(0 <= start < stop <= length for (start, stop), length in zip(box, shape, strict=True)):
             return f"the box [{text_of(box)}] is empty or leads out of the shape {shape}"
     found = sum(map(size_of, boxes))
     if found < size:
-        return f"{size - found} of {size} items lie in no box"
+        return f"{counted(size - found, 'items lie')} in no box, of {size}"
     if found > size:
-        return f"boxes overlap: they hold {found} items, there are {size}"
+        return f"boxes overlap: they hold {counted(found, 'items')}, there are {size}"
     if not _same_cover([everything], boxes):
         return "boxes overlap, and as many items lie in no box"
     return None

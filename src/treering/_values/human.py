@@ -14,7 +14,19 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_SINGULAR = {"axes": "axis", "boxes": "box", "leaves": "leaf", "processes": "process"}
+_SINGULAR = {
+    "are": "is",
+    "axes": "axis",
+    "boxes": "box",
+    "children": "child",
+    "differ": "differs",
+    "follow": "follows",
+    "indices": "index",
+    "leaves": "leaf",
+    "lie": "lies",
+    "processes": "process",
+    "were": "was",
+}
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
 
 
@@ -40,14 +52,21 @@ def count_text(count: int) -> str:
     return str(count) if step == 0 else f"{_digits(number)}{_COUNTS[step]}"
 
 
-def counted(count: int, things: str) -> str:
-    """Write a number with the noun that it counts, which is given in the plural.
+def counted(count: int, things: str, form: str = "") -> str:
+    """Write a number with what it counts, which is given in the plural: a noun, and perhaps its verb.
+
+    Args:
+        count: the number.
+        things: what it counts.
+        form: how the number is formatted, "," for instance.
 
     Example:
-        >>> counted(1, "leaves"), counted(2, "leaves"), counted(1, "processes"), counted(1, "steps")
-        ('1 leaf', '2 leaves', '1 process', '1 step')
+        >>> counted(1, "leaves"), counted(2, "leaves"), counted(1, "bytes were"), counted(4096, "more rows", ",")
+        ('1 leaf', '2 leaves', '1 byte was', '4,096 more rows')
     """
-    return f"{count} {things if count != 1 else _SINGULAR.get(things, things.removesuffix('s'))}"
+    if count == 1:
+        things = " ".join(_SINGULAR.get(word, word.removesuffix("s")) for word in things.split(" "))
+    return f"{count:{form}} {things}"
 
 
 def rate_text(count: int, seconds: float) -> str:

@@ -11,6 +11,7 @@ from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.records import LeafRecord, Listing, Named
 from treering._format.run_document import without_note
 from treering._format.same_value import same_value
+from treering._values.human import counted
 from treering._view.flat import child_key
 from treering._view.listing_json import json_text
 from treering._view.nodes import branch_kind, children_of, facts_of, is_branch, record_of
@@ -184,7 +185,9 @@ def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
     elif kinds[0] == kinds[1]:
         if isinstance(a, LeafRecord) or isinstance(b, LeafRecord):
             if left.nbytes != right.nbytes:
-                yield Difference(key=key, what="size", a=f"{left.nbytes} bytes", b=f"{right.nbytes} bytes")
+                yield Difference(
+                    key=key, what="size", a=counted(left.nbytes, "bytes"), b=counted(right.nbytes, "bytes")
+                )
         elif not same_value(a, b):
             sides = _apart(a, b, [_value(a), _value(b)])
             yield Difference(key=key, what="value", a=sides[0], b=sides[1])

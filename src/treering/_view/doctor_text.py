@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treering._format.diagnosis import Attempt, Committed, Diagnosis, ProcessState
-from treering._values.human import bytes_text, duration_text
+from treering._values.human import bytes_text, counted, duration_text
 from treering._view.listing_json import json_text
 from treering._view.plain import padded, visible
 
@@ -44,7 +44,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield from _attempt(attempt)
     if len(found.attempts) > _MOST_ATTEMPTS:
         left = found.attempts[_MOST_ATTEMPTS:]
-        yield f"and {len(left):,} more attempts with {bytes_text(sum(each.nbytes for each in left))}"
+        yield f"and {counted(len(left), 'more attempts', ',')} with {bytes_text(sum(each.nbytes for each in left))}"
 
 
 def _first(lines: Iterator[str], most: int, count: int) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _processes(attempt: Attempt) -> Iterator[str]:
         yield f"  process {state.process}: {padded(state.stage, stages)}{_told(state)}"
     left = len(shown) - _MOST_PROCESSES
     if left > 0:
-        yield f"  and {left:,} more processes"
+        yield f"  and {counted(left, 'more processes', ',')}"
 
 
 def _told(state: ProcessState) -> str:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from treering._values.human import bytes_text, count_text
+from treering._values.human import bytes_text, count_text, counted
 from treering._view.nodes import facts_of, is_branch
 from treering._view.plain import visible
 from treering._view.rows import Layout, Row
@@ -46,7 +46,7 @@ def html_text(layout: Layout, *, title: str, file_bytes: int, notes: Sequence[tu
     ]
     left = len(rows) - _MOST_ROWS
     if left > 0:
-        parts.append(f'<tr><td colspan="{len(heads)}"{_LEFT}>and {left:,} more rows</td></tr>')
+        parts.append(f'<tr><td colspan="{len(heads)}"{_LEFT}>and {counted(left, "more rows", ",")}</td></tr>')
     parts += ["</tbody></table>", f"<div>total: {_safe(totals_text(layout.everything))}</div>"]
     return "\n".join(parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treering._format.records import Listing, Named, Share
-from treering._values.human import bytes_text
+from treering._values.human import bytes_text, counted
 from treering._values.processes import named
 from treering._view.listing_json import json_text
 
@@ -73,7 +73,7 @@ def _written(listing: Listing) -> str:
     said = ((name, value) for name, value in listing.written.items() if name != "processes")
     shown = [f"{name} {value}" for name, value in said if isinstance(value, str | int | float)]
     if listing.processes > 1:
-        shown.append(f"{listing.processes} processes")
+        shown.append(f"{counted(listing.processes, 'processes')}")
     return ", ".join(shown)
 
 
@@ -84,7 +84,9 @@ def _shares(listing: Listing) -> str:
         of = {share.process: share for share in shares}
         return "; ".join(f"process {each}: {_share(of.get(each))}" for each in range(listing.processes))
     least, most = min(shares, key=lambda share: share.nbytes), max(shares, key=lambda share: share.nbytes)
-    files = f"{sum(share.files for share in shares):,} files by {named(share.process for share in shares)}"
+    files = (
+        f"{counted(sum(share.files for share in shares), 'files', ',')} by {named(share.process for share in shares)}"
+    )
     sizes = [f"{bytes_text(share.nbytes)} (process {share.process})" for share in (least, most)]
     return f"{files}, from {sizes[0]} to {sizes[1]}"
 

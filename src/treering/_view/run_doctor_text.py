@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from treering._format.diagnosis import RunDiagnosis
-from treering._values.human import bytes_text
+from treering._values.human import bytes_text, counted
 from treering._view.doctor_text import doctor_json, doctor_lines
 from treering._view.listing_json import json_text
 from treering._view.plain import visible
@@ -42,7 +42,7 @@ def _lines(found: RunDiagnosis) -> Iterator[str]:
     for folder in telling[:_MOST_FOLDERS]:
         yield from doctor_lines(folder.found)
     if len(telling) > _MOST_FOLDERS:
-        yield f"and {len(telling) - _MOST_FOLDERS:,} more folders of steps"
+        yield f"and {counted(len(telling) - _MOST_FOLDERS, 'more folders', ',')} of steps"
 
 
 def run_doctor_json(found: RunDiagnosis) -> Iterator[str]:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from treering._values.human import counted
+
 __all__ = ["Evidence", "Proof", "compared"]
 
 
@@ -62,9 +64,9 @@ def compared(here: Evidence, there: Evidence) -> list[Proof]:
         Proof(
             claim=f"Moved to {there.mesh}, every bit is there",
             held=not unequal and bool(count),
-            detail=f"{len(unequal)} leaves differ, the first is {unequal[0]}"
+            detail=f"{counted(len(unequal), 'leaves differ')}, the first is {unequal[0]}"
             if unequal
-            else f"{count} of {count} leaves equal by SHA-256 to those on {here.mesh}",
+            else f"{count} of {counted(count, 'leaves')} equal by SHA-256 to those on {here.mesh}",
         ),
         Proof(
             claim=f"Moved to {there.mesh}, training goes on unchanged",

@@ -18,7 +18,7 @@ from treering._ops.run_steps import steps_of
 from treering._ops.verify import verify
 from treering._store.checkpoint_names import INDEX
 from treering._store.run_folder import step_name
-from treering._values.human import bytes_text, count_text
+from treering._values.human import bytes_text, count_text, counted
 from treering._values.keys import Glob
 from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines
@@ -108,7 +108,7 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
     if trained.killed is None:
         raise Failed("the training process ended before it was killed")
     losses, drawn = trained.losses, f"   {curve(trained.losses)}" if stage.symbols else ""
-    stage.say(f"{len(losses)} steps: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}")
+    stage.say(f"{counted(len(losses), 'steps')}: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}")
     _show(stage, trained, trained.killed)
     return trained
 
@@ -177,7 +177,9 @@ def _show(stage: Stage, trained: Trained, killed: int) -> None:
     last = stage.run / step_name(trained.acknowledged or 0)
     listing = listing_of(last)
     size = listing.file_bytes
-    stage.say(f"{len(trained.saves)} saves of {bytes_text(size)} were begun; {last.name} is the last that is safe")
+    stage.say(
+        f"{counted(len(trained.saves), 'saves')} of {bytes_text(size)} were begun; {last.name} is the last that is safe"
+    )
     layout = lay_out(listing.root, globs=[Glob.parse(glob) for glob in _SHOWN], depth=3)
     shown = tree_lines(layout, title=f"run/{last.name}", file_bytes=size, look=stage.look)
     stage.command(f"inspect run {' '.join(_SHOWN)} --depth 3", shown)

@@ -14,7 +14,7 @@ from treering._cli.demo.stage import Stage
 from treering._ops.inspect import listing_of
 from treering._ops.run_listing import listed_run
 from treering._store.run_folder import step_name
-from treering._values.human import bytes_text, duration_text, rate_text
+from treering._values.human import bytes_text, counted, duration_text, rate_text
 from treering._view.run_text import log_lines
 
 __all__ = ["move", "nothing_left"]
@@ -58,7 +58,10 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
     for resumed in (four, one):
         _show(stage, here, resumed, size)
     steps = " ".join(f"{loss:.3f}" for loss in four.losses)
-    stage.say(f"on {_MESHES[0]} {len(four.losses)} more steps, loss {steps}; then it saved {step_name(killed)} again")
+    stage.say(
+        f"on {_MESHES[0]} {counted(len(four.losses), 'more steps')}, loss {steps}; "
+        f"then it saved {step_name(killed)} again"
+    )
     stage.command("log run", log_lines(listed_run(stage.run, shown="run"), now=time.time(), look=stage.look))
     proofs = [proof for resumed in (four, one) if resumed.seen for proof in compared(here, resumed.seen)]
     return [*proofs, nothing_left(stage, killed)]
@@ -96,5 +99,7 @@ def nothing_left(stage: Stage, step: int) -> Proof:
     return Proof(
         claim="The next save sweeps up",
         held=not left,
-        detail=f"{left[0]} is still there" if left else f"{len(named)} files in {folder.name}, each of them needed",
+        detail=f"{left[0]} is still there"
+        if left
+        else f"{counted(len(named), 'files')} in {folder.name}, each of them needed",
     )

@@ -12,6 +12,7 @@ from typing import Final
 from treering._codec.msgpack.window import Window
 from treering._codec.msgpack.wire import MAX_NDIM
 from treering._values.dtypes import Dtype, lookup
+from treering._values.human import counted
 from treering.errors import Corrupt, Format
 
 __all__ = ["UnknownDtype", "array_payload", "possible"]
@@ -48,10 +49,11 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != length:
         raise Corrupt(
-            f"an array of shape {shape} and dtype {dtype.name} needs {wanted} bytes, its header claims {length}"
+            f"an array of shape {shape} and dtype {dtype.name} needs {counted(wanted, 'bytes')}, "
+            f"its header claims {length}"
         )
     if at + length != start + nbytes:
-        raise Corrupt(f"an array's payload of {nbytes} bytes holds {at - start} + {length}")
+        raise Corrupt(f"an array's payload of {counted(nbytes, 'bytes')} holds {at - start} + {length}")
     return shape, dtype, at
 
 
@@ -61,7 +63,7 @@ def _shape(window: Window, at: int) -> tuple[tuple[int, ...], int]:
         raise Corrupt("an array's shape is not a list of lengths")
     _, ndim, at = window.container_header(at)
     if ndim > MAX_NDIM:
-        raise Corrupt(f"an array claims {ndim} axes; {MAX_NDIM} is the most")
+        raise Corrupt(f"an array claims {counted(ndim, 'axes')}; {MAX_NDIM} is the most")
     shape: list[int] = []
     for _ in range(ndim):
         dim, at = window.number(at)

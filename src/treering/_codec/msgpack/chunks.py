@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from treering._codec.msgpack.array_payload import possible
 from treering._codec.msgpack.wire import CHUNK_MARKER, MAX_NDIM
+from treering._values.human import counted
 from treering.errors import Corrupt
 
 __all__ = ["ChunkedArray", "Part", "chunked_array"]
@@ -60,7 +61,8 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
         raise Corrupt("a chunked array's pieces are missing or differ in dtype")
     if sum(lengths) != math.prod(shape):
         raise Corrupt(
-            f"a chunked array of shape {shape} needs {math.prod(shape)} items, its pieces hold {sum(lengths)}"
+            f"a chunked array of shape {shape} needs {counted(math.prod(shape), 'items')}, "
+            f"its pieces hold {sum(lengths)}"
         )
     return ChunkedArray(shape, parts)
 

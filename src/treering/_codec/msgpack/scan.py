@@ -30,6 +30,7 @@ from treering._codec.msgpack.wire import (
     MAX_DEPTH,
 )
 from treering._values.dtypes import Dtype
+from treering._values.human import counted
 from treering.errors import Corrupt, Format, TreeringError
 
 __all__ = ["Leaves", "Scanner", "container_allowance"]
@@ -164,7 +165,7 @@ class Scanner:
             return self._run()
         except (IndexError, struct.error):
             size = self._window.size
-            problem = f"the data is cut short: it ends after {size} bytes" if size else "the input is empty"
+            problem = f"the data is cut short: it ends after {counted(size, 'bytes')}" if size else "the input is empty"
             raise self._placed(Corrupt(problem), self._at) from None
         except UnicodeDecodeError as error:
             raise self._placed(Corrupt(f"a str is not valid UTF-8: {error.reason}"), self._at) from None
@@ -254,7 +255,7 @@ class Scanner:
         left = window.size - window.base - window.next
         if total * (1 + is_map) > left:
             kind = "map" if is_map else "array"
-            raise Corrupt(f"a {kind} claims {total} items, but only {left} bytes follow")
+            raise Corrupt(f"a {kind} claims {counted(total, 'items')}, but only {counted(left, 'bytes follow')}")
         if len(self._frames) > MAX_DEPTH:
             raise Corrupt(f"the file nests more than {MAX_DEPTH} containers")
         self._allowance -= _CONTAINER_BYTES[is_map]
@@ -281,7 +282,7 @@ class Scanner:
         if len(self._frames) == 1:
             self._at = offset
             if offset != self._window.size:
-                raise Corrupt(f"{self._window.size - offset} bytes follow the end of the tree")
+                raise Corrupt(f"{counted(self._window.size - offset, 'bytes follow')} the end of the tree")
             return container[0]
         if frame.is_map:
             parent = self._frames[-2]

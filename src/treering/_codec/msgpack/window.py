@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from treering._values.human import counted
 from treering.errors import Corrupt
 
 __all__ = ["WINDOW_BYTES", "Window"]
@@ -85,7 +86,9 @@ class Window:
         """Raise where the source ends before ``nbytes`` from ``at`` on."""
         end = self.base + at + nbytes
         if end > self.size:
-            raise Corrupt(f"the data is cut short: it ends after {self.size} bytes; at least {end} were needed")
+            raise Corrupt(
+                f"the data is cut short: it ends after {counted(self.size, 'bytes')}; at least {end} were needed"
+            )
 
     def unsigned(self, at: int, width: int) -> int:
         """Return the big-endian number of ``width`` bytes."""

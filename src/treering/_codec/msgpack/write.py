@@ -25,6 +25,7 @@ from treering._codec.msgpack.wire import (
     map_header,
 )
 from treering._values.dtypes import check_writable
+from treering._values.human import counted
 from treering.errors import TreeringError, Unsupported
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ def _packed(value: object) -> bytes:
 
 def _shortened(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**40:
-        return f"of {value.bit_length()} bits"
+        return f"of {counted(value.bit_length(), 'bits')}"
     return str(value)
 
 

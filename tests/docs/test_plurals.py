@@ -1,0 +1,80 @@
+"""No message says "1 leaves": a number with the noun that it counts is written by ``counted``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import treering
+from treering._values.human import counted
+
+SOURCES = Path(treering.__file__).parent
+NOUN = re.compile(
+    r" (more )?(leaves|steps|saves|files|arrays|items|processes|bytes|blocks|folders|chunks|axes|levels|bits|keys|"
+    r"layouts|values|children|containers|boxes|indices|differences|checksums|attempts|rows)\b"
+)
+NEVER_ONE = {
+    ("breaking.py", "8 * leaf.nbytes"),
+    ("cat.py", "size"),
+    ("chunk_file.py", "found"),
+    ("descriptors.py", "size"),
+    ("doctor_text.py", "committed.processes"),
+    ("document.py", "shown(nbytes)"),
+    ("list_leaves.py", "waiting"),
+    ("origin.py", "'with' if listing.verified else 'without'"),
+    ("pieces.py", "size"),
+    ("save_any.py", "suffix"),
+    ("scan.py", "window.size"),
+    ("structure_text.py", "shown(length)"),
+    ("structure_text.py", "shown(node)"),
+    ("tree_text.py", "len(leaf.processes)"),
+}
+"""Module and expression of what may stand before such a noun: no number, or one that is known to be larger than one."""
+
+
+def numbers_with_nouns(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and expression of each ``{expression} nouns`` in an f-string; limits in capitals are no matter."""
+    for text in ast.walk(tree):
+        if isinstance(text, ast.JoinedStr):
+            for value, after in zip(text.values, text.values[1:], strict=False):
+                if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant):
+                    expression = ast.unparse(value.value)
+                    if NOUN.match(str(after.value)) and not expression.strip("_").isupper():
+                        yield value.lineno, expression
+
+
+def test_every_number_before_a_noun_is_counted() -> None:
+    bare = [
+        f"{path.relative_to(SOURCES)}:{line}: {expression}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        for line, expression in numbers_with_nouns(ast.parse(path.read_text()))
+        if (path.name, expression) not in NEVER_ONE
+    ]
+    assert not bare
+
+
+def test_a_bare_number_is_found() -> None:
+    assert list(numbers_with_nouns(ast.parse("f'{len(found)} leaves differ'"))) == [(1, "len(found)")]
+
+
+@pytest.mark.parametrize(
+    ("things", "one"),
+    [
+        ("leaves", "1 leaf"),
+        ("axes", "1 axis"),
+        ("more boxes", "1 more box"),
+        ("processes", "1 process"),
+        ("indices", "1 index"),
+        ("bytes were", "1 byte was"),
+        ("leaves lie", "1 leaf lies"),
+        ("leaves differ", "1 leaf differs"),
+        ("arrays are", "1 array is"),
+    ],
+)
+def test_one_is_singular(things: str, one: str) -> None:
+    assert counted(1, things) == one
+    assert counted(0, things) == f"0 {things}"
