@@ -155,7 +155,7 @@ def test_a_pinwheel_covers_once() -> None:
         ((4,), [((3, 1),), ((0, 4),)], "empty or leads out"),
         ((4,), [((2, 2),), ((0, 4),)], "empty or leads out"),
         ((4,), [((0, 4), (0, 1))], "has 2 axes"),
-        ((4,), [((0, 3),)], "1 of 4 items lie in no box"),
+        ((4,), [((0, 3),)], "1 item lies in no box, of 4"),
         ((4,), [((0, 3),), ((2, 4),)], "they hold 5 items, there are 4"),
         ((1 << 60, 1 << 60), [((0, 1 << 60), (0, 1 << 59)), ((0, 1 << 60), (1 << 59, 1 << 60))], None),
     ],

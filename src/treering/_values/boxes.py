@@ -236,7 +236,7 @@ def covered_once(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     Example:
         >>> covered_once((4,), [((0, 1),), ((1, 4),)])
         >>> covered_once((4,), [((0, 1),), ((2, 4),)])
-        '1 of 4 items lie in no box'
+        '1 item lies in no box, of 4'
     """
     everything = whole(shape)
     if len(boxes) == 1 and boxes[0] == everything:
