@@ -193,7 +193,7 @@ def test_leaves_that_lie_alike_are_planned_together() -> None:
     ("boxes", "said"),
     [
         ((), "lie in no box"),
-        (((((0, 3),), (0,)),), "1 of 4 items"),
+        (((((0, 3),), (0,)),), "1 item lies in no box, of 4"),
         (((((0, 3),), (0,)), (((2, 4),), (0,))), "overlap"),
         (((((0, 4),), ()),), "there are 2 processes"),
         (((((0, 4),), (0, 2)),), "there are 2 processes"),
