@@ -207,7 +207,7 @@ def entry_changes() -> dict[str, Callable[[list[Document]], object]]:
 def test_entries_that_are_not_those_of_the_record(name: str) -> None:
     document = json.loads(encode_leaves_index(index_of(branch_of(flat({"w": (F32, None), "x": (F32, None)})))))
     entry_changes()[name](document["arrays"])
-    with pytest.raises(Corrupt, match=r"tensorstore_index\.json: the tree without prefix: (entry|\d arrays)"):
+    with pytest.raises(Corrupt, match=r"tensorstore_index\.json: the tree without prefix: (entry|\d array)"):
         record_of(parse_leaves_index(written(document)).branches[None])
 
 

@@ -81,7 +81,7 @@ def test_each_leaf_goes_to_its_place(tree: Any) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_leaves_is_an_error(count: int) -> None:
-    with pytest.raises(ValueError, match="leaves"):
+    with pytest.raises(ValueError, match=r"lea(f|ves)"):
         rebuilt({"a": [1], "b": 2}, list(range(count)))
 
 

@@ -49,7 +49,7 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
                 levels.append((iter(node.children), [], node.rebuild))
                 break
             if taken == len(leaves):
-                raise ValueError(f"like has more than the {counted(taken, 'leaves')} that were given")
+                raise ValueError(f"like has more leaves than the {taken} that were given")
             taken += 1
             results.append(next(given))
         else:
