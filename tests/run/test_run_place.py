@@ -112,7 +112,8 @@ def test_a_run_that_has_steps_goes_on_beside_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [[], ["1000/notes.txt"], ["2024/events.out.tfevents.1"], ["checkpoint.txt"], ["logs/7"]]
+    "names",
+    [[], ["1000/notes.txt"], ["2024/events.out.tfevents.1"], ["checkpoint.txt"], ["logs/7"], ["step_3/treering.json"]],
 )
 def test_what_is_no_step_is_left_alone(tmp_path: Path, names: list[str]) -> None:
     made(tmp_path / "run", names)

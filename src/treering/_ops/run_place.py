@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from treering._format.detect import other_folder
+from treering._format.index_glance import digest_in
 from treering._store.checkpoint_names import INDEX
-from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
+from treering._store.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering.errors import Format
 
 __all__ = ["opened_run", "require_run"]
 
 _NUMBERED: Final = re.compile(r"(?:[A-Za-z][A-Za-z_.-]*)?([0-9]{1,18})")
 _FLAX: Final = re.compile(r"checkpoint_[0-9]+")
+_OWN: Final = "a checkpoint of treering"
 _LOOKED_AT: Final = 3
 _ITEMS: Final = 16
 
@@ -71,19 +73,22 @@ def require_run(run: RunFolder) -> None:
         )
 
 
-_OWN: Final = "a checkpoint of treering"
-
-
 def _other(place: Path) -> str | None:
     """Say what a numbered folder or file is; None where it may be anything."""
     with contextlib.suppress(OSError):
         if place.is_file():
             return "a file as flax.training.checkpoints writes it" if _FLAX.fullmatch(place.name) else None
         if os.path.lexists(place / INDEX):
-            return _OWN
+            whole = step_of_name(place.name) is None and digest_in(_head(place / INDEX)) is not None
+            return _OWN if whole else None
         items = sorted(entry.path for entry in os.scandir(place) if entry.is_dir())[:_ITEMS]
         return next((other for each in (place, *map(Path, items)) if (other := other_folder(each))), None)
     return None
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(HEAD_BYTES)
 
 
 def _listed(numbered: Iterable[tuple[int, str]]) -> str:
