@@ -191,7 +191,8 @@ def load(
         rename: wanted key -> stored key, for leaves or branches of ``like``.
         missing: "error", or "keep" for what ``like`` has where nothing is stored.
         extra: "error", or "ignore" for stored leaves for which ``like`` has no place: they are not read.
-        cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one.
+        cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one. It rounds
+            floats; a value that would change in another way raises.
         mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
         progress: called as ``progress(done, total)``, in bytes; in those that this process reads where several load.
             True shows a bar on a terminal, as for ``save``.

@@ -344,7 +344,60 @@ def test_cast_of_a_number_into_a_jax_array(path: Path) -> None:
 )
 def test_a_number_that_does_not_fit_is_not_cut(saved: int, like: Any, path: Path) -> None:
     treering.save(path, {"n": saved})
-    assert differences(path, {"n": like}, cast=True)
+    with pytest.raises(Mismatch, match=r"n: wanted uint8\[\], found int|does not fit int.*\(at leaf 'n'\)"):
+        treering.load(path, {"n": like}, cast=True)
+
+
+@pytest.mark.parametrize(
+    ("saved", "like", "error"),
+    [
+        (2**60 + 1, 0.0, "the value 1152921504606846977 does not fit float"),
+        (2**60 + 1, 0j, "the value 1152921504606846977 does not fit complex"),
+        (2**5000, 0.0, "an int of 5001 bits does not fit float"),
+        (2**5000, np.float32(0), "an int of 5001 bits does not fit float32"),
+        (2**24 + 1, jnp.float32(0), "the value 16777217 does not fit float32"),
+        (3, np.zeros((), jnp.float8_e8m0fnu), "the value 3 does not fit float8_e8m0fnu"),
+        (500, np.zeros((), jnp.float8_e4m3fn), "the value 500 does not fit float8_e4m3fn"),
+        (70_000, np.float16(0), "the value 70000 does not fit float16"),
+        (2**2000, np.complex64(0), "an int of 2001 bits does not fit complex64"),
+        (1e300, jnp.bfloat16(0), r"the value 1e\+300 does not fit bfloat16"),
+        (
+            np.array([[1.0, 2.0], [1e300, 2.0]]),
+            np.zeros((2, 2), "f4"),
+            r"value 1e\+300 at index \[1, 0\] does not fit f",
+        ),
+        (np.array([1, 2**53 + 1]), np.zeros(2), r"value 9007199254740993 at index \[1\] does not fit float64"),
+        (np.array([2**24 + 1], "i4"), jnp.zeros(1), r"value 16777217 at index \[0\] does not fit float32"),
+        (np.array([1 + 1e300j]), np.zeros(1, "c8"), r"value \(1\+1e\+300j\) at index \[0\] does not fit complex64"),
+        (np.array(np.longdouble("1e4000")), 0.0, r"value 1e\+4000 does not fit float64"),
+    ],
+)
+def test_a_cast_changes_no_value_beyond_rounding(saved: Any, like: Any, error: str, path: Path) -> None:
+    treering.save(path, {"deep": {"n": saved}})
+    with pytest.raises(Mismatch, match=rf"{error}.*\(at leaf 'deep/n'\)"):
+        treering.load(path, {"deep": {"n": like}}, cast=True)
+
+
+def test_an_index_of_a_value_counts_from_the_start_of_the_leaf(path: Path) -> None:
+    numbers = np.ones((16, 4))
+    numbers[13, 2] = 1e200
+    treering.save(path, {"w": numbers})
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+    spec = jax.sharding.PartitionSpec("x", "y")
+    like = jax.ShapeDtypeStruct((16, 4), "float32", sharding=jax.sharding.NamedSharding(mesh, spec))
+    with pytest.raises(Mismatch, match=r"1e\+200 at index \[13, 2\]"):
+        treering.load(path, {"w": like}, cast=True)
+
+
+def test_a_cast_rounds(path: Path) -> None:
+    saved: dict[str, Any] = {"a": np.array([0.1, np.inf, np.nan, 1e-300]), "n": 0.1, "i": 2**70, "long": 2**60}
+    treering.save(path, saved)
+    like = {"a": np.zeros(4, "f4"), "n": np.float16(0), "i": 0.0, "long": np.float32(0)}
+    found = treering.load(path, like, cast=True)
+    with np.errstate(over="ignore", under="ignore"):
+        assert np.array_equal(found["a"], saved["a"].astype("f4"), equal_nan=True)
+    assert found["n"] == np.float16(0.1)
+    assert (found["i"], int(found["long"])) == (2.0**70, 2**60)
 
 
 @pytest.mark.parametrize(

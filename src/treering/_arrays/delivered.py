@@ -19,6 +19,7 @@ from treering._plan.exchange import Parts
 from treering._plan.shard_boxes import box_of_slices
 from treering._tree.fit import Fit
 from treering._values.boxes import Box, whole
+from treering._values.casts import NotKept, cast_array, cast_number
 from treering._values.keys import split_key
 from treering.errors import Corrupt, Mismatch, Unsupported
 
@@ -68,13 +69,21 @@ def _own_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple
     return tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None))
 
 
-def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None) -> Any:
-    """Return a Python value as what it becomes: itself, another number, or an array without axes."""
-    if fit.python is not None:
-        return fit.python(value)
-    if fit.dtype is None:
+def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, key: str) -> Any:
+    """Return a Python value as what it becomes: itself, another number, or an array without axes.
+
+    Raises:
+        Mismatch: it does not fit there; ``key`` names the leaf.
+    """
+    wanted = fit.dtype if fit.python is None else np.dtype(fit.python)
+    if wanted is None:
         return value
-    array = np.asarray(value, fit.dtype)
+    try:
+        array = cast_number(value, wanted)
+    except NotKept as error:
+        raise _not_kept(error, wanted.name if fit.python is None else fit.python.__name__, key) from None
+    if fit.python is not None:
+        return array.item()
     if fit.kind != "jax":
         return on_host(array, fit.kind)
     if sharding is None or sharding.is_fully_addressable:
@@ -141,7 +150,20 @@ def _taken(delivery: Delivery) -> list[NDArray[Any]]:
     """Take the arrays of a delivery, in the dtype that is wanted."""
     arrays, delivery.wish.arrays = delivery.wish.arrays, []
     dtype = delivery.fit.dtype
-    return arrays if dtype is None else [_cast(array, dtype, delivery.key) for array in arrays]
+    if dtype is None:
+        return arrays
+    try:
+        return [_cast(array, dtype, box) for array, box in zip(arrays, delivery.wish.boxes, strict=True)]
+    except NotKept as error:
+        raise _not_kept(error, dtype.name, delivery.key) from None
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
+    try:
+        return cast_array(array, dtype)
+    except NotKept as error:
+        within = error.index or ()
+        raise NotKept(error.value, tuple(at + start for at, (start, _) in zip(within, box, strict=True))) from None
 
 
 def _wrapped(data: Any, delivery: Delivery) -> Any:
@@ -166,23 +188,9 @@ def _kept(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
     return leaf
 
 
-def _cast(array: NDArray[Any], dtype: np.dtype[Any], key: str) -> NDArray[Any]:
-    """Return the array in another dtype: a float is rounded, or infinite where it is too large; an int stays itself."""
-    with np.errstate(over="ignore"):
-        try:
-            cast = array.astype(dtype)
-        except TypeError:
-            # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
-            return array.astype(np.float32).astype(dtype)
-    integers = jax.numpy.issubdtype(array.dtype, np.integer) and jax.numpy.issubdtype(dtype, np.integer)
-    if integers and not np.array_equal(_wide(cast), _wide(array)):
-        raise Mismatch(f"some numbers do not fit {dtype.name}, and cast=True changes no int", path=split_key(key))
-    return cast
-
-
-def _wide(array: NDArray[Any]) -> NDArray[Any]:
-    """Return integers that numpy compares by value, whatever their types."""
-    return array if array.dtype.itemsize == np.dtype(np.int64).itemsize else array.astype(np.int64)
+def _not_kept(error: NotKept, dtype: str, key: str) -> Mismatch:
+    hint = "cast=True rounds floats, and changes no other number"
+    return Mismatch(f"{error} does not fit {dtype}", path=split_key(key), hint=hint)
 
 
 def _sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:

@@ -40,7 +40,7 @@ def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any
             dtype = None if wish.boxes else source.dtype_of(match.leaf)
             deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, nbytes, match.fit, sharding, dtype))
         else:
-            result[number] = turned(index.values[match.leaf], match.fit, sharding)
+            result[number] = turned(index.values[match.leaf], match.fit, sharding, index.keys[match.leaf])
     return result, deliveries
 
 

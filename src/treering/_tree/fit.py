@@ -15,6 +15,7 @@ from treering._values.dtypes import lookup, numpy_dtype
 __all__ = ["Fit", "fitted", "found_text", "stored_dtype", "wanted_text"]
 
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
+_PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(complex)}
 _NUMBERS: Final = ("bool", "int", "float", "complex")
 _KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
 _RANKS: Final = (
@@ -41,12 +42,11 @@ class Fit:
     """The PRNG implementation of a key."""
 
 
-def fitted(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool, raw_keys: bool) -> Fit | None:
+def fitted(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys: bool) -> Fit | None:
     """Return how the leaf becomes one for ``like``'s place, None where it does not fit.
 
     Args:
         kind: what is stored.
-        value: the Python value of a leaf that lies in no file.
         like: the leaf of the target.
         like_kind: its kind; "abstract" for a ``jax.ShapeDtypeStruct``.
         cast: whether numbers may change their dtype, within their category or to a wider one.
@@ -57,7 +57,7 @@ def fitted(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool,
     if like_kind == "abstract" and kind.kind == _weak_number(like):
         return Fit(kind.kind)
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
-        return _array(kind, value, like, like_kind, cast=cast)
+        return _array(kind, like, like_kind, cast=cast)
     if kind.kind in ARRAY_KINDS:
         return _array_for_number(kind, like_kind, cast=cast)
     if like_kind == kind.kind:
@@ -101,11 +101,11 @@ def _weak_number(like: Any) -> str | None:
     return _category(np.dtype(like.dtype).name)
 
 
-def _array(kind: LeafType, value: Any, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
+def _array(kind: LeafType, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
     result = "jax" if like_kind in ("jax", "abstract") else like_kind
     dtype = np.dtype(like.dtype)
-    if kind.kind in _NUMBERS and cast and like.shape == () and np.can_cast(_number_dtype(value), dtype, "same_kind"):
-        return Fit(result, dtype=dtype) if _holds(dtype, value) else None
+    if kind.kind in _NUMBERS and cast and like.shape == () and _castable(np.dtype(_PYTHON[kind.kind]), dtype):
+        return Fit(result, dtype=dtype)
     if kind.kind not in ARRAY_KINDS or kind.kind == "key" or tuple(like.shape) != kind.shape:
         return None
     if kind.dtype == dtype.name:
@@ -119,7 +119,9 @@ def _array_for_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | No
         return None
     category = _category(kind.dtype)
     if category == like_kind:
-        return Fit(kind.kind, python=_PYTHON[category] if cast else None)
+        # Rounded as any other cast, and not made infinite by Python.
+        wide = _PYTHON_DTYPES.get(kind.dtype or "") if cast else None
+        return Fit(kind.kind, dtype=wide, python=_PYTHON[category] if cast else None)
     return None
 
 
@@ -157,17 +159,6 @@ def _named(dtype: str | None) -> np.dtype[Any]:
 def stored_dtype(kind: LeafType) -> np.dtype[Any] | None:
     """Return the dtype of what lies in the files of a leaf; None where nothing does."""
     return _named(kind.dtype) if kind.stored else None
-
-
-def _number_dtype(value: Any) -> np.dtype[Any]:
-    return np.dtype(bool if isinstance(value, bool) else np.int64 if isinstance(value, int) else type(value))
-
-
-def _holds(dtype: np.dtype[Any], value: Any) -> bool:
-    try:
-        return not isinstance(value, int) or int(np.asarray(value, dtype)) == value
-    except OverflowError:
-        return False
 
 
 def found_text(kind: LeafType) -> str:

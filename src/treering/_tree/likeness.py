@@ -118,13 +118,12 @@ def matched(
         alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else None
         fit = fits.get(alike) if alike is not None else None
         if fit is None:
-            fit = fitted(type_, index.values.get(number), leaf, kind, cast=cast, raw_keys=raw_keys)
+            fit = fitted(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
             if alike is not None:
                 fits[alike] = fit
         if fit is None:
             report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
-            value = index.values.get(number)
-            report.castable |= not cast and fitted(type_, value, leaf, kind, cast=True, raw_keys=raw_keys) is not None
+            report.castable |= not cast and fitted(type_, leaf, kind, cast=True, raw_keys=raw_keys) is not None
         else:
             result.append(Matched(number, fit))
     report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}

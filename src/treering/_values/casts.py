@@ -1,0 +1,161 @@
+"""Numbers in another dtype, by one rule for arrays and Python numbers: a cast rounds floats and changes nothing else.
+
+Integers, bools and times stay what they are, finite floats stay finite, and infinities and NaNs stay those.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["NotKept", "cast_array", "cast_number"]
+
+_BLOCK_ITEMS: Final = 1 << 16
+# Types without infinities and NaNs: what is too large for them becomes their largest number.
+_CLIPPING: Final = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
+_LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
+_BUILT_IN: Final = 1
+_SHOWN_BITS: Final = 256
+
+
+class NotKept(Exception):
+    """A value that a cast would change.
+
+    Args:
+        value: it.
+        index: where it is in its array; None where it is a Python number.
+    """
+
+    def __init__(self, value: Any, index: tuple[int, ...] | None = None) -> None:
+        super().__init__(value, index)
+        self.value = value
+        self.index = index
+
+    def __str__(self) -> str:
+        long = isinstance(self.value, int) and self.value.bit_length() > _SHOWN_BITS
+        text = f"an int of {self.value.bit_length()} bits" if long else f"the value {self.value!s}"
+        return f"{text} at index {list(self.index)}" if self.index else text
+
+
+def cast_array(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array in another dtype; beside the result, memory for a block is taken.
+
+    Raises:
+        NotKept: the cast would change a value by more than rounding; it is the first one.
+
+    Example:
+        >>> cast_array(np.array([0.1]), np.dtype("float32"))
+        array([0.1], dtype=float32)
+        >>> cast_array(np.array([1, 2**24 + 1]), np.dtype("float32"))
+        Traceback (most recent call last):
+            ...
+        treering._values.casts.NotKept: the value 16777217 at index [1]
+    """
+    if _always_keeps(array.dtype, dtype):
+        return array.astype(dtype)
+    items = array.reshape(-1)
+    result = np.empty(items.shape, dtype)
+    with np.errstate(all="ignore"):
+        for start in range(0, items.size, _BLOCK_ITEMS):
+            before = items[start : start + _BLOCK_ITEMS]
+            after = result[start : start + _BLOCK_ITEMS]
+            try:
+                after[...] = before
+            except TypeError:
+                # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
+                after[...] = before.astype(np.float32)
+            except OverflowError:  # a time that has no number in the other unit
+                after[...] = [None if _overflows(item, dtype) else item for item in before]
+            changed = _changed(before, after)
+            if changed.any():
+                first = int(changed.argmax())
+                index = tuple(map(int, np.unravel_index(start + first, array.shape)))
+                raise NotKept(before[first], index)
+    return result.reshape(array.shape)
+
+
+def cast_number(value: complex, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a Python number as an array without axes.
+
+    Raises:
+        NotKept: the cast would change it by more than rounding.
+
+    Example:
+        >>> cast_number(2**60, np.dtype("float32")).item() == 2**60
+        True
+    """
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return _cast_long(value, dtype)
+    try:
+        return cast_array(np.asarray(value), dtype)
+    except NotKept:
+        raise NotKept(value) from None
+
+
+def _cast_long(value: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Cast an int of more than 64 bits, of which floats hold a few."""
+    if _is_integer(dtype):
+        raise NotKept(value)
+    with np.errstate(all="ignore"):
+        try:
+            result = np.asarray(float(value)).astype(dtype)
+        except OverflowError:
+            raise NotKept(value) from None
+    if result.real.astype(np.float64).item() != value:
+        raise NotKept(value)
+    return result
+
+
+def _always_keeps(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
+    """Tell whether every value of one dtype is one of the other."""
+    if after.isbuiltin != _BUILT_IN or after.kind not in "iufc":
+        return False
+    if before.isbuiltin != _BUILT_IN:
+        return after.kind in "fc" and after.itemsize >= (4 if after.kind == "f" else 8)
+    return before.kind == after.kind and before.itemsize <= after.itemsize
+
+
+def _overflows(item: Any, dtype: np.dtype[Any]) -> bool:
+    try:
+        np.asarray(item).astype(dtype)
+    except OverflowError:
+        return True
+    return False
+
+
+def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell of each item whether it became another by more than rounding."""
+    if before.dtype.kind in "mM":
+        return np.asarray((after.astype(before.dtype) != before) & ~(np.isnat(before) & np.isnat(after)))
+    if after.dtype.kind == "c":
+        imaginary = _changed(before.imag, after.imag) if before.dtype.kind == "c" else np.False_
+        return np.asarray(_changed(before.real, after.real) | imaginary)
+    if not _is_integer(before.dtype):
+        return _changed_floats(before, after)
+    whole = before if before.dtype.itemsize == np.dtype(np.int64).itemsize else before.astype(np.int64)
+    if _is_integer(after.dtype):
+        return np.asarray((after if after.dtype.itemsize == whole.dtype.itemsize else after.astype(np.int64)) != whole)
+    floats = after if after.dtype.type in _LONG_DOUBLES else after.astype(np.float64)
+    # The largest int64 becomes 2**63 as a float64, which is no int64.
+    limit = 2.0**64 if whole.dtype.kind == "u" else 2.0**63
+    within = (floats >= -limit) & (floats < limit)
+    return np.asarray(~within | (np.where(within, floats, 0).astype(whole.dtype) != whole))
+
+
+def _changed_floats(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    stays = np.isfinite(before)
+    changed = stays != np.isfinite(after)
+    if not stays.all():
+        changed |= np.isnan(before) != np.isnan(after)
+    if after.dtype.name in _CLIPPING:
+        changed |= np.abs(before.astype(np.float64)) > float(ml_dtypes.finfo(after.dtype).max)  # type: ignore[no-untyped-call]
+    return np.asarray(changed)
+
+
+def _is_integer(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biu" or dtype.name.startswith(("int", "uint"))
