@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
+import flax
 import pytest
+from flax import serialization as flax_serialization
+
+from treering import serialization as ours
 
 FLAX = "from flax import serialization"
 OURS = "from treering import serialization"
@@ -122,10 +128,10 @@ log.append(serialization.current_path())
 """
 
 
-def run(program: str) -> list[Any]:
+def run(program: str, **given: Any) -> list[Any]:
     """Run ``program`` and return what it wrote into ``log``."""
     log: list[Any] = []
-    exec(compile(program, "program", "exec"), {"__name__": "program", "log": log})
+    exec(compile(program, "program", "exec"), {"__name__": __name__, "log": log, **given})
     return log
 
 
@@ -135,6 +141,75 @@ def run(program: str) -> list[Any]:
 def test_the_same_program_gives_the_same_log(program: str) -> None:
     assert program.count(FLAX) == 1
     assert run(program.replace(FLAX, OURS)) == run(program)
+
+
+BEFORE = """
+class Old:
+    def __init__(self, x):
+        self.x = x
+
+flax_serialization.register_serialization_state(
+    Old, lambda o: {"x": flax_serialization.to_state_dict(o.x)},
+    lambda o, s: Old(flax_serialization.from_state_dict(o.x, s["x"], name="x")))
+"""
+
+AFTER = """
+from flax import serialization, struct
+import numpy as np
+
+@struct.dataclass
+class New:
+    a: object
+    b: object
+
+tree = {"old": [Old((1, {}))], "new": New(np.arange(3), (Old(2),))}
+log.append(serialization.to_bytes(tree))
+back = serialization.from_bytes({"old": [Old((0, {}))], "new": New(0, (Old(0),))}, log[-1])
+log.append((back["old"][0].x, back["new"].a.tolist(), back["new"].b[0].x))
+log.append([serialization.is_serializable(thing) for thing in (Old, New, int, object)])
+try:
+    serialization.from_bytes({"old": [Old((0, {}, 1))], "new": New(0, (Old(0),))}, log[0])
+except ValueError as error:
+    log.append("caught")
+"""
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("way", "program"),
+    [
+        ("functions", CUSTOM),
+        ("functions", ERRORS),
+        ("functions", AFTER),
+        ("wrapped", AFTER),
+        ("some", AFTER),
+        ("module", CUSTOM),
+    ],
+    ids=["types", "errors", "registered", "wrapped", "some", "module"],
+)
+def test_flax_whose_functions_are_ours_gives_the_same_log(
+    program: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: dict[str, Any] = {"flax_serialization": flax_serialization}
+    exec(BEFORE, before)
+    given = {"Old": before["Old"]}
+    want = run(program, **given)
+    names = [name for name in ours.__all__ if callable(getattr(flax_serialization, name, None))]
+    assert len(names) == 9
+    if way == "module":
+        monkeypatch.setattr(flax, "serialization", ours)
+        monkeypatch.setitem(sys.modules, "flax.serialization", ours)
+    for name in names if way in ("functions", "wrapped") else ("to_state_dict", "from_state_dict", "to_bytes"):
+        function = getattr(ours, name)
+        monkeypatch.setattr(flax_serialization, name, wrapped(function) if way == "wrapped" else function)
+    assert run(program, **given) == want
 
 
 @pytest.mark.parametrize(

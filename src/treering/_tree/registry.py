@@ -25,7 +25,9 @@ __all__ = [
     "REGISTRY",
     "Node",
     "flax_overrides",
+    "flax_restored",
     "flax_serves",
+    "flax_state",
     "has_shape_and_dtype",
     "is_code",
     "is_namedtuple",
@@ -115,8 +117,20 @@ def is_serializable(target: Any) -> bool:
 
 def flax_serves(ty: type) -> bool:
     """Tell whether flax is loaded and has a handler for ``ty``."""
-    flax_serialization = sys.modules.get("flax.serialization")
-    return flax_serialization is not None and bool(flax_serialization.is_serializable(ty))
+    ask = _flax_function("is_serializable")
+    return ask(ty) if ask is not None else ty in _flax_handlers()
+
+
+def flax_state(value: Any) -> Any:
+    """Return the state that flax's handler for the type of ``value`` gives."""
+    ask = _flax_function("to_state_dict")
+    return ask(value) if ask is not None else _flax_handlers()[type(value)][0](value)
+
+
+def flax_restored(target: Any, state: Any, name: str) -> Any:
+    """Return what flax's handler for the type of ``target`` makes of a state; ``name`` is for flax's messages."""
+    ask = _flax_function("from_state_dict")
+    return ask(target, state, name=name) if ask is not None else _flax_handlers()[type(target)][1](target, state)
 
 
 def flax_overrides(ty: type) -> bool:
@@ -125,9 +139,24 @@ def flax_overrides(ty: type) -> bool:
     Such a handler decides what lies in flax's files, also where jax knows the type as a pytree node. flax has no
     public way to ask; where its table moves, the answer is no and the pytree is used.
     """
-    flax_serialization = sys.modules.get("flax.serialization")
-    handlers = getattr(flax_serialization, "_STATE_DICT_REGISTRY", {}).get(ty)
+    handlers = _flax_handlers().get(ty)
     return handlers is not None and not str(getattr(handlers[0], "__module__", "")).startswith("flax.")
+
+
+def _flax_handlers() -> Mapping[type, tuple[ToState, FromState]]:
+    """Return the table of a loaded flax; an empty one where there is none."""
+    handlers: Mapping[type, tuple[ToState, FromState]]
+    handlers = getattr(sys.modules.get("flax.serialization"), "_STATE_DICT_REGISTRY", {})
+    return handlers
+
+
+def _flax_function(name: str) -> Callable[..., Any] | None:
+    """Return a function of a loaded flax; None where another one was put in its place, which may ask us in turn."""
+    flax_serialization = sys.modules.get("flax.serialization")
+    if flax_serialization is None or flax_serialization.__name__ != "flax.serialization":
+        return None
+    found = getattr(flax_serialization, name, None)
+    return found if getattr(found, "__globals__", None) is vars(flax_serialization) else None
 
 
 def is_code(x: object) -> bool:

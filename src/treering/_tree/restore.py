@@ -18,6 +18,7 @@ from treering._tree.registry import (
     REGISTRY,
     Node,
     flax_overrides,
+    flax_restored,
     flax_serves,
     is_code,
     is_namedtuple,
@@ -150,9 +151,7 @@ def _begun(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
             restorer = _restored_mapping
         return None, restorer(target, node, state), node.kind != "mapping"
     if flax_serves(kind):
-        from flax import serialization as flax_serialization
-
-        return flax_serialization.from_state_dict(target, state, name=_place.names[-1]), None, False
+        return flax_restored(target, state, _place.names[-1]), None, False
     if in_class and state is None and is_code(target):
         return target, None, False
     return state, None, False

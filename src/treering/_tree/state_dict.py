@@ -16,6 +16,7 @@ from treering._tree.registry import (
     REGISTRY,
     flax_overrides,
     flax_serves,
+    flax_state,
     is_code,
     is_namedtuple,
     is_typed_key,
@@ -112,7 +113,7 @@ def _opened(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str,
     if node is not None:
         return node.children.items(), in_class or node.kind != "mapping"
     if flax_serves(kind):
-        return [_from_handler(_flax_state(value))]
+        return [_from_handler(flax_state(value))]
     return [None if in_class and is_code(value) else value]
 
 
@@ -122,12 +123,6 @@ def _from_handler(state: Any) -> Any:
             if not isinstance(key, str):
                 raise NotStringKey(f"A state dict must only have string keys. Found {key!r:.80}")
     return state
-
-
-def _flax_state(value: Any) -> Any:
-    from flax import serialization as flax_serialization
-
-    return flax_serialization.to_state_dict(value)
 
 
 def _dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
