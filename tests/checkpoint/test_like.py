@@ -392,7 +392,7 @@ def test_an_index_of_a_value_counts_from_the_start_of_the_leaf(path: Path) -> No
 def test_a_cast_rounds(path: Path) -> None:
     saved: dict[str, Any] = {"a": np.array([0.1, np.inf, np.nan, 1e-300]), "n": 0.1, "i": 2**70, "long": 2**60}
     treering.save(path, saved)
-    like = {"a": np.zeros(4, "f4"), "n": np.float16(0), "i": 0.0, "long": np.float32(0)}
+    like: dict[str, Any] = {"a": np.zeros(4, "f4"), "n": np.float16(0), "i": 0.0, "long": np.float32(0)}
     found = treering.load(path, like, cast=True)
     with np.errstate(over="ignore", under="ignore"):
         assert np.array_equal(found["a"], saved["a"].astype("f4"), equal_nan=True)

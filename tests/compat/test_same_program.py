@@ -107,6 +107,20 @@ for bad in (b"", b"\\xc1", b"\\x93", b"\\xa5ab", b"\\x00\\x00", b"\\xd4\\x01\\xc
         log.append("caught")
 """
 
+EMPTY = """
+from flax import serialization
+import numpy as np
+
+empty = (b"", "", [], (), {}, None)
+states = (*empty, 0, b"a", np.zeros(0), np.zeros(()), np.zeros((0, 2)), {"a": b""}, {"0": b""}, {"0": 1})
+for target in ((), [], {}, {"a": ()}, ((),), ([], ())):
+    for state in states:
+        try:
+            log.append(repr(serialization.from_state_dict(target, state)))
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            log.append("caught")
+"""
+
 LOW_LEVEL = """
 from flax import serialization
 import jax.numpy as jnp, numpy as np
@@ -136,7 +150,9 @@ def run(program: str, **given: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "program", [TRAINING, CUSTOM, ERRORS, LOW_LEVEL], ids=["training", "custom types", "errors", "low level"]
+    "program",
+    [TRAINING, CUSTOM, ERRORS, EMPTY, LOW_LEVEL],
+    ids=["training", "custom types", "errors", "empty", "low level"],
 )
 def test_the_same_program_gives_the_same_log(program: str) -> None:
     assert program.count(FLAX) == 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import jax
+import numpy as np
 
 from treering._tree.registry import (
     LEAF_TYPES,
@@ -196,6 +197,11 @@ def _restored_tuple(xs: tuple[Any, ...], state: Any) -> Restorer:
 
 def _check_length(length: int, state: Any) -> None:
     if not isinstance(state, dict):
+        # As in flax, whatever has a length of 0 is the state of no items.
+        if length == 0 and (
+            state in (b"", "", [], ()) if not isinstance(state, np.ndarray) else state.shape[:1] == (0,)
+        ):
+            return
         raise NotItems(
             f"the target is a list of {counted(length, 'items')}, the state a {_named(state)}, "
             f"at path {current_path()}",
