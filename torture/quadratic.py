@@ -32,7 +32,7 @@ from treering._values.checksums import digest
 from treering.errors import TreeringError
 from treering.serialization import from_bytes, msgpack_restore
 
-__all__ = ["CASES", "SIZES", "Timed", "colliding_pairs", "quadratic", "timed"]
+__all__ = ["CASES", "SIZES", "Timed", "colliding_pairs", "colliding_shapes", "quadratic", "timed"]
 
 SIZES: Final = (1 << 20, 4 << 20)
 """Bytes of the smaller and of the larger input of each case; the larger one is four times the other."""
@@ -141,7 +141,7 @@ def _array(shape: Sequence[int]) -> dict[str, Any]:
     return {"kind": "jax", "dtype": "int8", "shape": list(shape)}
 
 
-def _colliding_shapes(count: int) -> list[tuple[int, ...]]:
+def colliding_shapes(count: int) -> list[tuple[int, ...]]:
     """Shapes without items that have one hash: zeros and ones in front, and the last length solved for."""
     p1, p2, p5 = _PRIMES
     back1, back2 = pow(p1, -1, 1 << 64), pow(p2, -1, 1 << 64)
@@ -311,7 +311,7 @@ _TREES: Documents = {
         1100,
         lambda n: _dict([{"int": hex((1 << 4000) + i)} for i in range(n)], [str((1 << 4000) + i) for i in range(n)]),
     ),
-    "types that collide": (170, lambda n: _of_types(list(map(_array, _colliding_shapes(n))))),
+    "types that collide": (170, lambda n: _of_types(list(map(_array, colliding_shapes(n))))),
     "types that are never used": (50, lambda n: _dict(["a"], types=[*_NONE, *(_array([i, 0]) for i in range(n))])),
     "boxes that collide": (95, _boxes),
     "an array in many parts": (60, _parts),
@@ -508,7 +508,7 @@ CASES: Final[Mapping[str, Case]] = {
         "a.safetensors",
     ),
     "safetensors: colliding shapes": Case(
-        _sized(150, lambda n: _safetensors({f"k{i}": _entry(shape) for i, shape in enumerate(_colliding_shapes(n))})),
+        _sized(150, lambda n: _safetensors({f"k{i}": _entry(shape) for i, shape in enumerate(colliding_shapes(n))})),
         _parsed_safetensors,
         "a.safetensors",
     ),

@@ -323,3 +323,12 @@ def test_damage_is_found_where_it_is_read(tmp_path: Path) -> None:
             ckpt["w"][250]
         assert data.name in str(caught.value)
         assert_same(ckpt["w"][300:], BIG[300:])
+
+
+def test_a_number_of_more_digits_than_python_writes_is_shown(tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", {"n": 1 << 20_000})
+    with treering.open(tmp_path / "ckpt") as file:
+        assert "n: an int of 20001 bits" in repr(file)
+        assert file["n"] == 1 << 20_000
+    treering.inspect(tmp_path / "ckpt")
+    assert not treering.diff(tmp_path / "ckpt", tmp_path / "ckpt")

@@ -52,7 +52,8 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
     found = _in_order(_tree(prefix, entries))
-    check_hashes([(this.shape, this.chunks) for this in arrays], "the shapes of the arrays")
+    check_hashes([this.shape for this in arrays], "the shapes of the arrays")
+    check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
     layouts: dict[Layout, int] = {}
     leaf_types: list[int] = []

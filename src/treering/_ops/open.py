@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "ClosedCheckpoint", "LeafView", "NoSuchLeaf", "open_path"]
 
 _SHOWN: Final = 20
+_MOST_SHOWN_BITS: Final = 14_000
 
 
 class NoSuchLeaf(TreeringError, KeyError):
@@ -204,7 +205,10 @@ class Checkpoint(Mapping[str, Any]):
         leaf_type = self.index.type_of(number)
         if leaf_type.stored:
             return f"{leaf_type.dtype}{list(leaf_type.shape or ())} {leaf_type.kind}"
-        return f"{self.index.values[number]!r:.60}"
+        value = self.index.values[number]
+        if type(value) is int and value.bit_length() > _MOST_SHOWN_BITS:  # Python makes no text of more digits
+            return f"an int of {value.bit_length()} bits"
+        return f"{value!r:.60}"
 
     def _repr_html_(self) -> str:
         lines = repr(self).splitlines()
