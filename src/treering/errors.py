@@ -27,6 +27,8 @@ from __future__ import annotations
 import errno
 import os
 
+from treering._printable import printable
+
 __all__ = [
     "Busy",
     "Cancelled",
@@ -101,7 +103,7 @@ class TreeringError(Exception):
             places.append(f"byte {self.offset}")
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""
-        return f"{self.message}{where}{hint}"
+        return printable(f"{self.message}{where}{hint}", lines=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).

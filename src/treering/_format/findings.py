@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from treering._format.index import Index
+from treering._printable import printable
 from treering._values.human import bytes_text
 
 __all__ = ["BadBlock", "Finding", "Verification", "merged"]
@@ -39,13 +40,10 @@ class Finding:
         place = "" if self.start is None else f"bytes {self.start} to {self.stop}"
         if self.start is not None and self.stop is None:
             place = f"byte {self.start}"
+        file, problem = printable(self.file), printable(self.problem)
         if self.key is None:
-            return f"{self.file} {self.problem}" + (f": {place}" if place else "")
-        return (
-            f"leaf {self.key!r} {self.problem}: {place} of {self.file}"
-            if place
-            else f"leaf {self.key!r} {self.problem}"
-        )
+            return f"{file} {problem}" + (f": {place}" if place else "")
+        return f"leaf {self.key!r} {problem}: {place} of {file}" if place else f"leaf {self.key!r} {problem}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,21 +83,22 @@ class Verification:
         return f"<Verification: {str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
+        note = printable(self.note or "")
         size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"
         if self.steps is not None:
             size = f"{_counted(self.steps, 'step', 'steps')}, {size}"
         if not self.findings:
             if not self.checked:
                 sound = f"is sound as far as it has checksums ({size})" if self.nbytes else "has sound headers"
-                return f"{self.path!r} {sound}, and {self.note}"
-            more = f"; note: {self.note}" if self.note else ""
+                return f"{self.path!r} {sound}, and {note}"
+            more = f"; note: {note}" if note else ""
             return f"{self.path!r} is whole: {size}, every byte checked{more}"
         lines = [f"{self.path!r} is damaged: {_counted(len(self.findings), 'finding', 'findings')}"]
         lines += [f"  {finding}" for finding in self.findings[:_MOST_LINES]]
         if len(self.findings) > _MOST_LINES:
             lines.append(f"  and {len(self.findings) - _MOST_LINES} more")
-        if self.note:
-            lines.append(f"  note: {self.note}")
+        if note:
+            lines.append(f"  note: {note}")
         return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._format.key_text import key_text
+from treering._printable import printable
 from treering._values.human import counted
 from treering._values.keys import escape_part
 from treering.errors import Format, Unsupported
@@ -92,7 +93,7 @@ class StandIn(Mapping[Any, Any]):
         for held in (self.fields, self.static):
             if name in held:
                 return held[name]
-        raise AttributeError(f"the stand-in for {self.class_name} has no field {name!r}")
+        raise AttributeError(f"the stand-in for {printable(self.class_name)} has no field {name!r}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StandIn):
@@ -101,12 +102,12 @@ class StandIn(Mapping[Any, Any]):
         return mine == others and list(self.fields) == list(other.fields)
 
     def __repr__(self) -> str:
-        shown = [", ".join(f"{key}={value!r}" for key, value in held.items()) for held in (self.fields, self.static)]
-        return (
-            f"StandIn({self.class_name!r}"
-            + (f", {shown[0]}" if shown[0] else "")
-            + (f"; {shown[1]})" if shown[1] else ")")
-        )
+        fields, static = map(_shown, (self.fields, self.static))
+        return f"StandIn({self.class_name!r}{', ' if fields else ''}{fields}{'; ' if static else ''}{static})"
+
+
+def _shown(held: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{printable(str(key))}={value!r}" for key, value in held.items())
 
 
 # --------------------------------------------------------------------------------------------------- registered classes
@@ -163,15 +164,16 @@ def _made_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -
     foreign = [name for name, value in static.items() if isinstance(value, ForeignKey)]
     if foreign:
         raise Unsupported(
-            f"the checkpoint has only the text of {', '.join(foreign)} of {class_name(cls)}",
+            f"the checkpoint has only the text of {', '.join(map(printable, foreign))} of {class_name(cls)}",
             hint="call register_node with make=, or load with like=",
         )
     values = {str(name): value for name, value in (fields | static).items()}
     try:
         inspect.signature(cls).bind(**values)
     except TypeError as error:
+        names = ", ".join(map(printable, values)) or "nothing"
         raise Unsupported(
-            f"{class_name(cls)} cannot be made of {', '.join(values) or 'nothing'}: {error}",
+            f"{class_name(cls)} cannot be made of {names}: {printable(str(error))}",
             hint="call register_node with make=, or load with like=",
         ) from error
     return cls(**values)

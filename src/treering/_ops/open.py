@@ -20,6 +20,7 @@ from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
 from treering._ops.background import settle
 from treering._ops.source import open_source, require_path
+from treering._printable import printable
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, counted
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
@@ -195,7 +196,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         arrays = sum(leaf_bytes(self.index.type_of(number)) for number in range(len(self)))
-        shown = [f"  {key}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
+        shown = [f"  {printable(key)}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
         return "\n".join(
             [f"Checkpoint({self._path!r}: {counted(len(self), 'leaves')}, {bytes_text(arrays)})", *shown, *more]

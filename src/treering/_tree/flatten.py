@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, OpaqueLeaf, Token
 from treering._format.key_text import key_text
+from treering._printable import listed, printable
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, kind_in_target, kind_to_save
 from treering._tree.flatten_nodes import opened
 from treering._tree.static_text import opaque_of
@@ -17,7 +18,6 @@ from treering.errors import Unsupported
 
 __all__ = ["Flattened", "flatten", "flatten_like", "opaque_of"]
 
-_SHOWN: Final = 20
 _LONGEST_KEY: Final = 400
 
 
@@ -153,9 +153,7 @@ class _Walk:
             raise Unsupported(error.message, path=split_key(key), hint=error.hint) from error
         if self.refused:
             lines = [f"{_shown(key)}: {error}" for key, error in self.refused]
-            more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-            shown = "\n  ".join(lines[:_SHOWN])
-            raise Unsupported(f"{counted(len(lines), 'leaves')} cannot be saved:\n  {shown}{more}")
+            raise Unsupported(f"{counted(len(lines), 'leaves')} cannot be saved:{listed(lines)}")
 
 
 def _check_level(key: str, level: int) -> None:
@@ -169,4 +167,4 @@ def _check_level(key: str, level: int) -> None:
 
 def _shown(key: str) -> str:
     text = key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}..."
-    return (text if text.isprintable() else repr(text)[1:-1]) or "."
+    return printable(text) or "."

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jax
 from jax.sharding import Sharding
 
+from treering._printable import printable
 from treering._tree.placement import Choice, is_placement, is_rules, placed, require_mesh
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
@@ -189,12 +190,13 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
         f"shardings has {', '.join(shown)}{more}, which the tree does not",
         hint="keys are nested as the tree is, or flat with dots, without the prefix",
     )
-    error.differences = tuple(stray)
+    error.differences = tuple(map(printable, stray))
     raise error
 
 
 def _nothing_said(keys: Sequence[str], mesh: Any) -> Mismatch:
     axes = ", ".join(map(repr, mesh.axis_names))
+    keys = list(map(printable, keys))
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     error = Mismatch(
         f"the mesh has the axes {axes}, and there is no sharding for {', '.join(keys[:_SHOWN])}{more}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import Selection
+from treering._printable import MOST_LINES, listed, printable
 from treering._tree.fit import Fit, fitted, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
 from treering._values.human import counted
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT", "Matched", "Wording", "array_dtype", "as_stored", "aval_shape", "matched", "renamed"]
 
-_SHOWN: Final = 20
 _COMPARED: Final = 1000
 
 KEPT: Final = Fit("kept")
@@ -184,20 +184,18 @@ class _Report:
     def raise_if_any(self, *, ignored: bool) -> None:
         """Raise the one error that names them all; what is unexpected counts unless it is to be ignored."""
         found = [
-            self._missing(line, suggest=number < _SHOWN) if isinstance(line, _Missing) else line
+            self._missing(line, suggest=number < MOST_LINES) if isinstance(line, _Missing) else line
             for number, line in enumerate(self.lines)
         ]
         if not ignored:
             found += [f"{_shown(key)}: unexpected, the checkpoint has {kind}" for key, kind in self.unexpected.items()]
         if not found:
             return
-        more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         count = counted(len(found), "differences")
-        shown = "\n  ".join(found[:_SHOWN])
         hint = self._hint()
-        message = f"{count} between `{self.wording.called}` and the checkpoint:\n  {shown}{more}"
+        message = f"{count} between `{self.wording.called}` and the checkpoint:{listed(found)}"
         error = Mismatch(f"{message}\n  {hint}" if hint else message)
-        error.differences = tuple(found)
+        error.differences = tuple(map(printable, found))
         raise error
 
     def _missing(self, line: _Missing, *, suggest: bool) -> str:
@@ -227,4 +225,4 @@ class _Report:
 
 def _shown(key: str) -> str:
     text = key if len(key) <= 400 else f"{key[:400]}..."  # noqa: PLR2004 - a length for people
-    return (text if text.isprintable() else repr(text)[1:-1]) or "the whole tree"
+    return printable(text) or "the whole tree"

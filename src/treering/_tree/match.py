@@ -8,6 +8,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from treering._printable import MOST_LINES, listed, printable
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import to_state_dict
 from treering._values.human import counted
@@ -16,7 +17,6 @@ from treering.errors import Mismatch
 
 __all__ = ["differences", "require_match"]
 
-_SHOWN: Final = 20
 _LONGEST_NAME: Final = 400
 _COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
@@ -40,11 +40,9 @@ def require_match(target: Any, state: Any) -> None:
     found = differences(target, state) if target is not None else []
     if not found:
         return
-    lines = "\n  ".join(found[:_SHOWN])
-    more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     count = counted(len(found), "differences")
-    error = Mismatch(f"{count} between the target and the data:\n  {lines}{more}")
-    error.differences = tuple(found)
+    error = Mismatch(f"{count} between the target and the data:{listed(found)}")
+    error.differences = tuple(map(printable, found))
     raise error
 
 
@@ -69,7 +67,7 @@ def differences(target: Any, state: Any) -> list[str]:
         pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())
     lines = unlike | {path: f"unexpected, the data has {kind}" for path, kind in unexpected.items()}
     for number, (path, kind) in enumerate(sorted(missing.items())):
-        near = _near(path, kind, unexpected) if number < _SHOWN else ""
+        near = _near(path, kind, unexpected) if number < MOST_LINES else ""
         lines[path] = f"missing, the target has {kind}{near}"
     return [f"{_printable('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
 
@@ -95,7 +93,7 @@ def _near(path: tuple[str, ...], kind: str, unexpected: dict[tuple[str, ...], st
 def _printable(name: str) -> str:
     """Cut a name from a file to a length for people, and escape what could move a cursor."""
     name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    return name if name.isprintable() else repr(name)[1:-1]
+    return printable(name)
 
 
 def _described(leaf: Any) -> str:

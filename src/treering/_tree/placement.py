@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from treering._printable import listed, printable
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
@@ -49,7 +50,6 @@ Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
 
 _PAIR: Final = 2
-_SHOWN: Final = 20
 
 
 def resolved(
@@ -124,10 +124,8 @@ def placed(
         except _NoFit as misfit:
             wrong.append(f"{key or '.'}: {misfit}")
     if wrong:
-        mismatch = Mismatch(
-            f"shardings do not fit {len(wrong)} of {counted(len(avals), 'arrays')}:\n  " + "\n  ".join(wrong[:_SHOWN])
-        )
-        mismatch.differences = tuple(wrong)
+        mismatch = Mismatch(f"shardings do not fit {len(wrong)} of {counted(len(avals), 'arrays')}:{listed(wrong)}")
+        mismatch.differences = tuple(map(printable, wrong))
         raise mismatch
     return result
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from treering._printable import printable
 from treering._tree.registry import (
     LEAF_TYPES,
     REGISTRY,
@@ -53,7 +54,7 @@ class StructureMismatch(Mismatch):
     """The message already says the path, in flax's words."""
 
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}; {self.hint}"
+        return printable(self.message if self.hint is None else f"{self.message}; {self.hint}")
 
 
 class NotADict(StructureMismatch, AttributeError):

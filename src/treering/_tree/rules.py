@@ -11,6 +11,7 @@ from typing import Any, Final
 import jax
 from jax.sharding import PartitionSpec
 
+from treering._printable import printable
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
@@ -158,6 +159,7 @@ def _text(pattern: str | re.Pattern[str]) -> str:
 
 def no_rule(names: Sequence[str]) -> Mismatch:
     """Return the error for leaves that no rule fits, in eformer's words; every one is in its ``differences``."""
+    names = list(map(printable, names))
     message = f"Partition rule not found for param: {names[0]}"
     if len(names) > 1:
         message += f", and for {len(names) - 1} more: {', '.join(names[1:_SHOWN])}"
@@ -175,8 +177,9 @@ def fitted_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smalle
     """
     pattern, spec = rule
     if not isinstance(spec, PartitionSpec | tuple):
+        leaf = printable(name)
         raise Unsupported(
-            f"the partition rule {_text(pattern)!r} has no PartitionSpec but a {type(spec).__name__} for param: {name}",
+            f"the partition rule {_text(pattern)!r} has no PartitionSpec but a {type(spec).__name__} for param: {leaf}",
             hint="PartitionSpec() is replicated",
         )
     if math.prod(shape) < smallest:

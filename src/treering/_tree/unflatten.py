@@ -9,6 +9,7 @@ from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.key_text import key_text
 from treering._format.same_value import same_value
 from treering._format.structure import KEYS
+from treering._printable import printable
 from treering._tree.flatten_leaves import KINDS
 from treering._tree.flatten_nodes import opened
 from treering._values.human import counted
@@ -142,5 +143,5 @@ def _named(container: Container) -> str:
 
 def _shown(value: Any) -> str:
     text = value.text if isinstance(value, ForeignKey | OpaqueLeaf) else repr(value)
-    text = text if text.isprintable() else repr(text)[1:-1]
+    text = printable(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

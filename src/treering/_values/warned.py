@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import Final
+
+from treering._printable import listed, printable
 
 __all__ = ["warn_of"]
-
-_SHOWN: Final = 20
 
 
 def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
@@ -20,11 +19,9 @@ def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> Non
         lines: one for each.
         category: the class of the warning.
     """
-    more = f"\n  ... and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    shown = "\n  ".join(lines[:_SHOWN])
     level = 1
     frame = inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "treering":
         frame = frame.f_back
         level += 1
-    warnings.warn(f"{what}:\n  {shown}{more}", category, stacklevel=level)
+    warnings.warn(f"{printable(what)}:{listed(lines)}", category, stacklevel=level)

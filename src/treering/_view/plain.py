@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from treering._printable import printable
+
 __all__ = ["cell_width", "cut", "fitted", "padded", "visible"]
 
 _WIDE = frozenset("WF")
@@ -13,9 +15,7 @@ _UNSEEN_MARKS = frozenset(("Mn", "Me"))
 def visible(text: str, limit: int = 200, ellipsis: str = "…") -> str:
     r"""Escape whatever does not show as itself, and leave out the middle beyond ``limit`` characters.
 
-    Control characters, line breaks, bidirectional overrides, invisible format characters, lone surrogates and
-    unassigned code points come out as ``\x1b`` or ``\u202e``, a backslash as ``\\``. Accents that stand on
-    nothing are kept.
+    See `printable`; a backslash comes out as ``\\``, so that two texts never look the same.
 
     Example:
         >>> print(visible("red\x1b[31m, \u202eright to left"))
@@ -25,12 +25,7 @@ def visible(text: str, limit: int = 200, ellipsis: str = "…") -> str:
     """
     # Cut before escaping, so that a key of some megabytes costs no more than a short one.
     text = cut(text, limit, ellipsis)
-    if text.isprintable() and "\\" not in text:
-        return text
-    return "".join(
-        "\\\\" if each == "\\" else each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in text
-    )
+    return printable(text.replace("\\", "\\\\"))
 
 
 def cut(text: str, limit: int, ellipsis: str = "…") -> str:

@@ -1,0 +1,45 @@
+"""Text that others chose, made safe to print: it must not move the cursor, hide itself or turn the line around."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["MOST_LINES", "listed", "printable"]
+
+MOST_LINES = 20
+"""A message shows as many lines of a list."""
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Escape whatever does not show as itself; every text that treering shows of files and programs goes through here.
+
+    Control characters, line breaks, bidirectional overrides, invisible format characters, lone surrogates and
+    unassigned code points come out as ``\x1b`` or ``\u202e``. Accents that stand on nothing are kept.
+
+    Args:
+        text: any text.
+        lines: whether line feeds stay, as in messages of several lines.
+
+    Example:
+        >>> print(printable("red\x1b[31m, \u202eright to left\n"))
+        red\x1b[31m, \u202eright to left\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def listed(lines: Sequence[str]) -> str:
+    r"""Return lines below each other for a message, each `printable`; of many the first, and how many more there are.
+
+    Example:
+        >>> print("found:" + listed(["a", "b\nc"]))
+        found:
+          a
+          b\nc
+    """
+    more = [f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return "".join(f"\n  {printable(line)}" for line in [*lines[:MOST_LINES], *more])
