@@ -110,8 +110,9 @@ class FolderTree:
             leaf, start = self._place(tuple(above), leaf)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(leaf, dir_fd=start)
+            opener = functools.partial(os.open, dir_fd=start)
             for name, data in files:
-                with _opened(start, f"{leaf}/{name}", _NEW) as opened:
+                with OpenDescriptor(opener, f"{leaf}/{name}", _NEW | _CAREFUL, 0o666) as opened:
                     written = os.write(opened.number, data)
                     if written < len(data):
                         write_all(opened.number, memoryview(data)[written:])

@@ -40,12 +40,11 @@ class OpenDescriptor:
 
     def __init__(self, opener: Callable[..., int] | None = None, *arguments: Any) -> None:
         self._lockable = False
-        self._numbers = [-1]
+        self._numbers = numbers = [-1]
         # ``pop`` gives the number once, then the -1 that ends the iterator.
-        self._close = functools.partial(next, map(os.close, iter(self._numbers.pop, -1)), None)
-        self.__del__ = self._close
+        self.__del__ = self._close = functools.partial(next, map(os.close, iter(numbers.pop, -1)), None)
         if opener is not None:
-            self.open(opener, *arguments)
+            numbers.extend(itertools.starmap(opener, (arguments,)))
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +53,9 @@ class OpenDescriptor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.close()
+            if self._lockable:
+                self.unlock()
+            self._close()
             return
         with contextlib.suppress(OSError):  # the error that brought us here says more
             self.close()

@@ -52,7 +52,8 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
 def _content(file: OpenDescriptor, most: int) -> bytes:
     """Return the first bytes of an open file, one more than ``most`` where it has more, and close it."""
     with file:
-        data = os.read(file.number, most + 1)
-        while len(data) < most and (more := os.read(file.number, most + 1 - len(data))):
+        number = file.number
+        data = os.read(number, most + 1)
+        while len(data) < most and (more := os.read(number, most + 1 - len(data))):
             data += more
     return data
