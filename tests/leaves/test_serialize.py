@@ -426,7 +426,7 @@ def test_paths_of_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there")
-    for path in ("a", "b/", Path("c") / "deep" / "er", "./e/../f", "link", "~", "there/g."):
+    for path in ("a", "b/", Path("c") / "deep" / "er", "./e/../f", "link", tmp_path / "~", "there/g."):
         tree_serialize_leaves(path, {"w": jnp.ones(2)})
         assert_same(stored(Path(path)), {"w": jnp.ones(2)}, restored=False)
     assert (tmp_path / "~" / INDEX).is_file()
