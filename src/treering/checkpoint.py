@@ -174,8 +174,9 @@ def load(
     """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
 
     Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see
-    ``register_node``), and what was numpy as numpy, jax as jax, Python as Python; ``weak_type`` is not kept, and 64-bit
-    jax arrays are numpy where jax_enable_x64 is off. With ``like``, its containers are rebuilt around what is stored.
+    ``register_node``), and what was numpy as numpy, jax as jax, Python as Python; ``weak_type`` is not kept, big-endian
+    numpy arrays come back little-endian, and 64-bit jax arrays are numpy where jax_enable_x64 is off. With ``like``,
+    its containers are rebuilt around what is stored; a numpy leaf has its byte order.
 
     Args:
         path: a checkpoint, a leaves directory (its prefixes are branches), or a ``.safetensors`` or ``.msgpack`` file.

@@ -106,6 +106,32 @@ def test_what_is_left_of_a_checkpoint_can_be_had(path: Path) -> None:
             checkpoint["n"][:1]
 
 
+@pytest.mark.parametrize("form", ["a", "a.safetensors", "a.msgpack", "zstd", "leaves"])
+def test_an_array_that_is_larger_than_memory_is_named(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"deep": {"w": np.zeros(1 << 18)}}
+    if form in ("zstd", "leaves"):
+        compressor = {"id": "zstd", "level": 1} if form == "zstd" else None
+        treering.leaves.tree_serialize_leaves(tmp_path / form, tree, compressor=compressor)
+    else:
+        treering.save(tmp_path / form, tree)
+
+    class Full:
+        uint8 = np.uint8
+
+        @staticmethod
+        def empty(count: int, dtype: Any) -> Any:
+            if count > 1 << 20:
+                raise MemoryError("no")
+            return np.empty(count, dtype)
+
+    monkeypatch.setattr("treering._arrays.aligned.np", Full)
+    with pytest.raises(Unsupported, match=r"there is no memory for 2\.00 MiB \(at leaf 'deep/w'") as caught:
+        treering.load(tmp_path / form)
+    assert isinstance(caught.value, MemoryError)
+
+
 def test_ints_are_never_wrapped_by_cast(tmp_path: Path) -> None:
     treering.save(tmp_path / "c", {"a": np.array([2**40, 1])})
     with pytest.raises(Mismatch, match=r"value 1099511627776 at index \[0\] does not fit int32 \(at leaf 'a'\)"):

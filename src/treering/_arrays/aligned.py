@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from treering._values.human import bytes_text
+from treering.errors import Unsupported
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -24,14 +27,26 @@ SMALL_BYTES: Final = 8 * 1024
 _ROOM_BYTES: Final = 64 * 1024
 
 
+class NoMemory(Unsupported, MemoryError):
+    """An array is larger than the memory that the system gives; numpy raises MemoryError."""
+
+
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes.
+
+    Raises:
+        Unsupported: the system has no such memory; also a ``MemoryError``.
 
     Example:
         >>> aligned_bytes(3).ctypes.data % 64
         0
     """
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    try:
+        room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
+        raise NoMemory(
+            f"there is no memory for {bytes_text(nbytes)}", hint="load a part with only=, or slices of it with open"
+        ) from error
     skip = -room.ctypes.data % ALIGNMENT
     return room[skip : skip + nbytes]
 

@@ -26,7 +26,8 @@ from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
-from treering.errors import Format
+from treering._values.keys import split_key
+from treering.errors import Format, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -164,7 +165,11 @@ class StoredArrays:
             ]
             jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
             return sum(len(run.into) for run in runs)
-        wish.arrays = [_empty(box_sums.picked_shape(box, wish.steps), dtype) for box in wish.boxes]
+        try:
+            wish.arrays = [_empty(box_sums.picked_shape(box, wish.steps), dtype) for box in wish.boxes]
+        except Unsupported as error:
+            error.path = split_key(self.index.keys[wish.leaf])
+            raise
         total = 0
         for chunk in chunks:
             run = self._straight(chunk, wish)

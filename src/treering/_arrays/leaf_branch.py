@@ -26,7 +26,8 @@ from treering._format.index import Chunks, Index
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import Box, picked_shape, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
-from treering.errors import Format
+from treering._values.keys import split_key
+from treering.errors import Format, Unsupported
 
 __all__ = ["BranchArrays", "dtype_in"]
 
@@ -129,7 +130,11 @@ class BranchArrays:
             if rows:
                 as_they_lie.append(wish)
             else:
-                packed += decoding(self._files, place, wish, covering, self._dtype(wish.leaf))
+                try:
+                    packed += decoding(self._files, place, wish, covering, self._dtype(wish.leaf))
+                except Unsupported as error:
+                    error.path = split_key(self._files.keys[place])
+                    raise
         own.jobs.extend(self._together(small))
         packed.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
         shared.jobs.extend(job for _, job in packed)

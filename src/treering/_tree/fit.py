@@ -109,7 +109,8 @@ def _array(kind: LeafType, like: Any, like_kind: str, *, cast: bool) -> Fit | No
     if kind.kind not in ARRAY_KINDS or kind.kind == "key" or tuple(like.shape) != kind.shape:
         return None
     if kind.dtype == dtype.name:
-        return Fit(result)
+        # A name says nothing of the byte order, which is the target's.
+        return Fit(result, dtype=None if dtype.isnative else dtype)
     return Fit(result, dtype=dtype) if cast and _castable(_named(kind.dtype), dtype) else None
 
 
