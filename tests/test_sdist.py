@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 CHOSEN = ("tests/docs/test_architecture.py", "tests/store/test_small_files.py", "tests/crash/test_flushes.py")
 
 

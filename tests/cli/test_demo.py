@@ -56,6 +56,7 @@ def test_windows_go_on_where_others_stood(corpus: text.Corpus) -> None:
     assert others.get_state() == windows.get_state() == {"position": 8}
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_moves_every_part(corpus: text.Corpus) -> None:
     first, state = model.start(TINY._replace(alphabet_size=len(corpus.alphabet))), tiny(corpus)
     step = meshes.stepper(state, meshes.mesh_of(1, 1))

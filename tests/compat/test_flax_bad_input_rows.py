@@ -116,7 +116,7 @@ def test_nesting_beyond_the_bound_is_an_error(nest: Any) -> None:
     refused(nest(2_000_000))
 
 
-@pytest.mark.parametrize("depth", [500, 5000, 100_000])
+@pytest.mark.parametrize("depth", [500, 5000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_writing_deeper_than_flax_can(depth: int) -> None:
     tree: Any = 7
     for _ in range(depth):
@@ -130,6 +130,7 @@ def test_writing_deeper_than_flax_can(depth: int) -> None:
     assert depth_of(serialization.from_bytes(tree, nested_maps(depth))) == depth
 
 
+@pytest.mark.slow
 def test_a_tree_that_holds_itself_is_refused_when_writing() -> None:
     looped: dict[str, Any] = {}
     looped["a"] = looped

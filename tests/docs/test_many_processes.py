@@ -50,6 +50,7 @@ def launched(command: str, folder: Path, timeout: float = 120) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="the page shows lines for a shell")
 def test_the_program_runs_and_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")

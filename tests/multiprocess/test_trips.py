@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import treering as tr
 from tests.compat import independent_leaves_reader, independent_reader
@@ -49,6 +50,7 @@ def _alone(number: int) -> dict[str, Any]:
     return trees.tree(number)
 
 
+@pytest.mark.slow
 def test_saved_by_four_loaded_by_any_number(tmp_path: Path) -> None:
     four, over, one = tmp_path / "four", tmp_path / "over", tmp_path / "one"
     one.mkdir()

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
+from tests.properties.strategies import quick
 from treering._plan.exchange import Grid
 from treering._plan.load import LoadPlan, StoredChunk, StoredLeaf, Strategy, plan_load, plan_loads
 from treering._values.boxes import Box, covered_once, intersection, relative, runs, shape_of, size_of, whole
@@ -91,7 +92,7 @@ def reshardings(draw: st.DrawFn) -> tuple[Shape, int, list[StoredChunk], Wanted,
     return shape, itemsize, stored(shape, itemsize, splits), wanted, grid
 
 
-@plans
+@quick(60)
 @given(reshardings())
 def test_any_resharding(case: tuple[Shape, int, list[StoredChunk], Wanted, Grid]) -> None:
     shape, itemsize, chunks, wanted, grid = case

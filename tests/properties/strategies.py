@@ -97,11 +97,19 @@ _SIGNED_SUB_BYTE = {"int2": 2, "int4": 4}
 _EXAMPLES = int(os.environ.get("TREERING_EXAMPLES", "0"))
 
 
+_FEW = 12
+
+
 def quick(max_examples: int) -> settings:
-    """Settings of a property: few examples by default, TREERING_EXAMPLES for more, repeatable in CI."""
+    """Settings of a property, repeatable in CI.
+
+    A third of the examples by default, all of them in the slow tests (`tests/properties/test_all_examples.py`), as many
+    as TREERING_EXAMPLES says.
+    """
+    few = min(max_examples, max(_FEW, max_examples // 3))
     return settings(
         deadline=None,
-        max_examples=_EXAMPLES or max_examples,
+        max_examples=_EXAMPLES or (max_examples if "TREERING_ALL_EXAMPLES" in os.environ else few),
         derandomize="CI" in os.environ,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )

@@ -27,7 +27,10 @@ from treering.errors import Exists, LeavesInitialised, NotFound, TreeringError
 from treering.retention import StepFacts, best_steps
 
 # Rules may go by a metric that no step has.
-pytestmark = pytest.mark.filterwarnings("ignore::treering.errors.UnknownMetric")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::treering.errors.UnknownMetric"),
+    pytest.mark.filterwarnings("ignore::treering.errors.LeavesInitialised"),
+]
 
 START: Final = 1_700_000_000.0
 WAIT: Final = 60.0
