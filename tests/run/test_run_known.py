@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import treering as tr
@@ -151,8 +151,16 @@ def after(path: Path, step: int, keep: Policy | None) -> None:
     collect_after(path, step, keep, known=KnownSteps(), there=None, seconds=0.5, save_every=None)
 
 
+def at(saved: float, **metrics: float) -> dict[str, Any]:
+    return {"saved": saved, "metrics": metrics, "temporary": False}
+
+
 @settings(max_examples=8)
 @given(history=histories, keep=st.none() | policies)
+@example(history={3: (at(0), "same", {}), 5: (at(0), "index gone", {})}, keep=KeepLast(2))
+@example(history={3: (at(0, loss=1), "same", {}), 5: (at(0, loss=0), "anew", at(0, loss=9))}, keep=KeepBest("loss"))
+@example(history={3: (at(0, loss=5), "anew", at(0, loss=0)), 5: (at(0, loss=1), "same", {})}, keep=KeepBest("loss"))
+@example(history={3: (at(0), "anew", at(500)), 5: (at(9), "same", {})}, keep=KeepEvery(interval=60))
 def test_no_step_goes_that_its_own_index_lets_stay(history: dict[int, Any], keep: Policy | None) -> None:
     """Whatever happened to the steps since ``run.json`` was written."""
     no_step_goes_wrongly(history, keep)
