@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
+    from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
     from treering._ops.diff import diff
     from treering._ops.inspect import inspect
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "ForeignKey",
     "KeepBest",
     "KeepEvery",
     "KeepLast",
     "KeepSteps",
+    "OpaqueLeaf",
     "PendingSave",
     "Run",
     "SaveEvery",
@@ -58,10 +61,12 @@ _DOORS = frozenset(
     {"cadence", "checkpoint", "errors", "leaves", "retention", "run", "serialization", "sharding", "tree"}
 )
 _HOMES = {
+    "ForeignKey": "treering._format.index",
     "KeepBest": "treering.retention",
     "KeepEvery": "treering.retention",
     "KeepLast": "treering.retention",
     "KeepSteps": "treering.retention",
+    "OpaqueLeaf": "treering._format.index",
     "PendingSave": "treering._ops.pending",
     "Run": "treering.run",
     "SaveEvery": "treering.cadence",
