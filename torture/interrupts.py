@@ -22,7 +22,7 @@ from typing import Final
 
 __all__ = ["interrupts"]
 
-_BATCH: Final = 250
+_BATCH: Final = 500
 _BATCH_SECONDS: Final = 1800.0
 _ROOT: Final = Path(__file__).parents[1]
 
@@ -41,6 +41,7 @@ def interrupts(count: int, seed: int, processes: int, scenes: list[str] | None) 
             violations += done["violations"]
             for violation in done["violations"]:
                 print(violation, flush=True)
+            print(f"{sum(table.values())} in {time.monotonic() - begun:.0f} s", flush=True)
     for outcome, times in sorted(table.items()):
         print(f"{times:8} {outcome}")
     print(f"{sum(table.values())} interrupts in {time.monotonic() - begun:.0f} s\n{len(violations)} violations")
