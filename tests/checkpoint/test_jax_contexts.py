@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import treering as tr
 from treering import leaves, serialization, sharding, tree
 from treering._arrays.donation import views_survive
 from treering._tree.registry import is_typed_key
-from treering.errors import Mismatch, NotSharded, Unsupported
+from treering.errors import LeavesInitialised, Mismatch, NotSharded, Unsupported
 
 AXES = ("x", "y")
 MESHES = {
@@ -157,7 +158,7 @@ def initialised(s: Scene, to: Path) -> Any:
     with tr.Run(to / "run") as run:
         first = run.load_or_init(fresh)
         run.save(3, {"rows": s.tree["rows"]})
-    with tr.Run(to / "run") as run:
+    with tr.Run(to / "run") as run, pytest.warns(LeavesInitialised):
         return [first[0], jax.tree.map(np.asarray, [first[1], run.load_or_init(fresh)[1]])]
 
 
@@ -219,6 +220,7 @@ ACTIONS: dict[str, Callable[[Scene, Path], Any]] = {
         only=["half", "step"],
     ),
     "open": opened,
+    "uncompared": lambda s, to: tree.uncompared(s.tree),
     "inspect": lambda s, to: str(tr.inspect(s.path / "a")) and None,
     "verify": lambda s, to: tr.verify(s.path / "a").ok,
     "diff": lambda s, to: str(tr.diff(s.path / "a", s.path / "a")),
@@ -304,6 +306,13 @@ def test_every_public_function_does_the_same(
             if facts(found) != wanted[name]:
                 wrong.append(f"{name}: {facts(found)!s:.400}\n    without: {wanted[name]!s:.400}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_public_function_is_called_here() -> None:
+    doors = (tr, leaves, serialization, sharding, tree)
+    public = {name for door in doors for name in door.__all__ if inspect.isroutine(getattr(door, name))}
+    words = {word for name in ACTIONS for word in name.split()}
+    assert public - words == {"register_node"}  # notes a class, and asks jax nothing
 
 
 # ---------------------------------------------------------------------------------------- shardings without devices
