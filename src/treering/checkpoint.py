@@ -156,21 +156,11 @@ def load(
 
 
 def load(
-    path: str | os.PathLike[str],
-    like: Any = None,
-    *,
-    only: str | Sequence[str] | None = None,
-    at: str | None = None,
-    shardings: Shardings = None,
-    mesh: jax.sharding.Mesh | None = None,
-    rename: Mapping[str, str] | None = None,
-    missing: Literal["error", "keep"] = "error",
-    extra: Literal["error", "ignore"] = "error",
-    cast: bool = False,
-    mapped: bool = False,
-    progress: Progress | bool | None = None,
-    timeout: float | None = None,
-) -> Any:
+    path: str | os.PathLike[str], like: Any = None, *, only: str | Sequence[str] | None = None, at: str | None = None,
+    shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None, rename: Mapping[str, str] | None = None,
+    missing: Literal["error", "keep"] = "error", extra: Literal["error", "ignore"] = "error", cast: bool = False,
+    mapped: bool = False, progress: Progress | bool | None = None, timeout: float | None = None,
+) -> Any:  # fmt: skip
     """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
 
     Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see

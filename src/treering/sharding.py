@@ -68,8 +68,7 @@ def match_partition_rules(
     """
     known = Rules(rules)
     smallest = _SMALL if min_size is None else min_size
-    unmatched: list[str] = []
-    names: list[str] = []
+    names, unmatched = list[str](), list[str]()
 
     def specified(path: tuple[str, ...], leaf: Any) -> Any:
         if leaf is None:

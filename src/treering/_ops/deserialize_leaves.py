@@ -48,21 +48,13 @@ def tree_deserialize_leaves(
 
 
 def tree_deserialize_leaves(
-    checkpoint_dir: str | os.PathLike[str],
-    mesh: jax.sharding.Mesh | None = None,
-    manager: Any = None,
-    *,
+    checkpoint_dir: str | os.PathLike[str], mesh: jax.sharding.Mesh | None = None, manager: Any = None, *,
     prefix: str | None = None,
-    partition_rules: Any = None,
-    shardings: Shardings = None,
-    callback: Callback | None = None,
-    chunk_size: int | None = None,
-    target: Any = None,
-    structure: Literal["dicts", "exact"] = "dicts",
-    x64: Literal["error", "numpy"] = "error",
-    timeout: float | None = None,
+    partition_rules: Any = None, shardings: Shardings = None, callback: Callback | None = None,
+    chunk_size: int | None = None, target: Any = None, structure: Literal["dicts", "exact"] = "dicts",
+    x64: Literal["error", "numpy"] = "error", timeout: float | None = None,
     report: Callable[[RulesReport], object] | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Load the tree that `tree_serialize_leaves` of treering or eformer saved; every byte is checked on the way.
 
     The result is eformer's: nested dicts with text keys for all containers. Leaves of every kind come back, what

@@ -130,12 +130,8 @@ def save_step(
             )
     if decision.final:
         _see_to_its_end(run, pending, decision)
-    return StepSave(
-        step=step,
-        reason=decision.reason + order.text(step),
-        temporary=decision.temporary,
-        pending=pending,
-    )
+    reason = decision.reason + order.text(step)
+    return StepSave(step=step, reason=reason, temporary=decision.temporary, pending=pending)
 
 
 @contextlib.contextmanager

@@ -89,8 +89,7 @@ def matched(
         rename: wanted key -> stored key, of leaves or of branches.
         missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
         extra: what to do about stored leaves for which ``like`` has no place.
-        cast: see ``fitted``.
-        raw_keys: see ``fitted``.
+        cast, raw_keys: see ``fitted``.
         wording: how the differences are told.
 
     Raises:
