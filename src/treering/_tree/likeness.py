@@ -89,7 +89,8 @@ def matched(
         rename: wanted key -> stored key, of leaves or of branches.
         missing: what to do where nothing is stored for a leaf; "leave" keeps abstract ones too.
         extra: what to do about stored leaves for which ``like`` has no place.
-        cast, raw_keys: see ``fitted``.
+        cast: see ``fitted``.
+        raw_keys: see ``fitted``.
         wording: how the differences are told.
 
     Raises:
@@ -98,8 +99,7 @@ def matched(
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     sources = renamed(target.keys, rename or {})
     report = _Report(wording)
-    result: list[Matched] = []
-    used: set[str] = set()
+    result, used = list[Matched](), set[str]()
     fits: dict[Any, Fit | None] = {}
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
         source = sources.get(key, key)
