@@ -19,6 +19,7 @@ NOUN = re.compile(
 )
 NEVER_ONE = {
     ("breaking.py", "8 * leaf.nbytes"),
+    ("casts.py", "self.value.bit_length()"),
     ("cat.py", "size"),
     ("chunk_file.py", "found"),
     ("descriptors.py", "size"),
@@ -26,6 +27,7 @@ NEVER_ONE = {
     ("document.py", "shown(nbytes)"),
     ("errors.py", "len(path) - 16"),
     ("list_leaves.py", "waiting"),
+    ("open.py", "value.bit_length()"),
     ("origin.py", "'with' if listing.verified else 'without'"),
     ("pieces.py", "size"),
     ("save_any.py", "suffix"),

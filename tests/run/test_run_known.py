@@ -98,7 +98,8 @@ def test_the_latest_step_costs_one_look(tmp_path: Path, calls: collections.Count
     assert run.latest() == 50
     calls.clear()
     assert run.latest() == 50
-    assert sum(calls.values()) < 12
+    del calls["lstat"]  # one for each folder above the run
+    assert sum(calls.values()) < 8
 
 
 @pytest.mark.parametrize("keep", [KeepLast(2), KeepBest("loss"), KeepEvery(interval=50) | KeepLast(1)], ids=str)

@@ -106,7 +106,7 @@ class Container:
     static: tuple[tuple[str, Any], ...] = ()
     """Fields of an other node that are no children: name and value (str, int, bool, None, float, bytes, a tuple of
     these, or a ``ForeignKey`` that has only its text)."""
-    thinned: bool = False
+    thinned: bool = dataclasses.field(default=False, repr=False)
     """Whether children were left out, in a part of a tree; without ``like`` it comes back as a dict."""
 
 
