@@ -117,7 +117,8 @@ def test_shardings_for_single_files(name: str, tmp_path: Path) -> None:
         found = treering.load(tmp_path / name, at="w", shardings=sharding)
         assert found.sharding == sharding
         assert_same(np.asarray(found), array)
-    found = treering.load(tmp_path / name, shardings=[("w", PartitionSpec("x", "y")), ("b", PartitionSpec())], mesh=mesh)
+    rules = [("w", PartitionSpec("x", "y")), ("b", PartitionSpec())]
+    found = treering.load(tmp_path / name, shardings=rules, mesh=mesh)
     assert found["w"].sharding.spec == PartitionSpec("x", "y")
     assert_same(
         treering.load(tmp_path / name, only="b", mapped=True)["b"],
