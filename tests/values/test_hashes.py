@@ -21,7 +21,7 @@ PAIRS = list(colliding_pairs(20_000))
 
 def test_the_pairs_collide() -> None:
     assert len(set(map(hash, PAIRS[:100]))) == 1
-    assert len(set(PAIRS)) == len(PAIRS)
+    assert len(set(map(str, PAIRS))) == len(PAIRS)  # a set of the pairs themselves takes quadratic time
 
 
 @pytest.mark.parametrize(
