@@ -129,3 +129,47 @@ def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
     own["a"] = own["b"] = own
     with pytest.raises(Unsupported, match="holds itself"):
         tr.save(tmp_path / "a", TREE, metadata=own)
+
+
+@pytest.mark.parametrize(
+    ("like", "arguments", "told"),
+    [
+        (TREE, {"cast": "bfloat16"}, "cast='bfloat16' is neither True nor False"),
+        (TREE, {"cast": jnp.bfloat16}, "is neither True nor False; `like` has the wanted dtypes"),
+        (TREE, {"rename": {("params", "w"): "head/w"}}, "rename= has the key ('params', 'w'); a key is one text"),
+        (TREE, {"rename": {"params/w": 0}}, "rename= has the key 0; a key is one text"),
+        (None, {"cast": True}, "give like=, for instance jax.eval_shape(init)"),
+        (
+            [("w", PartitionSpec()), (".*", None)],
+            {},
+            "a list of partition rules, not a tree of arrays; did you mean shar",
+        ),
+        (lambda: TREE, {}, "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function"),
+        ("params", {}, "at= loads a part"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_meant(path: Path, like: Any, arguments: Any, told: str) -> None:
+    with pytest.raises(tr.errors.TreeringError) as caught:
+        tr.load(path, like, **arguments)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", ["error", "keep"])
+def test_no_hint_names_what_was_given_already(path: Path, keep: Any) -> None:
+    like = {**TREE, "new": jax.ShapeDtypeStruct((2,), np.float32)}
+    with pytest.raises(Mismatch) as caught:
+        tr.load(path, like, missing=keep)
+    assert ("missing=" in str(caught.value)) is (keep == "error")
+    with pytest.raises(Mismatch) as caught:
+        tr.load(path, {"params": {"w": np.ones(3)}}, extra="ignore")
+    assert "extra=" not in str(caught.value)
+
+
+def test_a_kept_leaf_that_was_renamed_is_named(path: Path) -> None:
+    like = {**TREE, "params": {"w2": np.ones(2), "b": np.ones(2)}}
+    with pytest.raises(Mismatch) as caught:
+        tr.load(path, like, missing="keep")
+    assert caught.value.differences == (
+        "params/w: unexpected, the checkpoint has float64[2] (is it 'params/w2' of `like`?)",
+    )
+    assert "rename={wanted: saved} finds what was renamed" in str(caught.value)

@@ -50,6 +50,10 @@ def test_what_is_no_sharding(path: Path, mesh: jax.sharding.Mesh) -> None:
         treering.load(path, mesh=bad)
     with pytest.raises(Unsupported, match="says nothing without a mesh"):
         treering.load(path, shardings=PartitionSpec())
+    with pytest.raises(Unsupported, match=r"is no partition rule; write \(pattern, PartitionSpec\)"):
+        treering.load(path, shardings=[("w", PartitionSpec(), None)], mesh=mesh)
+    with pytest.raises(Mismatch, match=r"shardings has 'ww', which the tree does not have; did you mean 'w'\?"):
+        treering.load(path, shardings={"ww": PartitionSpec()}, mesh=mesh)
 
 
 @pytest.mark.parametrize(

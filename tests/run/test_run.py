@@ -200,6 +200,7 @@ def test_metrics_that_json_has_no_number_for(run: tr.Run, text: str) -> None:
         ({"step": True}, "True is no step"),
         ({"step": "1"}, "'1' is no step"),
         ({"step": 2**63}, "is no step"),
+        ({"step": TREE}, r"a dict is no step; the step comes first: run\.save\(step, tree\)"),
         ({"tree": {"x": object()}}, "x"),
     ],
 )

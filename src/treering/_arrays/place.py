@@ -74,7 +74,9 @@ def _require_wanted(prefix: Any, wanted: Any, trail: Trail) -> None:
     if isinstance(prefix, dict) and isinstance(wanted, dict):
         stray = [key for key in prefix if key not in wanted]
         if stray:
-            raise Mismatch(f"shardings has {stray[0]!r:.200}, which the tree does not", path=unwound(trail) or None)
+            raise Mismatch(
+                f"shardings has {stray[0]!r:.200}, which the tree does not have", path=unwound(trail) or None
+            )
 
 
 def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any] | None:

@@ -25,7 +25,7 @@ from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
-from treering._tree.placement import Shardings, aval_of, resolved, sharding_of
+from treering._tree.placement import Shardings, aval_of, is_rules, resolved, sharding_of
 from treering._values.warned import warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHost, Unsupported
@@ -194,15 +194,31 @@ def require_sense(like: Any, wishes: Wishes) -> None:
         raise Unsupported(f"at= is one key text, found {wishes.at!r:.100}")
     if not isinstance(rename, Mapping | None):
         raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
+    pairs: Mapping[Any, Any] = rename or {}
+    odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
+    if odd:
+        raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint="a key is one text, its parts joined by '/'")
+    if not isinstance(wishes.cast, bool | np.bool_):
+        raise Unsupported(f"cast={wishes.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
     if wishes.missing not in ("error", "keep"):
         raise Unsupported(f'missing={wishes.missing!r:.100} is neither "error" nor "keep"')
+    if wishes.extra not in ("error", "ignore"):
+        raise Unsupported(f'extra={wishes.extra!r:.100} is neither "error" nor "ignore"')
+    _require_tree(like)
+    if like is None and (rename or wishes.cast or wishes.missing == "keep" or wishes.extra == "ignore"):
+        raise Unsupported(
+            "rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none",
+            hint="give like=, for instance jax.eval_shape(init)",
+        )
+
+
+def _require_tree(like: Any) -> None:
+    """Refuse a ``like`` that was meant for another argument."""
     meant = next((name for kind, name in _MISPLACED.items() if isinstance(like, kind)), None)
     if meant is not None:
         raise Unsupported(f"`like` is a {type(like).__name__}, not a tree of arrays", hint=f"did you mean {meant}=?")
-    if wishes.extra not in ("error", "ignore"):
-        raise Unsupported(f'extra={wishes.extra!r:.100} is neither "error" nor "ignore"')
-    if like is None and (rename or wishes.cast or wishes.missing == "keep" or wishes.extra == "ignore"):
-        raise Unsupported("rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none")
+    if is_rules(like) and any(isinstance(rule[-1], jax.sharding.PartitionSpec) for rule in like):
+        raise Unsupported("`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from treering.errors import Mismatch, Unsupported
 
 __all__ = ["loaded_or_initialised"]
 
-_WORDING: Final = Wording("init_fn", "with load(like=...): ")
+_WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=True)
 _TRACED: Final = ("jax", "key")
 
 

@@ -34,7 +34,10 @@ def require_step_number(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
-        raise Unsupported(f"{step!r:.100} is no step", hint=hint) from None
+        if isinstance(step, str | float | None):
+            raise Unsupported(f"{step!r:.100} is no step", hint=hint) from None
+        hint = "the step comes first: run.save(step, tree), run.load(step, like=tree)"
+        raise Unsupported(f"a {type(step).__name__} is no step", hint=hint) from None
     if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
         raise Unsupported(f"{step!r:.100} is no step", hint=hint)
     return number

@@ -187,7 +187,7 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
     ]
     more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
     error = Mismatch(
-        f"shardings has {', '.join(shown)}{more}, which the tree does not",
+        f"shardings has {', '.join(shown)}{more}, which the tree does not have",
         hint="keys are nested as the tree is, or flat with dots, without the prefix",
     )
     error.differences = tuple(map(printable, stray))

@@ -66,6 +66,8 @@ class Wording:
     """What the target is called."""
     advice: str = ""
     """What comes before advice about the arguments of ``treering.load``, where it is another function that speaks."""
+    takes_extra: bool = False
+    """Whether that function takes ``extra=`` itself."""
 
 
 def matched(
@@ -98,15 +100,15 @@ def matched(
     """
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     sources = renamed(target.keys, rename or {})
-    report = _Report(wording)
-    result, used = list[Matched](), set[str]()
-    fits: dict[Any, Fit | None] = {}
+    report = _Report(wording, ignored=extra == "ignore")
+    result, used, fits = list[Matched](), set[str](), dict[Any, Fit | None]()
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
         source = sources.get(key, key)
         number = stored.get(source)
         if number is None:
             if missing == "leave" or (missing == "keep" and kind != "abstract"):
                 result.append(Matched(-1, KEPT))
+                report.kept.append((key, leaf, kind))
             else:
                 report.lines.append(_Missing(key, source, wanted_text(leaf, kind), missing == "keep"))
             continue
@@ -126,7 +128,7 @@ def matched(
         else:
             result.append(Matched(number, fit))
     report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}
-    report.raise_if_any(ignored=extra == "ignore")
+    report.raise_if_any()
     return result
 
 
@@ -176,18 +178,26 @@ class _Report:
     """What does not fit, in the order of ``like``."""
 
     wording: Wording
+    ignored: bool
+    """Whether what is unexpected is no difference."""
+    kept: list[tuple[str, Any, str]] = dataclasses.field(default_factory=list)
     lines: list[str | _Missing] = dataclasses.field(default_factory=list)
     unexpected: dict[str, str] = dataclasses.field(default_factory=dict)
     castable: bool = False
 
-    def raise_if_any(self, *, ignored: bool) -> None:
-        """Raise the one error that names them all; what is unexpected counts unless it is to be ignored."""
+    def raise_if_any(self) -> None:
+        """Raise the one error that names them all."""
         found = [
             self._missing(line, suggest=number < MOST_LINES) if isinstance(line, _Missing) else line
             for number, line in enumerate(self.lines)
         ]
-        if not ignored:
-            found += [f"{_shown(key)}: unexpected, the checkpoint has {kind}" for key, kind in self.unexpected.items()]
+        if not self.ignored:
+            kept = {key: wanted_text(leaf, kind) for key, leaf, kind in self.kept} if self.unexpected else {}
+            found += [
+                f"{_shown(key)}: unexpected, the checkpoint has {kind}"
+                + (_near(key, kind, kept, f" of `{self.wording.called}`") if number < MOST_LINES else "")
+                for number, (key, kind) in enumerate(self.unexpected.items())
+            ]
         if not found:
             return
         count = counted(len(found), "differences")
@@ -200,26 +210,32 @@ class _Report:
     def _missing(self, line: _Missing, *, suggest: bool) -> str:
         where = "" if line.source == line.key else f" (looked for {_shown(line.source)!r})"
         kept = "; it is abstract, so there is nothing to keep" if line.keep else ""
-        near = self._near(line.source, line.wanted) if suggest else ""
+        near = _near(line.source, line.wanted, self.unexpected) if suggest else ""
         return f"{_shown(line.key)}: missing{where}, `{self.wording.called}` has {line.wanted}{near}{kept}"
 
     def _hint(self) -> str:
+        missing = [line for line in self.lines if isinstance(line, _Missing)]
+        if self.wording.called == "like" and any(not line.key for line in missing):
+            return "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function; at= loads a part"
         hints = []
         if self.castable:
             hints.append(f"cast=True makes numbers what `{self.wording.called}` has, within a category")
-        missing = any(isinstance(line, _Missing) for line in self.lines)
-        if missing:
+        if not all(line.keep for line in missing):
             hints.append(f'missing="keep" keeps what `{self.wording.called}` has')
-        if self.unexpected:
-            hints.append('extra="ignore" leaves out what only the checkpoint has, only= and at= load a part')
-        if missing and self.unexpected:
+        leave = 'extra="ignore" leaves out what only the checkpoint has' if self.unexpected and not self.ignored else ""
+        if leave and not self.wording.takes_extra:
+            hints.append(f"{leave}, only= and at= load a part")
+        if (missing or self.kept) and self.unexpected:
             hints.append("rename={wanted: saved} finds what was renamed")
-        return self.wording.advice + "; ".join(hints) if hints else ""
+        advice = self.wording.advice + "; ".join(hints) if hints else ""
+        return "; ".join(filter(None, (leave, advice))) if self.wording.takes_extra else advice
 
-    def _near(self, key: str, wanted: str) -> str:
-        others = [other for other, found in self.unexpected.items() if found == wanted]
-        close = difflib.get_close_matches(key, others[:_COMPARED], n=1, cutoff=0.5)
-        return f" (is it {_shown(close[0])!r}?)" if close else ""
+
+def _near(key: str, text: str, others: Mapping[str, str], of: str = "") -> str:
+    """Name the key that was probably meant, of those whose leaf is of the same kind."""
+    alike = [other for other, found in others.items() if found == text]
+    close = difflib.get_close_matches(key, alike[:_COMPARED], n=1, cutoff=0.5)
+    return f" (is it {_shown(close[0])!r}{of}?)" if close else ""
 
 
 def _shown(key: str) -> str:

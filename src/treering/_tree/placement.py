@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -18,6 +18,7 @@ from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
 from treering._values.human import counted
 from treering._values.keys import split_key
+from treering._values.near import near
 from treering.errors import Mismatch, Unsupported
 
 __all__ = [
@@ -48,8 +49,6 @@ prefix tree of them, in containers of any kind, where None is the default device
 
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
-
-_PAIR: Final = 2
 
 
 def resolved(
@@ -185,7 +184,7 @@ def is_rules(x: Any) -> TypeGuard[Sequence[tuple[str | re.Pattern[str], Any]]]:
     return (
         isinstance(x, list | tuple)
         and bool(x)
-        and all(isinstance(p, list | tuple) and len(p) == _PAIR and isinstance(p[0], str | re.Pattern) for p in x)
+        and all(isinstance(p, list | tuple) and p and isinstance(p[0], str | re.Pattern) for p in x)
     )
 
 
@@ -226,7 +225,9 @@ def _require_known(found: Mapping[tuple[str, ...], Any], known: Sequence[str]) -
     heads = {split_key(key)[:end] for key in known for end in range(len(split_key(key)) + 1)}
     for path in found:
         if path not in heads:
-            raise Mismatch(f"shardings has {'/'.join(path)!r:.200}, which the tree does not")
+            meant = near("/".join(path), ["/".join(head) for head in heads])
+            hint = f"did you mean {meant!r}?" if meant else None
+            raise Mismatch(f"shardings has {'/'.join(path)!r:.200}, which the tree does not have", hint=hint)
 
 
 def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> Sharding | None:

@@ -41,7 +41,7 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
         try:
             pattern, spec = rule
         except (TypeError, ValueError) as error:
-            raise Unsupported(f"{rule!r:.100} is no partition rule", hint="a pair: (pattern, PartitionSpec)") from error
+            raise Unsupported(f"{rule!r:.100} is no partition rule", hint="write (pattern, PartitionSpec)") from error
         if not isinstance(pattern, str | re.Pattern):
             raise Unsupported(
                 f"the pattern of a partition rule is a {type(pattern).__name__}", hint="str or re.Pattern"
