@@ -10,6 +10,7 @@ A leaves directory differs in one thing: many may write into it at once, and eac
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection
 
 from treering._store.checkpoint_names import attempt_of_note, verdict_note
 from treering._store.notes import dead_notes
@@ -80,8 +81,14 @@ class SimulatedFolder:
 
     # ----------------------------------------------------------------------------------------- the saves of leaders
 
-    def enter(self, holder: int, attempt: str, *, overwrite: bool) -> None:
+    def enter(self, holder: int, attempt: str, live: Collection[str] = (), *, overwrite: bool) -> None:
         """Lock, look, sweep, make the journal.
+
+        Args:
+            holder: the saver.
+            attempt: its attempt.
+            live: the attempts whose notes it leaves, beside those that have entered.
+            overwrite: whether what is committed may be replaced.
 
         Raises:
             Busy: another saver is at work.
@@ -99,7 +106,7 @@ class SimulatedFolder:
         self.journals[attempt] = holder
         self._entered[attempt] = holder
         # In a leaves directory the folder of an attempt, with its lock, stays until process 0 has left.
-        for name in dead_notes(list(self.notes), self._entered.__contains__, self.notes.get):
+        for name in dead_notes(list(self.notes), {*self._entered, *live}.__contains__, self.notes.get):
             self.remove(name)
             if (of := attempt_of_note(name)) is not None:
                 (self.unsaid if name == verdict_note(of) else self.unheard).add(of)

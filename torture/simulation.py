@@ -245,13 +245,15 @@ class Simulation:
         if process.this:
             process.steps = self._protocol.following(call, self._check)
             return
+        unheard = frozenset(self.folder.unheard)
         try:
-            self.folder.enter(process.number, call.attempt, overwrite=job.overwrite)
+            self.folder.enter(process.number, call.attempt, self._protocol.live(call), overwrite=job.overwrite)
         except (Busy, Exists) as error:
             process.steps = _then(self._protocol.refused(call, error), error)
         else:
             process.leads = True
             process.steps = self._protocol.leading(call, b"signature")
+        self.folder.unheard -= call.live_attempts - unheard  # what it sweeps itself is no excuse
 
     @staticmethod
     def _check(signature: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from treering._store import rendezvous
@@ -20,6 +20,8 @@ class Protocol(NamedTuple):
     following: Callable[[Call, Callable[[bytes], None]], Steps] = rendezvous.following
     job_name: Callable[[int], str] = lambda number: f"{number:016x}"
     """A name for the job that was started as so many-th."""
+    live: Callable[[Call], Collection[str]] = lambda call: call.live_attempts
+    """The attempts whose notes process 0 leaves when it enters."""
     counted: Callable[[int, int], int] = lambda own, _: own
     """What a process goes on counting from that found process 0 in a later call: its own number, and that one."""
 

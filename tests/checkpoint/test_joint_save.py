@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import threading
@@ -449,6 +450,24 @@ def test_process_0_missing_is_named(two: Together, tmp_path: Path) -> None:
         assert isinstance(outcome, Timeout)
         assert outcome.missing == (0,)
     assert not (tmp_path / "ckpt").exists()
+
+
+def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together, tmp_path: Path) -> None:
+    path, tree = tmp_path / "ckpt", {"x": put(numbers(8), "x")}
+    assert two.save(path, lambda process: tree) == [None, None]
+    two.timeout = 0.2
+    for _ in range(3):
+        _, gave_up = two.save(path, lambda process: tree, who=range(1, 2), overwrite=True)
+        assert isinstance(gave_up, Timeout)
+    two.numbers = itertools.count(2)
+    for _ in range(3):
+        heard, _ = two.save(path, lambda process: tree, who=range(1), overwrite=True)
+        assert isinstance(heard, Timeout)
+        assert "process 0 did not come" in str(heard)  # as process 1 said, not that process 1 did not come
+        assert heard.missing == (1,)
+    two.timeout = 60.0
+    assert two.save(path, lambda process: tree, overwrite=True) == [None, None]
+    assert not any(is_note(entry.name) for entry in path.iterdir())
 
 
 def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:

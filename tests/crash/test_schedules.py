@@ -160,6 +160,7 @@ MUTANTS = {
     "others take silence for success": REAL._replace(following=trusting),
     "others wait too long": REAL._replace(following=patient),
     "others that give up make no folder to say so": REAL._replace(following=unheard),
+    "process 0 sweeps what was said of its own later calls": REAL._replace(live=lambda call: ()),
     "others take over the number of process 0": REAL._replace(counted=max),
     "a job has the name of the one before": REAL._replace(job_name=lambda number: f"{0:016x}"),
 }

@@ -322,6 +322,19 @@ def test_process_0_does_not_come(pair: Job, tmp_path: Path) -> None:
     assert notes_at(tmp_path) == []
 
 
+def test_process_0_hears_of_its_later_calls_that_they_are_given_up(pair: Job, tmp_path: Path) -> None:
+    tree = {"w": tree_of()["rows"]}
+    for _ in range(2):
+        all_failed(pair.save(tmp_path / "new", tree, absent=(0,), timeout=0.2), Timeout, "process 0")
+    pair.calls = 0
+    for _ in range(2):
+        error = pair.save(tmp_path / "new", tree, absent=(1,), timeout=0.2)[0]
+        assert isinstance(error, Timeout)
+        assert "process 0 did not come" in str(error), error  # as process 1 said, not that process 1 did not come
+    all_well(pair.save(tmp_path / "new", tree))
+    assert notes_at(tmp_path / "new") == []
+
+
 def test_staged_files_that_another_saver_swept(pair: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower whose folder was removed while it wrote says so; it never stands for data that is gone."""
     real = StagedFiles.require_space

@@ -101,7 +101,7 @@ def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWis
     try:
         joint = _joint_of(call, flat, wishes)
         signature = joint.signature()
-        staged = StagedLeaves(path, LEAVES_RULES, call.attempt)
+        staged = StagedLeaves(path, LEAVES_RULES, call.attempt, live=call.live_attempts)
     except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
         with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
             driven(refused(call, error), telling.notes, _Nothing())

@@ -92,7 +92,9 @@ def _lead(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, wat
             share = _share_of(call, plan, wishes, watch)
             signature = signature_of(share.flat, share.plan.leaves)
             check_json(wishes.metadata, "metadata")
-            folder = CheckpointFolder(path, overwrite=wishes.overwrite, names_in=names_in, attempt=call.attempt)
+            folder = CheckpointFolder(
+                path, overwrite=wishes.overwrite, names_in=names_in, attempt=call.attempt, live=call.live_attempts
+            )
             stack.enter_context(contextlib.closing(folder))
             stack.enter_context(folder)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below

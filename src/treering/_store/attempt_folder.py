@@ -180,18 +180,18 @@ def sweep_unfinished(tree: FolderTree) -> None:
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
 
 
-def sweep_notes(tree: FolderTree, folder: Folder, own: str) -> None:
+def sweep_notes(tree: FolderTree, folder: Folder, own: Collection[str]) -> None:
     """Remove what processes of jobs wrote to each other in the directory, and whose saver is dead.
 
     Args:
         tree: the directory.
         folder: the same.
-        own: the attempt of this saver, whose notes stay.
+        own: the attempts of this saver, whose notes stay.
     """
 
     def is_live(attempt: str) -> bool:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return attempt == own or has_saver(tree, attempt)
+            return attempt in own or has_saver(tree, attempt)
         return False
 
     with contextlib.suppress(OSError, LinkRefused):  # what stays harms nobody, and the next save sweeps

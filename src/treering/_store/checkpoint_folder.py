@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
@@ -56,6 +56,7 @@ class CheckpointFolder:
             whose data files then stay.
         attempt: that of a save in which other processes take part; None for a new one. When such a save fails, its
             journal stays, unlocked, as the proof that files of the others are leftovers; see `others_are_done`.
+        live: the attempts whose notes stay, beside the own one.
 
     Raises:
         Exists: a checkpoint is there, or a folder that holds anything else.
@@ -80,12 +81,14 @@ class CheckpointFolder:
         overwrite: bool,
         names_in: Callable[[bytes], Sequence[str]],
         attempt: str | None = None,
+        live: Collection[str] = (),
     ) -> None:
         self.attempt = secrets.token_hex(8) if attempt is None else attempt
         self.superseded: tuple[str, ...] = ()
         self._shown = os.fspath(path)
         self._overwrite = overwrite
         self._names_in = names_in
+        self._live = live
         self._folder: Folder | None = None
         self._lock: FolderLock | None = None
         self._journal: Journal | None = None
@@ -275,7 +278,7 @@ class CheckpointFolder:
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
             finish_removals(folder, self._shown, names, self._names_in, listed)
         # No other attempt is alive: its journal would be locked.
-        for note in dead_notes(names, self.attempt.__eq__, FolderNotes(folder).get):
+        for note in dead_notes(names, {self.attempt, *self._live}.__contains__, FolderNotes(folder).get):
             with contextlib.suppress(OSError):  # it stands in nobody's way
                 folder.remove(note)
         present = set(names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,15 +44,19 @@ class StagedLeaves(StagedFiles):
         path: the directory, made if it is missing; a link to a folder stays a link.
         rules: how to read an index.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
+        live: the attempts whose notes stay, beside the own one.
 
     Raises:
         StoreFailed: the system refused. Nothing has changed.
         LinkRefused: ``.treering`` there is a link.
     """
 
-    def __init__(self, path: Path, rules: IndexRules, attempt: str | None = None) -> None:
+    def __init__(
+        self, path: Path, rules: IndexRules, attempt: str | None = None, *, live: Collection[str] = ()
+    ) -> None:
         super().__init__(os.fspath(path))
         self._rules = rules
+        self._live = live
         self._made: list[str] = []
         self._given: set[Parts] = set()
         self._expected: dict[Parts, list[str]] = {}
@@ -224,7 +228,7 @@ class StagedLeaves(StagedFiles):
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            sweep_notes(tree, folder, own.attempt)
+            sweep_notes(tree, folder, {own.attempt, *self._live})
             undo.pop_all()
         self._made, self._own = made, own
         self._opened(folder, tree, own.attempt)

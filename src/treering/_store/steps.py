@@ -124,6 +124,9 @@ class Pace(NamedTuple):
 USUAL_PACE: Final = Pace()
 
 
+_LATER_CALLS: Final = 64
+
+
 class OutOfStep(Timeout):
     """Process 0 has gone on to a later call.
 
@@ -134,7 +137,7 @@ class OutOfStep(Timeout):
     number: int = 0
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2 * _LATER_CALLS)
 def attempt_of(job: str, number: int) -> str:
     """Return the attempt of one call of a job, which all its processes know without talking.
 
@@ -179,6 +182,11 @@ class Call:
     def attempt(self) -> str:
         """The attempt of this call."""
         return attempt_of(self.job, self.number)
+
+    @property
+    def live_attempts(self) -> frozenset[str]:
+        """The attempts of this call and of the next ones, which others may have given up while process 0 was late."""
+        return frozenset(attempt_of(self.job, self.number + later) for later in range(_LATER_CALLS))
 
     @property
     def linger(self) -> float:
