@@ -8,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+import treering
 from treering._arrays import assembly, calls
 from treering._arrays.calls import next_call
-from treering._store.checkpoint_names import waiting_note
+from treering._store.checkpoint_names import is_note, part_note, waiting_note
 from treering._store.folders import make_folder
+from treering._store.note_text import Failure, Part, Stage
 from treering._store.rendezvous import Call, attempt_of
 from treering._values.processes import Processes
-from treering.errors import NotDirectory, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError
+from treering.errors import NotDirectory, NotFound, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError
+from treering.leaves import tree_serialize_leaves
 
 LEADER = Processes(this=0, count=3)
 FOLLOWER = Processes(this=1, count=3)
@@ -56,6 +60,10 @@ def refusal(path: Path, processes: Processes, timeout: float = 60) -> TreeringEr
     return raised.value
 
 
+def never() -> None:
+    raise Timeout("could not save: process 2 did not come")
+
+
 def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Others) -> None:
     path = tmp_path / "a" / "ckpt"
     others.rows = [[None, b"", b""], [None, b"", b""]]
@@ -64,7 +72,7 @@ def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Ot
     first = call(path, LEADER)
     assert (first.number, first.attempt) == (1, attempt_of(first.job, 1))
     assert others.brought == [first.job.encode(), b""]
-    assert marks[1].endswith(first.job.encode())
+    assert marks == [b"", first.job.encode() + b" 1"]
     assert list(path.iterdir()) == []
     # From then on nobody has to meet, and no folder is made.
     second = call(tmp_path / "b", LEADER)
@@ -127,14 +135,11 @@ def test_an_error_fits_into_what_can_be_brought() -> None:
 
 
 def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: Path, others: Others) -> None:
-    def never() -> None:
-        raise Timeout("could not save: process 2 did not come")
-
     others.rows = [[None, b"", b""]]
     others.doing = never
     refusal(tmp_path, LEADER)
     name = others.brought[0]
-    assert (tmp_path / waiting_note(0)).read_bytes() == b"call 1 is given up " + name
+    assert (tmp_path / waiting_note(0)).read_bytes() == b"call 1 is given up " + name + b" 1"
     calls._jobs.latest = None
     others.doing = lambda: None
     others.rows = [[name, None, b""]]
@@ -147,6 +152,84 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     # That word is not meant for its next call, to which process 0 may be on its way.
     others.rows = [[b"", None, b"unseen"]]
     assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotShared)
+
+
+def given_up(path: Path, others: Others) -> bytes:
+    """Let process 1 of a job give up the first call, whose folder is not there; return what it is called."""
+    others.doing = never
+    others.rows = [[None, b"", b""]]
+    refusal(path, FOLLOWER)
+    others.doing = lambda: None
+    calls._jobs.latest, assembly._line.given_up = None, 0
+    return others.brought[-1]
+
+
+def test_the_others_that_give_up_leave_word_for_process_0(tmp_path: Path, others: Others) -> None:
+    path = tmp_path / "deep" / "ckpt"
+    name = given_up(path, others)
+    assert (path / waiting_note(1)).read_bytes() == b"call 1 is given up " + name + b" 1"
+    others.rows = [[None, name, b"f" * 16]]
+    error = refusal(path, LEADER)
+    assert isinstance(error, Timeout)
+    assert error.missing == (1,)
+    assert str(error).startswith(f"could not save {str(path)!r}: process 1 had given up before this process came")
+    # As many as process 1, which takes no part in a second meeting.
+    assert (assembly._line.given_up, others.rows) == (1, [])
+    assert (path / waiting_note(0)).read_bytes().startswith(b"call 1 is given up ")
+    others.rows = [[None, b"", b""]]
+    assert call(path, LEADER).number == 2
+
+
+@pytest.mark.parametrize(
+    ("note", "heard"),
+    [
+        (b"call 1 is given up %s 1", True),
+        (b"call 2 is given up %s 2", True),
+        (b"3 waits to save\n%s 2", True),
+        (b"3 waits to save\n%s 1", False),
+        (b"call 1 is given up aaaaaaaaaaaaaaaa 1", False),
+        (b"call 1 is given up ", False),
+        (b"", False),
+    ],
+)
+def test_process_0_hears_only_those_of_its_job_that_are_past_its_call(
+    note: bytes, heard: bool, tmp_path: Path, others: Others
+) -> None:
+    name = b"0123456789abcdef"
+    (tmp_path / waiting_note(2)).write_bytes(note.replace(b"%s", name))
+    others.rows = [[None, b"e" * 16, name], [None, b"", b""]]
+    if heard:
+        error = refusal(tmp_path, LEADER)
+        assert isinstance(error, Timeout)
+        assert error.missing == (2,)
+    else:
+        assert call(tmp_path, LEADER).number == 1
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "leaves", "run", "job"])
+def test_what_is_left_where_process_0_never_came_is_in_nobody_s_way(form: str, tmp_path: Path, others: Others) -> None:
+    path, tree = tmp_path / "run" / "step_00000001", {"w": jnp.arange(3.0)}
+    given_up(path, others)
+    part = Part(stage=Stage.FAILED, who="host, pid 1", failure=Failure.of(Timeout("process 0 did not come")))
+    (path / part_note(attempt_of(JOB, 2), 1)).write_bytes(part.text())
+    if form == "job":
+        others.rows = [[None, b"e" * 16, b"f" * 16], [None, b"", b""]]
+        assert call(path, LEADER).number == 1
+        return
+    if form == "run":
+        with treering.Run(path.parent) as run:
+            assert (run.steps(), run.latest()) == ([], None)
+            run.save(1, tree)
+            run.wait()
+            assert run.steps() == [1]
+    elif form == "leaves":
+        tree_serialize_leaves(str(path), tree)
+    else:
+        with pytest.raises(NotFound):
+            treering.load(path)
+        treering.save(path, tree)
+    assert not any(is_note(entry.name) for entry in path.iterdir())
+    assert treering.verify(path).ok
 
 
 def test_a_folder_that_another_saver_removes_is_made_again(

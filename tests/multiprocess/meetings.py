@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+import treering as tr
 from tests.multiprocess.jobs import hear, say
 from treering._arrays import assembly
 from treering._arrays.assembly import PAYLOAD_BYTES, assembled
 from treering._arrays.calls import next_call
 from treering._arrays.processes import this_processes
 from treering._store.notes import PathNotes
+from treering.leaves import tree_serialize_leaves
 
 _GENEROUS = 60.0
 
@@ -98,6 +100,26 @@ def comes_late(folder: str) -> list[dict[str, Any]]:
     hear()
     found += [_call(path), _call(path)]
     return found
+
+
+def saves_late(folder: str, form: str, patience: float) -> list[dict[str, Any]]:
+    """Save when all but process 0 have given up their first save; then all save."""
+    path = str(Path(folder, "deep", "ckpt"))
+    tree = {"w": np.arange(4.0), "device": jax.device_put(np.ones(2))}
+
+    def saved(timeout: float) -> dict[str, Any]:
+        save: Callable[..., None] = tree_serialize_leaves if form == "leaves" else tr.save
+        return told(lambda: save(path, tree, timeout=timeout))
+
+    if jax.process_index() == 0:
+        say("waits")
+        hear()
+        found = [saved(_GENEROUS)]
+    else:
+        found = [saved(patience)]
+    say("has given up")
+    hear()
+    return [*found, saved(_GENEROUS)]
 
 
 def fails_alone(folder: str) -> list[dict[str, Any]]:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess.jobs import results, run_job, start_job
-from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets
+from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets, saves_late
+from treering import verify
+from treering._store.checkpoint_names import is_note
+from treering._values.processes import named
 
 
 def test_each_gets_what_all_bring(tmp_path: Path) -> None:
@@ -78,6 +81,37 @@ def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_p
         assert (second["result"][1], third["result"][1]) == (2, 3)
         assert second["result"][2] == every[0][1]["result"][2]
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "form"), [(2, "leaves"), (3, "checkpoint")])
+def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_it(
+    tmp_path: Path, count: int, form: str
+) -> None:
+    others = range(1, count)
+    with start_job(saves_late, count, devices=1, arguments=[str(tmp_path), form, 4], heartbeat=100) as job:
+        given_up = set(others)
+        for number, text in job.events():
+            if text == "has given up":
+                given_up.discard(number)
+                if not given_up:
+                    break
+        job.tell(0)
+        job.wait_for(0, "has given up")
+        for number in range(count):
+            job.tell(number)
+        every = results(job.wait(150))
+    for first, _ in every[1:]:
+        assert (first["error"], first["missing"]) == ("Timeout", [0]), first
+    late = every[0][0]
+    assert (late["error"], late["missing"]) == ("Timeout", list(others)), late
+    assert named(others) in late["message"], late
+    assert late["seconds"] < 20, late  # of 60
+    for number, (_, second) in enumerate(every):
+        assert "error" not in second, (number, second)
+    path = tmp_path / "deep" / "ckpt"
+    assert [entry.name for entry in path.iterdir() if is_note(entry.name)] == []
+    assert verify(path).ok
 
 
 def test_an_answer_to_another_question_is_none(tmp_path: Path) -> None:

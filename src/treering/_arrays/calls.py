@@ -47,6 +47,8 @@ _REMOVALS: Final = 50
 
 _UNSEEN: Final = b"unseen"
 _GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
+# What any note of these meetings ends with: whose it is, in which call.
+_OF_CALL: Final = re.compile(rb"([0-9a-f]{16}) (\d{1,18})\Z")
 
 
 class _Job:
@@ -55,7 +57,8 @@ class _Job:
     Attributes:
         device: one of jax's; another one stands for another job.
         processes: which one this is, of how many.
-        own_name: what process 0 wants the job to be called.
+        own_name: what this process is called; the job is called as its process 0 is.
+        names: what each process is called; empty until all have told.
         name: what all have agreed to call it; None until they have.
         shared: whether all have seen the same folder.
         number: how many joint saves this process has begun.
@@ -66,6 +69,7 @@ class _Job:
         self.device = device
         self.processes = processes
         self.own_name = secrets.token_hex(8)
+        self.names: list[bytes] = []
         self.name: str | None = None
         self.shared = False
         self.number = 0
@@ -75,9 +79,10 @@ class _Job:
         """Agree on the name, if that is not done; return what process 0 failed at."""
         if self.name is not None:
             return b""
-        first, *_ = exchanged(self.own_name.encode() + failure, self.processes, doing)
-        self.name, failed = first[: len(self.own_name)].decode(), first[len(self.own_name) :]
-        return failed
+        said = exchanged(self.own_name.encode() + failure, self.processes, doing)
+        self.names = [name[: len(self.own_name)] for name in said]
+        self.name = self.names[0].decode()
+        return said[0][len(self.own_name) :]
 
     def compare(self, seen: bytes, doing: str) -> list[bytes]:
         """Bring together who sees the folder; return what each process says."""
@@ -149,8 +154,9 @@ class _Meeting:
         self._leads = job.processes.leads
         self._made: list[str] = []
         self._failed: TreeringError | None = None
-        mark = job.own_name.encode() if self._leads else b""
-        self._notes = _MarkedNotes(self._shown, mark)
+        self._notes = _MarkedNotes(self._shown)
+        if not self._leads:
+            self._sign()
 
     def __enter__(self) -> Self:
         if self._leads:
@@ -165,12 +171,16 @@ class _Meeting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._leads or self._failed is not None:
+        if self._failed is not None:
             return
-        name = waiting_note(0)
+        name = waiting_note(self._job.processes.this)
+        if not self._leads and isinstance(error, Timeout) and error.__cause__ is not None:
+            return  # jax gave up first, and this process has left a note that says so
         if isinstance(error, Timeout | KeyboardInterrupt):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
+            self._sign()
             with contextlib.suppress(OSError):
+                make_folder(resolved_folder(self._shown))
                 self._notes.put(name, b"call %d is given up " % self._number)
             return
         if isinstance(error, ProcessFailed):  # as does the note of this process, for those that hear of it later
@@ -200,6 +210,8 @@ class _Meeting:
         if self._leads:
             own = _text_of(self._failed) if self._failed else b""
             if self._failed is None:
+                self._require_others()
+                self._sign()  # from here on its note is the mark
                 with contextlib.suppress(OSError):  # the sign of life that follows tries again
                     self._mark()
         else:
@@ -257,6 +269,30 @@ class _Meeting:
                 return
             time.sleep(_PAUSE_SECONDS)
 
+    def _require_others(self) -> None:
+        """See that no other process had given up this call, when this one came to it.
+
+        Raises:
+            Timeout: some had.
+        """
+        gone: list[int] = []
+        for number in self._job.processes.others:
+            with contextlib.suppress(OSError):  # not to be read is not to be known
+                said = self._notes.get(waiting_note(number)) or b""
+                of = _OF_CALL.search(said)
+                left = self._number + (_GIVEN_UP.match(said) is None)
+                if of is not None and of[1] == self._job.names[number] and int(of[2]) >= left:
+                    gone.append(number)
+        if gone:
+            give_up()
+            error = Timeout(f"could not {self._doing}: {named(gone)} had given up before this process came")
+            error.missing = tuple(gone)
+            raise error
+
+    def _sign(self) -> None:
+        """Let the notes say from here on whose they are, and of which call."""
+        self._notes.signature = b"%s %d" % (self._job.own_name.encode(), self._number)
+
     def _mark(self) -> None:
         self._notes.put(waiting_note(0), b"")
 
@@ -290,15 +326,17 @@ class _Meeting:
 
 
 class _MarkedNotes(PathNotes):
-    """Notes that also carry the job's name, so that signs of life of process 0 are its mark as well."""
+    """Notes that also say whose they are and of which call, so that signs of life of process 0 are its mark as well.
 
-    def __init__(self, path: str, mark: bytes) -> None:
-        super().__init__(path)
-        self._mark = mark
+    Attributes:
+        signature: what they end with.
+    """
+
+    signature = b""
 
     def put(self, name: str, data: bytes) -> None:
-        """Put the note with the mark."""
-        super().put(name, data + self._mark)
+        """Put the note with the signature."""
+        super().put(name, data + self.signature)
 
 
 def _look_anew(folder: Path) -> None:
