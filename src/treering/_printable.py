@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["MOST_LINES", "listed", "printable"]
+__all__ = ["MOST_LINES", "kind_of", "listed", "printable"]
 
 MOST_LINES = 20
 """A message shows as many lines of a list."""
@@ -30,6 +30,17 @@ def printable(text: str, *, lines: bool = False) -> str:
         each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode("ascii")
         for each in text
     )
+
+
+def kind_of(x: object) -> str:
+    """Return the name of a value's type with its article, for a message.
+
+    Example:
+        >>> kind_of(7), kind_of({}), kind_of(None)
+        ('an int', 'a dict', 'None')
+    """
+    name = type(x).__name__
+    return "None" if x is None else f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
 def listed(lines: Sequence[str]) -> str:

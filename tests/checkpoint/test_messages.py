@@ -175,3 +175,21 @@ def test_a_hint_stands_where_it_helps(path: Path) -> None:
     with pytest.raises(Mismatch) as caught:
         treering.load(path, {"key": jax.random.PRNGKey(0)})
     assert "cast=True" not in str(caught.value)
+
+
+def test_a_type_has_its_article() -> None:
+    for wrong, named in ((3, "an int"), (None, "None"), ([], "a list")):
+        with pytest.raises(Unsupported, match=f"the path, a str or os.PathLike; found {named}$"):
+            treering.load(wrong)  # type: ignore[call-overload]
+    sources = Path(treering.__file__).parent.rglob("*.py")
+    assert not [path.name for path in sources if "a {type(" in path.read_text(encoding="utf-8")]
+
+
+def test_a_damaged_index_is_named_once(path: Path) -> None:
+    index = path / "treering.json"
+    index.write_bytes(index.read_bytes()[:100])
+    with pytest.raises(Corrupt) as caught:
+        treering.load(path)
+    assert str(caught.value).startswith(f"{str(index)!r} is damaged: its digest is not that of its bytes;")
+    finding = "treering.json is damaged (its digest is not that of its bytes)"
+    assert str(treering.verify(path).findings[0]) == finding

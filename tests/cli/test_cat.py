@@ -170,8 +170,8 @@ def test_text_that_is_none(tmp_path: Path) -> None:
         ("params/w[]", [], "cannot be read", "KEY["),
         ("params/w[::0]", [], "a step cannot be 0", "KEY["),
         ("params/w[..., ...]", [], "'...' twice", "KEY["),
-        ("note[1]", [], "is no array but of type str", None),
-        ("nan", ["--npy"], "is no array but of type float", None),
+        ("note[1]", [], "is no array but a Python value (str), and has no slices", None),
+        ("nan", ["--npy"], "cannot be written as .npy", None),
     ],
 )
 def test_what_is_refused(checkpoint: Path, key: str, arguments: list[str], wanted: str, hint: str | None) -> None:

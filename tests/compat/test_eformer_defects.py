@@ -441,7 +441,7 @@ def test_40_a_prefix_with_a_slash_is_taken_off_the_keys(path: Path) -> None:
 def test_41_a_mesh_has_devices(path: Path) -> None:
     tree_serialize_leaves(path, {"w": jnp.ones(8)})
     abstract = jax.sharding.AbstractMesh((8,), ("d",))
-    with pytest.raises(Unsupported, match="mesh is a AbstractMesh, not a jax"):
+    with pytest.raises(Unsupported, match="mesh is an AbstractMesh, not a jax"):
         tree_deserialize_leaves(path, abstract, shardings={"w": ROWS})  # type: ignore[call-overload]
     assert tree_deserialize_leaves(path, shardings={"w": ROWS})["w"].sharding == ROWS
 

@@ -240,7 +240,7 @@ def test_an_index_that_is_none(index: str, error: type[TreeringError], words: st
     [
         ({"mesh": "model"}, "mesh is a str"),
         ({"manager": object()}, "wait_until_finished"),
-        ({"prefix": 3}, "prefix is a int"),
+        ({"prefix": 3}, "prefix is an int"),
         ({"callback": "f"}, "callback is a str"),
         ({"chunk_size": 1.5}, "chunk_size=1.5"),
         ({"structure": "lists"}, "'dicts' nor 'exact'"),

@@ -56,7 +56,7 @@ UNLIKE = {
     "none for an empty one": ({"a": {}}, {"a": None}, ["a: a dict, and its place is a leaf"]),
     "a container for a leaf": ({"a": X}, {"a": {"x": F}}, ["a: a leaf, and its place is a dict"]),
     "a list for a tuple": ((X,), [F], [".: a tuple, and its place is a list"]),
-    "another class": ([Pair(X, X)], [Other(F, F)], ["0: a Pair, and its place is a Other"]),
+    "another class": ([Pair(X, X)], [Other(F, F)], ["0: a Pair, and its place is an Other"]),
     "a longer list": ({"a": [X]}, {"a": [F, F]}, ["a/1: no leaf is there"]),
     "dotted keys": ({"a": {"b": X}}, {"a.b": F}, ["a: it has no place", "a.b: no leaf is there"]),
     "ints for texts and more": ({1: X, "a": X}, {"1": F}, ["a: it has no place"]),

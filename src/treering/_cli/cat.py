@@ -60,8 +60,8 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
         record = record_of(leaf)
         if record.dtype is None:
             if slices is not None or npy:
-                what = "slices" if slices is not None else "a .npy file"
-                raise Format(f"{name!r} is no array but of type {record.kind}: {what} cannot be had of it")
+                without = "has no slices" if slices is not None else "cannot be written as .npy"
+                raise Format(f"{name!r} is no array but a Python value ({record.kind}), and {without}")
             _show_value(leaves, path, name, leaf, as_json=as_json)
             return GOOD
         view = leaves.array(record)

@@ -1,4 +1,4 @@
-"""The option ``--depth`` of the verbs that fold."""
+"""Whole numbers as options, and ``--depth`` of the verbs that fold."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import click
 
 from treering._view.rows import DEEPEST
 
-__all__ = ["DEPTH"]
+__all__ = ["DEPTH", "WholeNumber"]
 
 
-class _Depth(click.IntRange):
+class WholeNumber(click.IntRange):
     """A whole number in a range, told in words that need no knowledge of types."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read the number, or fail with the range."""
         try:
-            number = int(value)
-        except ValueError:
-            self.fail(f"{value!r} is no whole number from {self.min} to {self.max}", param, ctx)
-        checked: int = super().convert(number, param, ctx)
+            checked: int = super().convert(int(value), param, ctx)
+        except (ValueError, click.BadParameter):
+            upper = "on" if self.max is None else f"to {self.max}"
+            self.fail(f"{str(value)!r} is no whole number from {self.min} {upper}", param, ctx)
         return checked
 
 
-DEPTH = _Depth(0, DEEPEST)
+DEPTH = WholeNumber(0, DEEPEST)
 """Levels of a tree."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from treering._cli.depth import WholeNumber
 from treering._cli.output import write_lines
 from treering._cli.run_path import require_run
 from treering._cli.terminal import GOOD, NO, look_of
@@ -30,10 +31,10 @@ _STAYS = "no rule keeps it, but somebody is saving to it, or has saved it anew"
     "  treering gc run --keep \"KeepLast(3) | KeepBest('accuracy', mode='max')\" --yes\n"
 )
 @click.argument("path", metavar="RUN", type=click.Path(path_type=str))
-@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the last N steps.")
-@click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Keep the steps that are multiples of N.")
+@click.option("--keep-last", type=WholeNumber(1), metavar="N", help="Keep the last N steps.")
+@click.option("--keep-every", type=WholeNumber(1), metavar="N", help="Keep the steps that are multiples of N.")
 @click.option("--keep-best", multiple=True, metavar="METRIC", help="Keep the step where METRIC is least.")
-@click.option("--keep-step", type=click.IntRange(0), multiple=True, metavar="STEP", help="Keep this step.")
+@click.option("--keep-step", type=WholeNumber(0), multiple=True, metavar="STEP", help="Keep this step.")
 @click.option("--keep", metavar="RULES", help="Keep what these rules keep, as Python writes them.")
 @click.option("--yes", is_flag=True, help="Remove the steps that no rule keeps; without it nothing is changed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with plain numbers.")

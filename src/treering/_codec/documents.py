@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
+from treering._printable import kind_of
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 
@@ -167,8 +168,7 @@ def _check_scalar(item: Any, where: str) -> None:
             raise Unsupported(f"{where} is {item}, which JSON cannot hold", hint="write it as text")
         return
     hint = "make it a list" if isinstance(item, tuple) else "put arrays and other objects into the tree"
-    article = "an" if type(item).__name__[:1].lower() in "aeiou" else "a"
-    raise Unsupported(f"{where} is {article} {type(item).__name__}, which JSON cannot hold", hint=hint)
+    raise Unsupported(f"{where} is {kind_of(item)}, which JSON cannot hold", hint=hint)
 
 
 def shown(value: Any) -> str:
@@ -180,5 +180,5 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
         return "a huge int"
-    text = repr(value) if isinstance(value, str | int | float) or value is None else f"a {type(value).__name__}"
+    text = repr(value) if isinstance(value, str | int | float) or value is None else f"{kind_of(value)}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from treering._arrays.host import jax_holds
+from treering._printable import kind_of
 from treering._tree.paired import paired
 from treering._tree.placement import aval_of, is_placement, require_mesh, resolved
 from treering._tree.rules import spec_of
@@ -95,7 +96,7 @@ def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
     if place is None:
         place = SingleDeviceSharding(jax.local_devices()[0]) if mesh is None else NamedSharding(mesh, spec_of())
     if not is_placement(place):
-        return _Step(key, leaf, trouble=f"a {type(place).__name__} is no sharding")
+        return _Step(key, leaf, trouble=f"{kind_of(place)} is no sharding")
     try:
         found = resolved(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
     except Mismatch as error:

@@ -14,6 +14,7 @@ from treering._ops.joint_load import Company, Named
 from treering._ops.leaves_source import LeavesSource, opened_leaves
 from treering._ops.leaves_tree import Callback, Wanted, tree_of
 from treering._ops.one_state import on_one_state
+from treering._printable import kind_of
 from treering._tree.leaf_shardings import Said
 from treering._tree.placement import Shardings
 from treering._tree.rules import RulesReport
@@ -108,9 +109,9 @@ def _wanted(
 ) -> Wanted:
     """Refuse arguments that make no sense, before anything is opened."""
     if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
-        raise Unsupported(f"manager is a {type(manager).__name__}, which has no wait_until_finished()")
+        raise Unsupported(f"manager is {kind_of(manager)}, which has no wait_until_finished()")
     if callback is not None and not callable(callback):
-        raise Unsupported(f"callback is a {type(callback).__name__}, not a function of (array, key)")
+        raise Unsupported(f"callback is {kind_of(callback)}, not a function of (array, key)")
     for name, given, choices in (("structure", structure, ("dicts", "exact")), ("x64", x64, ("error", "numpy"))):
         if given not in choices:
             raise Unsupported(f"{name}={given!r:.100} is neither {choices[0]!r} nor {choices[1]!r}")

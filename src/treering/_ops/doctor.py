@@ -50,7 +50,7 @@ def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
     if not os.path.lexists(shown):
         detect(shown)  # says what was probably meant
     if Path(shown).is_file():
-        raise Unsupported(f"{shown!r} is a file; this looks at folders", hint="treering verify checks files")
+        raise Unsupported(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
     before = looked_at(shown)
     for _ in range(_TRIES):
         found = _diagnosed(shown, before)

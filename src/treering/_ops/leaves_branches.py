@@ -14,6 +14,7 @@ from treering._format.leaves_index import LEAVES_INDEX, Branch, LeavesIndex, par
 from treering._format.leaves_record import LeavesRecord, arrays_of
 from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.naming import naming
+from treering._printable import kind_of
 from treering._store.open_folder import DataFileMissing, LinkRefused
 from treering._store.open_leaves_folder import OpenLeaves
 from treering._values.human import counted
@@ -120,7 +121,7 @@ def _chosen(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Bran
     if isinstance(prefix, _Every):
         return list(index.branches.values())
     if not isinstance(prefix, str | None):
-        raise Unsupported(f"prefix is a {type(prefix).__name__}, it has to be a str or None")
+        raise Unsupported(f"prefix is {kind_of(prefix)}, it has to be a str or None")
     branch = index.branches.get(prefix or None)
     if branch is not None:
         return [branch]

@@ -23,6 +23,7 @@ from treering._ops.into_like import into_like
 from treering._ops.joint_load import Company, Named
 from treering._ops.one_state import on_one_state
 from treering._ops.source import opened_source, require_path
+from treering._printable import kind_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, is_rules, resolved, sharding_of
@@ -216,7 +217,7 @@ def _require_tree(like: Any) -> None:
     """Refuse a ``like`` that was meant for another argument."""
     meant = next((name for kind, name in _MISPLACED.items() if isinstance(like, kind)), None)
     if meant is not None:
-        raise Unsupported(f"`like` is a {type(like).__name__}, not a tree of arrays", hint=f"did you mean {meant}=?")
+        raise Unsupported(f"`like` is {kind_of(like)}, not a tree of arrays", hint=f"did you mean {meant}=?")
     if is_rules(like) and any(isinstance(rule[-1], jax.sharding.PartitionSpec) for rule in like):
         raise Unsupported("`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?")
 

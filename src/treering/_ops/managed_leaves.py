@@ -22,6 +22,7 @@ from treering._format.leaves_record import Layout, LeavesRecord, arrays_of, stor
 from treering._format.leaves_update import LEAVES_RULES
 from treering._ops.planned_leaves import PlannedLeaves, planned_leaves
 from treering._ops.serialize_leaves import acknowledge
+from treering._printable import kind_of
 from treering._store.leaves_folder import StagedLeaves
 from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_count
@@ -81,7 +82,7 @@ def check_manager(manager: object) -> None:
     """Refuse what has not the methods of a manager."""
     for name in ("serialize_with_paths", "wait_until_finished"):
         if not callable(getattr(manager, name, None)):
-            raise Unsupported(f"the manager, a {type(manager).__name__}, has no method {name!r}")
+            raise Unsupported(f"the manager, {kind_of(manager)}, has no method {name!r}")
 
 
 def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:

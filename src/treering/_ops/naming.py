@@ -27,5 +27,7 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except TreeringError as error:
         if isinstance(error, Corrupt | Format) and os.fspath(path) not in error.message:
-            error.message = f"{os.fspath(path)!r}: {error.message}"
+            named = error.message.startswith(f"{path.name} ")
+            rest = error.message.removeprefix(path.name) if named else f": {error.message}"
+            error.message = f"{os.fspath(path)!r}{rest}"
         raise

@@ -16,6 +16,7 @@ from treering._format.leaves_record import MOST_AXES, Layout, LeavesRecord
 from treering._ops.versions import versions
 from treering._plan.leaf_chunks import chunk_shape, shared_chunk_shape
 from treering._plan.leaf_writers import balanced_chunk
+from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box
 from treering._values.dtypes import lookup
@@ -136,7 +137,7 @@ def check_prefix(prefix: object) -> str | None:
         ('model.ema', None)
     """
     if prefix is not None and not isinstance(prefix, str):
-        raise Unsupported(f"a prefix is a str, found a {type(prefix).__name__}")
+        raise Unsupported(f"a prefix is a str, found {kind_of(prefix)}")
     if not prefix:
         return None
     prefix_folder(prefix)

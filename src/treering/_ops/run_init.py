@@ -15,6 +15,7 @@ from treering._ops.load import Wishes
 from treering._ops.one_state import on_one_state
 from treering._ops.run_items import given_back, loaded_items
 from treering._ops.source import opened_source
+from treering._printable import kind_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Wording
 from treering._tree.placement import aval_of, current_mesh, resolved, sharding_of
@@ -48,7 +49,7 @@ def loaded_or_initialised(
         TreeringError: as ``treering.load``.
     """
     if not callable(init_fn):
-        raise Unsupported(f"init_fn is a {type(init_fn).__name__}, it has to be a function without arguments")
+        raise Unsupported(f"init_fn is {kind_of(init_fn)}, it has to be a function without arguments")
     fresh = _Fresh.of(init_fn, wishes.shardings, wishes.mesh)
     if path is None:
         return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)

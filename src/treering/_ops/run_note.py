@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from treering._format.run_document import StepNote, noted
+from treering._printable import kind_of
 from treering._store.run_folder import HIGHEST_STEP
 from treering.errors import Unsupported
 
@@ -37,7 +38,7 @@ def require_step_number(step: Any) -> int:
         if isinstance(step, str | float | None):
             raise Unsupported(f"{step!r:.100} is no step", hint=hint) from None
         hint = "the step comes first: run.save(step, tree), run.load(step, like=tree)"
-        raise Unsupported(f"a {type(step).__name__} is no step", hint=hint) from None
+        raise Unsupported(f"{kind_of(step)} is no step", hint=hint) from None
     if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
         raise Unsupported(f"{step!r:.100} is no step", hint=hint)
     return number
@@ -71,14 +72,14 @@ def step_metadata(
         {'loss': 0.5}
     """
     if not isinstance(metadata, Mapping | None):
-        raise Unsupported(f"metadata is a {type(metadata).__name__}, not a dict of JSON")
+        raise Unsupported(f"metadata is {kind_of(metadata)}, not a dict of JSON")
     note = StepNote(step=step, saved=saved, metrics=_numbers(metrics), temporary=temporary, mark=mark)
     return noted(metadata or {}, note)
 
 
 def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
-        raise Unsupported(f"metrics is a {type(metrics).__name__}, not a dict of numbers")
+        raise Unsupported(f"metrics is {kind_of(metrics)}, not a dict of numbers")
     return {_name(name): _number(name, value) for name, value in (metrics or {}).items()}
 
 

@@ -20,6 +20,7 @@ from treering._ops.save_file import save_msgpack
 from treering._ops.save_safetensors import save_safetensors
 from treering._ops.source import require_path
 from treering._ops.state_file import new_path
+from treering._printable import kind_of
 from treering._values.processes import Processes, timeout_seconds
 from treering._view.progress import reporter, showing
 from treering.errors import Unsupported
@@ -111,7 +112,7 @@ class Asked:
             Unsupported: it is no dict.
         """
         if not isinstance(self.metadata, Mapping | None):
-            raise Unsupported(f"metadata is a {type(self.metadata).__name__}, not a dict of JSON")
+            raise Unsupported(f"metadata is {kind_of(self.metadata)}, not a dict of JSON")
         return with_python_numbers(self.metadata or {})
 
 

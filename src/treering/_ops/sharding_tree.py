@@ -14,6 +14,7 @@ from treering._format.leaves_record import stored_leaves
 from treering._format.structure import build
 from treering._ops.folder_path import folder_path
 from treering._ops.leaves_branches import judged_leaves
+from treering._printable import kind_of
 from treering._store.open_leaves_folder import OpenLeaves
 from treering._tree.placement import is_placement, require_mesh
 from treering._tree.rules import spec_of
@@ -87,7 +88,7 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
     if callable(default):
         return lambda path, kind: default({"path": path, "shape": list(_shape(kind)), "dtype": kind.dtype})
     raise Unsupported(
-        f"default_sharding is a {type(default).__name__}", hint="a Sharding, PartitionSpec, Device, function or None"
+        f"default_sharding is {kind_of(default)}", hint="a Sharding, PartitionSpec, Device, function or None"
     )
 
 

@@ -18,6 +18,7 @@ from treering._format.safetensors import parse_safetensors
 from treering._ops.msgpack_source import msgpack_source
 from treering._ops.naming import naming
 from treering._ops.run_latest import of_latest
+from treering._printable import kind_of
 from treering._store.open_folder import DataFileMissing, OpenFolder
 from treering._store.reading import LocalFile
 from treering._values.human import counted
@@ -67,7 +68,7 @@ def require_path(path: object) -> None:
         Unsupported: neither a str nor an ``os.PathLike``.
     """
     if not isinstance(path, str | os.PathLike):
-        raise Unsupported(f"the first argument is the path, a str or os.PathLike; found a {type(path).__name__}")
+        raise Unsupported(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
 
 
 def open_stored(

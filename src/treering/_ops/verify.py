@@ -301,7 +301,8 @@ def _check_alone(
 def _broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Verification:
     """Return the outcome where nothing but that can be said."""
     key = join_key(error.path) if error.path else None
-    finding = Finding(key=key, file=file, start=error.offset, stop=None, problem=f"is damaged ({error.message})")
+    reason = error.message.removeprefix(f"{file} is damaged: ")
+    finding = Finding(key=key, file=file, start=error.offset, stop=None, problem=f"is damaged ({reason})")
     return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=checked)
 
 

@@ -108,7 +108,8 @@ def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
 
 def _reason(error: Corrupt, folder: OpenLeaves) -> str:
     """Return what is wrong without the name of the index, which the finding has."""
-    for known in (f"{os.fspath(folder.path / LEAVES_INDEX)!r}: ", f"{LEAVES_INDEX} is damaged: "):
+    shown = repr(os.fspath(folder.path / LEAVES_INDEX))
+    for known in (f"{shown}: ", f"{shown} is damaged: ", f"{LEAVES_INDEX} is damaged: "):
         error.message = error.message.removeprefix(known)
     return error.message
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from treering._format.index import OpaqueLeaf
 from treering._format.structure import class_name
+from treering._printable import kind_of
 from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
@@ -123,7 +124,7 @@ def kind_to_save(x: Any) -> str:
         return "opaque"
     for kinds, hint in _HINTS:
         if isinstance(x, kinds):
-            raise Unsupported(f"a {type(x).__name__} cannot be saved", hint=hint)
+            raise Unsupported(f"{kind_of(x)} cannot be saved", hint=hint)
     _check_opaque(x)
     return "opaque"
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._printable import MOST_LINES, listed, printable
+from treering._printable import MOST_LINES, kind_of, listed, printable
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import to_state_dict
 from treering._values.human import counted
@@ -112,4 +112,4 @@ def _described(leaf: Any) -> str:
     for kind in _PYTHON_LEAVES:
         if type(leaf) is kind:
             return kind.__name__
-    return f"a {type(leaf).__name__}"
+    return f"{kind_of(leaf)}"

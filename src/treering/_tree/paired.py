@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from treering._codec.msgpack.wire import MAX_DEPTH
+from treering._printable import kind_of
 from treering._tree.placement import is_placement
 from treering._tree.registry import opened_node, text_keyed
 from treering._tree.state_dict import TooDeep
@@ -89,7 +90,7 @@ def _by_text(children: Mapping[Any, Any], below: Mapping[Any, Any]) -> tuple[Map
 
 
 def _kind(x: Any, children: Mapping[Any, Any] | None) -> str:
-    return f"a {type(x).__name__}" if children is not None else "a leaf"
+    return f"{kind_of(x)}" if children is not None else "a leaf"
 
 
 def _shown(trail: Trail) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeGuard
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from treering._printable import listed, printable
+from treering._printable import kind_of, listed, printable
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
@@ -91,7 +91,7 @@ def require_mesh(mesh: Any) -> None:
         Unsupported: it is none.
     """
     if not isinstance(mesh, jax.sharding.Mesh | None):
-        raise Unsupported(f"mesh is a {type(mesh).__name__}, not a jax.sharding.Mesh of devices")
+        raise Unsupported(f"mesh is {kind_of(mesh)}, not a jax.sharding.Mesh of devices")
 
 
 def placed(
@@ -239,7 +239,7 @@ def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeSt
         return jax.sharding.SingleDeviceSharding(given)
     if not isinstance(given, Sharding):
         hint = "give mesh=" if isinstance(given, jax.sharding.Mesh) else "a Sharding, Device or PartitionSpec"
-        raise Unsupported(f"a {type(given).__name__} is no sharding", hint=hint)
+        raise Unsupported(f"{kind_of(given)} is no sharding", hint=hint)
     if isinstance(given, NamedSharding):
         given = _concrete(given, mesh, aval)
         if not is_concrete(given):

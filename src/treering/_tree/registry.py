@@ -17,6 +17,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from treering._printable import kind_of
 from treering.errors import TreeringError, Unsupported
 
 __all__ = [
@@ -217,7 +218,7 @@ def opened_node(x: Any) -> Node | None:
     try:
         pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda _: next(answers, True))
     except (TypeError, ValueError) as error:
-        raise Unsupported(f"jax cannot open a {type(x).__name__}: {error}") from error
+        raise Unsupported(f"jax cannot open {kind_of(x)}: {error}") from error
     if len(pairs) == 1 and not pairs[0][0]:
         if isinstance(x, np.generic) or (isinstance(x, jax.Array) and not is_typed_key(x)):
             LEAF_TYPES.add(type(x))
@@ -225,7 +226,7 @@ def opened_node(x: Any) -> Node | None:
     keys = [_key_text(path[0]) for path, _ in pairs]
     children = dict(zip(keys, (child for _, child in pairs), strict=True))
     if len(children) != len(keys):
-        raise Unsupported(f"two children of a {type(x).__name__} have the same key text among {keys}")
+        raise Unsupported(f"two children of {kind_of(x)} have the same key text among {keys}")
 
     def rebuild(restored: dict[str, Any]) -> Any:
         return jax.tree_util.tree_unflatten(treedef, [restored[key] for key in keys])

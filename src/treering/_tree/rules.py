@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 from jax.sharding import PartitionSpec
 
-from treering._printable import printable
+from treering._printable import kind_of, printable
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
@@ -43,9 +43,7 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
         except (TypeError, ValueError) as error:
             raise Unsupported(f"{rule!r:.100} is no partition rule", hint="write (pattern, PartitionSpec)") from error
         if not isinstance(pattern, str | re.Pattern):
-            raise Unsupported(
-                f"the pattern of a partition rule is a {type(pattern).__name__}", hint="str or re.Pattern"
-            )
+            raise Unsupported(f"the pattern of a partition rule is {kind_of(pattern)}", hint="str or re.Pattern")
         pairs.append((pattern, spec))
     return pairs
 
@@ -179,7 +177,7 @@ def fitted_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smalle
     if not isinstance(spec, PartitionSpec | tuple):
         leaf = printable(name)
         raise Unsupported(
-            f"the partition rule {_text(pattern)!r} has no PartitionSpec but a {type(spec).__name__} for param: {leaf}",
+            f"the partition rule {_text(pattern)!r} has no PartitionSpec but {kind_of(spec)} for param: {leaf}",
             hint="PartitionSpec() is replicated",
         )
     if math.prod(shape) < smallest:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.key_text import key_text
 from treering._format.structure import class_name
+from treering._printable import kind_of
 from treering._tree.registry import is_code
 from treering._tree.value_digest import ADDRESS, code_name, value_digest
 from treering.errors import Unsupported
@@ -82,7 +83,7 @@ def key_value(key: object) -> Any:
 def _refuse_sets(key: object) -> None:
     if isinstance(key, AbstractSet):
         raise Unsupported(
-            f"a dict key is a {type(key).__name__}: a set has no order, so its text is another one in each process",
+            f"a dict key is {kind_of(key)}: a set has no order, so its text is another one in each process",
             hint="make it a sorted tuple",
         )
     if isinstance(key, tuple):

@@ -24,6 +24,7 @@ from treering._codec.msgpack.wire import (
     list_header,
     map_header,
 )
+from treering._printable import kind_of
 from treering._values.dtypes import check_writable
 from treering._values.human import counted
 from treering.errors import TreeringError, Unsupported
@@ -292,7 +293,7 @@ def _packed(value: object) -> bytes:
     except UnicodeEncodeError as error:
         raise Unsupported(f"the text {ascii(value)[:80]} is not valid Unicode") from error
     except (ValueError, BufferError) as error:
-        raise Unsupported(f"a {type(value).__name__} cannot be packed: {error}") from error
+        raise Unsupported(f"{kind_of(value)} cannot be packed: {error}") from error
     return packed
 
 
