@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,6 +205,24 @@ def test_process_0_hears_only_those_of_its_job_that_are_past_its_call(
         assert error.missing == (2,)
     else:
         assert call(tmp_path, LEADER).number == 1
+
+
+def test_a_sign_of_life_stays_between_the_meetings(tmp_path: Path, others: Others) -> None:
+    (tmp_path / waiting_note(0)).write_bytes(JOB.encode())
+    seen: list[bool] = []
+
+    def slowly() -> None:
+        if seen:  # the second meeting has begun, and its own first sign comes later
+            seen.append((tmp_path / waiting_note(1)).exists())
+        else:
+            seen.append(False)
+            time.sleep(0.3)
+
+    others.doing = slowly
+    others.rows = [[JOB.encode(), None, b""], [b"", None, b""]]
+    assert call(tmp_path, FOLLOWER, 0.8).number == 1
+    assert seen == [False, True]
+    assert not (tmp_path / waiting_note(1)).exists()
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "leaves", "run", "job"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.multiprocess.jobs import results, run_job, start_job
 from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets, saves_late
 from treering import verify
-from treering._store.checkpoint_names import is_note
+from treering._store.checkpoint_names import is_note, waiting_note
 from treering._values.processes import named
 
 
@@ -84,10 +85,13 @@ def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "form"), [(2, "leaves"), (3, "checkpoint")])
+@pytest.mark.parametrize(
+    ("count", "form", "eager"), [(2, "leaves", False), (3, "checkpoint", False), (3, "checkpoint", True)]
+)
 def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_it(
-    tmp_path: Path, count: int, form: str
+    tmp_path: Path, count: int, form: str, eager: bool
 ) -> None:
+    """The others wait for process 0 to fail as well, or wait in their next save already."""
     others = range(1, count)
     with start_job(saves_late, count, devices=1, arguments=[str(tmp_path), form, 4], heartbeat=100) as job:
         given_up = set(others)
@@ -96,9 +100,16 @@ def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_
                 given_up.discard(number)
                 if not given_up:
                     break
+        if eager:
+            for number in others:
+                job.tell(number)
+            for number in others:
+                note = tmp_path / "deep" / "ckpt" / waiting_note(number)
+                while b"is given up" in note.read_bytes():
+                    time.sleep(0.1)
         job.tell(0)
         job.wait_for(0, "has given up")
-        for number in range(count):
+        for number in [0] if eager else range(count):
             job.tell(number)
         every = results(job.wait(150))
     for first, _ in every[1:]:

@@ -186,7 +186,7 @@ class _Meeting:
         if isinstance(error, ProcessFailed):  # as does the note of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
-            self._notes.remove(name)
+            PathNotes(self._shown).remove(name)
         if error is not None:
             self._remove_made()
 
@@ -337,6 +337,9 @@ class _MarkedNotes(PathNotes):
     def put(self, name: str, data: bytes) -> None:
         """Put the note with the signature."""
         super().put(name, data + self.signature)
+
+    def remove(self, name: str) -> None:
+        """Leave it until the call's end: process 0 may yet have to read in it which call that is."""
 
 
 def _look_anew(folder: Path) -> None:
