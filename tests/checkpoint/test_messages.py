@@ -52,6 +52,8 @@ def test_what_is_no_sharding(path: Path, mesh: jax.sharding.Mesh) -> None:
         treering.load(path, shardings=PartitionSpec())
     with pytest.raises(Unsupported, match=r"is no partition rule; write \(pattern, PartitionSpec\)"):
         treering.load(path, shardings=[("w", PartitionSpec(), None)], mesh=mesh)
+    with pytest.raises(Mismatch, match=r"b: no partition rule matches; \(.\.\*., PartitionSpec\(\)\) as the last rule"):
+        treering.load(path, only=["w", "b"], shardings=[("w", PartitionSpec())], mesh=mesh)
     with pytest.raises(Mismatch, match=r"shardings has 'ww', which the tree does not have; did you mean 'w'\?"):
         treering.load(path, shardings={"ww": PartitionSpec()}, mesh=mesh)
 
@@ -102,7 +104,7 @@ def test_what_is_left_of_a_checkpoint_can_be_had(path: Path) -> None:
     (data,) = path.glob("data-*")
     data.unlink()
     assert treering.load(path, only="step") == {"step": 3}
-    with pytest.raises(Corrupt, match=r"is missing in .*it holds 'w' and 2 more leaves"):
+    with pytest.raises(Corrupt, match=r"is missing in .*and with it 'w' and 2 more leaves"):
         treering.load(path)
     with treering.open(path) as checkpoint:
         assert checkpoint["step"] == 3

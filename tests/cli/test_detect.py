@@ -247,3 +247,12 @@ def test_what_is_no_path(path: Any) -> None:
     for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
         with pytest.raises(Unsupported, match=r"names no checkpoint|is the path"):
             refusing(path)
+
+
+def test_a_tree_in_the_place_of_a_path_is_not_printed() -> None:
+    tree: Any = {"a": list(range(1000))}
+    for refusing in (treering.inspect, treering.verify, lambda path: treering.diff(path, path)):
+        with pytest.raises(
+            Unsupported, match=r"^a dict names no checkpoint and no file; give the path of one, as text$"
+        ):
+            refusing(tree)

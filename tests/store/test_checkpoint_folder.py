@@ -481,7 +481,7 @@ def test_a_folder_that_always_vanishes_is_an_error(tmp_path: Path, monkeypatch: 
         return True
 
     monkeypatch.setattr(descriptors, "lock", lock)
-    with pytest.raises(Busy, match="keep removing"):
+    with pytest.raises(Busy, match="disappears again and again"):
         save(path, b"new")
     assert names(tmp_path) == []
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._codec.gzip import first_unzipped
+from treering._printable import kind_of
 from treering._store.checkpoint_names import INDEX
 from treering._store.local import LocalFile
 from treering._store.run_folder import RunFolder
@@ -106,7 +107,8 @@ def detect(path: str | os.PathLike[str]) -> Form:
     given: object = path
     shown = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(shown, str) or not shown:
-        raise Unsupported(f"{shown!r} names no checkpoint and no file", hint="give the path of one, as text")
+        what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
+        raise Unsupported(f"{what} names no checkpoint and no file", hint="give the path of one, as text")
     if _URL.match(shown):
         raise Unsupported(f"{shown!r} is a URL, and this version reads local paths", hint="copy it here first")
     place = Path(shown)

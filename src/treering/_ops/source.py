@@ -159,7 +159,7 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | N
 def _lost(index: Index, number: int, path: Path) -> Corrupt:
     lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
     more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
-    held = f": it holds {lost[0]!r:.200}{more}" if lost else ""
+    held = f", and with it {lost[0]!r:.200}{more}" if lost else ""
     return Corrupt(
         f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",
         hint="copy the whole folder, every file that treering.json names",

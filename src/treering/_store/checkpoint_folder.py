@@ -111,7 +111,8 @@ class CheckpointFolder:
                     raise
                 else:
                     return self
-        raise self._busy("other processes keep removing the folder")
+        hint = "another process removes it, or folders cannot be made there"
+        raise self._busy("the folder disappears again and again", hint)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -47,6 +47,8 @@ Shardings: TypeAlias = (
 ``jax.ShapeDtypeStruct``) that returns one; partition rules, pairs of a pattern and a ``PartitionSpec``; or (``Any``) a
 prefix tree of them, in containers of any kind, where None is the default device."""
 
+_NO_RULE: Final = "no partition rule matches"
+
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
 
@@ -78,6 +80,8 @@ def resolved(
     except Mismatch as error:
         if shardings is None and mesh is not None:
             error.hint = "the specs are those of the target; shardings=PartitionSpec() replicates on the mesh"
+        if any(line.endswith(_NO_RULE) for line in error.differences):
+            error.hint = '(".*", PartitionSpec()) as the last rule replicates what is left'
         raise
     if rules is not None and avals:
         rules.tell(known)
@@ -194,7 +198,7 @@ def _by_rules(rules: Rules, key: str, aval: jax.ShapeDtypeStruct) -> PartitionSp
         return spec_of()
     rule = rules.rule_for(key)
     if rule is None:
-        raise _NoFit("no partition rule matches")
+        raise _NoFit(_NO_RULE)
     spec: PartitionSpec = fitted_spec(key, rule, aval.shape)
     return spec
 
