@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,10 @@ def to_host(array: Any) -> NDArray[Any]:
     jax keeps a copy that it once made for numpy as long as the array lives. Large arrays are therefore fetched
     through a second handle that nobody keeps.
     """
-    if isinstance(array, jax.Array) and array.nbytes > _SMALL_BYTES and not is_view(array):
+    if not isinstance(array, jax.Array) or is_view(array):
+        seen: NDArray[Any] = np.asarray(array)
+        return seen
+    if array.nbytes > _SMALL_BYTES:
         gc.collect(0)  # jax lets go of the copy before this one only when the collector runs
         held = array.addressable_shards[0].data
         array = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
@@ -51,7 +55,13 @@ def is_view(array: jax.Array) -> bool:
         (True, False)
     """
     device: Any = next(iter(array.sharding.device_set))
-    return device.platform == "cpu" and array.dtype.name not in _NARROW
+    return device.platform == "cpu" and not _is_narrow(array.dtype)
+
+
+@functools.cache
+def _is_narrow(dtype: Any) -> bool:
+    """Look the name up once: numpy makes it anew each time, which takes longer than the view."""
+    return dtype.name in _NARROW
 
 
 def parts_of(array: jax.Array) -> list[tuple[Box, jax.Array]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import stat
 import threading
@@ -32,6 +33,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _KEPT_OPEN = 64
+_OPEN_TOGETHER = 8
 _SMALL_BYTES = 1 << 20
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -111,11 +113,16 @@ class FolderTree:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(leaf, dir_fd=start)
             opener = functools.partial(os.open, dir_fd=start)
-            for name, data in files:
-                with OpenDescriptor(opener, f"{leaf}/{name}", _NEW | _CAREFUL, 0o666) as opened:
-                    written = os.write(opened.number, data)
-                    if written < len(data):
-                        write_all(opened.number, memoryview(data)[written:])
+            for first in range(0, len(files), _OPEN_TOGETHER):
+                some = files[first : first + _OPEN_TOGETHER]
+                paths = [f"{leaf}/{name}" for name, _ in some]
+                with OpenDescriptor() as opened:
+                    flags, mode = itertools.repeat(_NEW | _CAREFUL), itertools.repeat(0o666)
+                    numbers = opened.open_each(opener, paths, flags, mode)
+                    for number, (_, data) in zip(numbers, some, strict=True):
+                        written = os.write(number, data)
+                        if written < len(data):
+                            write_all(number, memoryview(data)[written:])
 
     def make(self, parts: Parts) -> None:
         """Make a folder and all that is missing on the way to it."""

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,8 +41,8 @@ class OpenDescriptor:
     def __init__(self, opener: Callable[..., int] | None = None, *arguments: Any) -> None:
         self._lockable = False
         self._numbers = numbers = [-1]
-        # ``pop`` gives the number once, then the -1 that ends the iterator.
-        self.__del__ = self._close = functools.partial(next, map(os.close, iter(numbers.pop, -1)), None)
+        # ``pop`` gives each number once, then the -1 that ends the iterator. ``any`` goes on, as ``close`` gives None.
+        self.__del__ = self._close = functools.partial(any, map(os.close, iter(numbers.pop, -1)))
         if opener is not None:
             numbers.extend(itertools.starmap(opener, (arguments,)))
 
@@ -62,12 +62,19 @@ class OpenDescriptor:
 
     @property
     def number(self) -> int:
-        """The descriptor; -1 when it is closed."""
-        return max(self._numbers, default=-1)
+        """The descriptor, of several the first; -1 when it is closed."""
+        first = self._numbers[1:2]
+        return first[0] if first else -1
 
     def open(self, opener: Callable[..., int], *arguments: Any) -> None:
         """Open what was made without an opener; once."""
         self._numbers.extend(itertools.starmap(opener, (arguments,)))
+
+    def open_each(self, opener: Callable[..., int], *columns: Iterable[Any]) -> list[int]:
+        """Open what each row of arguments says, and return those descriptors; they are closed with this one."""
+        known = len(self._numbers)
+        self._numbers.extend(map(opener, *columns))
+        return self._numbers[known:]
 
     def lock(self) -> bool | None:
         """Take its lock without waiting, as `descriptors.lock`; closing gives it back."""

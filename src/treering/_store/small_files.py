@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Sequence
 
 from treering._store import folder
 from treering._store.folder_tree import FolderTree, Parts
-from treering._store.open_descriptor import OpenDescriptor
 
 __all__ = ["read_small_files"]
 
@@ -33,27 +33,29 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         NotADirectoryError: a file is on the way.
         OSError: the system refuses.
     """
+    names, most = zip(*files, strict=True)
     if not (parts and _NO_LINK and folder.FROM_DESCRIPTOR):
-        return [_content(tree.open(parts, name, _READING), most) for name, most in files]
-    found: list[bytes] = []
+        found: list[bytes] = []
+        for name, size in files:
+            with tree.open(parts, name, _READING) as file:
+                found += _contents([file.number], [size])
+        return found
     # Opened beside those that the tree keeps: nobody comes back to it.
     with tree.open(parts[:-1], parts[-1], _FOLDER) as opened:
         opener = functools.partial(os.open, dir_fd=opened.number)
-        for name, most in files:
-            try:
-                file = OpenDescriptor(opener, name, _READING_NO_LINK)
-            except OSError:
+        try:
+            numbers = opened.open_each(opener, names, itertools.repeat(_READING_NO_LINK))
+        except OSError:
+            for name in names:
                 tree.refuse_link((*parts, name))
-                raise
-            found.append(_content(file, most))
+            raise
+        return _contents(numbers, most)
+
+
+def _contents(numbers: Sequence[int], most: Sequence[int]) -> list[bytes]:
+    """Return the first bytes of open files, one more than wanted where there are more."""
+    found = [os.read(number, size + 1) for number, size in zip(numbers, most, strict=True)]
+    for place, size in enumerate(most):
+        while len(found[place]) < size and (more := os.read(numbers[place], size + 1 - len(found[place]))):
+            found[place] += more
     return found
-
-
-def _content(file: OpenDescriptor, most: int) -> bytes:
-    """Return the first bytes of an open file, one more than ``most`` where it has more, and close it."""
-    with file:
-        number = file.number
-        data = os.read(number, most + 1)
-        while len(data) < most and (more := os.read(number, most + 1 - len(data))):
-            data += more
-    return data
