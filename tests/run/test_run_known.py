@@ -230,6 +230,17 @@ def test_two_programs_in_one_run_see_each_other(tmp_path: Path) -> None:
     mine.close()
 
 
+@pytest.mark.parametrize(("lost", "saved", "keep"), [(6, 4, KeepLast(1) | KeepSteps(1)), (2, 3, KeepLast(2))])
+def test_a_folder_that_lost_its_index_stands_for_no_step(tmp_path: Path, lost: int, saved: int, keep: Policy) -> None:
+    """The same program has saved it; a removal that was cut short, or a hand, took its index since."""
+    with tr.Run(tmp_path / "run", keep=keep) as run:
+        run.save(1, TREE).result()
+        run.save(lost, TREE).result()
+        (step_path(run.path, lost) / "treering.json").unlink()
+        run.save(saved, TREE).result()
+        assert run.steps() == [1, saved]
+
+
 def test_a_removal_that_died_is_finished_by_the_next_program(tmp_path: Path) -> None:
     """``run.json`` forgets a step before it goes."""
     path = many(tmp_path / "run", 3)

@@ -25,8 +25,15 @@ OTHERS = {
     "flax": ["checkpoint_1000", "checkpoint_2000"],
     "transformers": ["checkpoint-500/model.safetensors", "checkpoint-500/trainer_state.json"],
     "leaves": ["run-1000/tensorstore_index.json"],
+    "deepspeed": ["global_step1000/pytorch_model.bin"],
 }  # fmt: skip
-NAMED = {"flax": "flax.training", "levanter": "zarr", "transformers": "safetensors", "leaves": "leaves directory"}
+NAMED = {
+    "flax": "flax.training",
+    "levanter": "zarr",
+    "transformers": "safetensors",
+    "leaves": "leaves directory",
+    "deepspeed": "PyTorch",
+}
 
 CALLS: dict[str, Callable[[tr.Run], Any]] = {
     "best": lambda run: run.best("loss"),
@@ -113,7 +120,16 @@ def test_a_run_that_has_steps_goes_on_beside_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [[], ["1000/notes.txt"], ["2024/events.out.tfevents.1"], ["checkpoint.txt"], ["logs/7"], ["step_3/treering.json"]],
+    [
+        [],
+        ["1000/notes.txt"],
+        ["2024/events.out.tfevents.1"],
+        ["checkpoint.txt"],
+        ["logs/7"],
+        ["step_3/treering.json"],
+        ["gpt2/model.safetensors", "llama-3/pytorch_model.bin", "era5/.zgroup", "teacher_v2/treering.json"],
+        ["config.json", "wandb/run-20240101_120000-ab12/files/config.yaml", "checkpoints/1000/_CHECKPOINT_METADATA"],
+    ],
 )
 def test_what_is_no_step_is_left_alone(tmp_path: Path, names: list[str]) -> None:
     made(tmp_path / "run", names)

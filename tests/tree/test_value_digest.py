@@ -163,6 +163,10 @@ def test_values_that_compare_equal_and_are_not_the_same() -> None:
             (Color.BLUE, math.sin, Plain(1, [2], "n"), Pair(0, {}), functools.partial(max, 3)),
             "8b7951666677b262597d82ba5949131d",
         ),
+        (
+            {"at": pathlib.PurePosixPath("/data/a"), "b": pathlib.PureWindowsPath("c")},
+            "4fdb0e782103a8bd38b139b672e9b13e",
+        ),
     ],
 )
 def test_every_process_and_version_finds_the_same(x: Any, digest: str) -> None:

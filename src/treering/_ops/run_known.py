@@ -22,6 +22,8 @@ __all__ = ["KnownSteps"]
 
 # A loop that always has a save waiting writes ``run.json`` no more often than this.
 _SECONDS: Final = 1.0
+# So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
+_FEW: Final = 32
 
 
 class KnownSteps:
@@ -94,7 +96,10 @@ class KnownSteps:
             known = list(self._facts.values())
             going = removable(keep, known)
             needed = deciders(keep, known, going)
-            doubtful = {*going, *needed.of_value, *(needed.of_presence - self._seen)} - checked
+            there = needed.of_presence if len(needed.of_presence) <= _FEW else needed.of_presence - self._seen
+            # Were the newest one gone, the step that was just saved might go in its favour.
+            newest = [max(self._records)] if going else []
+            doubtful = {*going, *needed.of_value, *there, *newest} - checked
             if not doubtful:
                 return {step: self._records[step].digest for step in going}
             for step in sorted(doubtful):

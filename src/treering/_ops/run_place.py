@@ -20,7 +20,10 @@ from treering.errors import Format
 
 __all__ = ["opened_run", "require_run"]
 
-_NUMBERED: Final = re.compile(r"(?:[A-Za-z][A-Za-z_.-]*)?([0-9]{1,18})")
+# A number, alone or behind a word for what is saved step by step; gpt2 and era5 are no steps.
+_NUMBERED: Final = re.compile(
+    r"(?:[a-z_.-]*(?:step|checkpoint|ckpt|epoch|iter|iteration|save|run)s?[_.=-]?)?([0-9]{1,18})", re.IGNORECASE
+)
 _FLAX: Final = re.compile(r"checkpoint_[0-9]+")
 _OWN: Final = "a checkpoint of treering"
 _LOOKED_AT: Final = 3

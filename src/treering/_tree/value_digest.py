@@ -58,7 +58,6 @@ _WHOLE_REPR: Final = (
     datetime.timezone,
     zoneinfo.ZoneInfo,
     uuid.UUID,
-    pathlib.PurePath,
     jax.ShapeDtypeStruct,
     type(Ellipsis),
     type(NotImplemented),
@@ -179,6 +178,8 @@ class _Digests:
             return self._parts(x, [x.pattern, x.flags])
         if isinstance(x, _TREEDEF):
             return self._parts(x, [x.node_data(), *x.children()])  # type: ignore[attr-defined]  # absent from stubs
+        if isinstance(x, pathlib.PurePath):  # its module has another name in each version of Python
+            return _joined("path", ascii(x).encode())
         if isinstance(x, (*_WHOLE_REPR, datetime.time, *SETTINGS)):
             return _joined(class_name(type(x)), ADDRESS.sub("", ascii(x)).encode())
         return None
