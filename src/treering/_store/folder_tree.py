@@ -49,6 +49,7 @@ class FolderTree:
         """Look below ``root``, which the caller calls ``shown`` and closes after this."""
         self._root = root
         self._shown = shown
+        self._can_start = root.descriptor is not None
         self._open: dict[Parts, OpenDescriptor] = {}  # the last one used is the last one
         self._latest: Parts = ()
         self._lock = threading.Lock()
@@ -77,7 +78,7 @@ class FolderTree:
             if not hasattr(os, "O_NOFOLLOW"):
                 self._refuse_link(path, start, (*parts, name))
             try:
-                return _opened(start, path, flags)
+                return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | _CAREFUL)
             except OSError as error:
                 if error.errno in _IN_THE_WAY:
                     self._refuse_link(path, start, (*parts, name))
@@ -244,7 +245,7 @@ class FolderTree:
 
     def _place(self, parts: Parts, name: str) -> tuple[str, int | None]:
         """Return what to ask the system for: a name and the descriptor to start from, or a whole path and None."""
-        if folder.FROM_DESCRIPTOR and self._root.descriptor is not None:
+        if folder.FROM_DESCRIPTOR and self._can_start:
             return name, self._walked(parts)
         for count in range(1, len(parts) + 1):
             path = os.path.join(self._root.path, *parts[:count])

@@ -33,13 +33,13 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         NotADirectoryError: a file is on the way.
         OSError: the system refuses.
     """
-    names, most = zip(*files, strict=True)
     if not (parts and _NO_LINK and folder.FROM_DESCRIPTOR):
         found: list[bytes] = []
-        for name, size in files:
-            with tree.open(parts, name, _READING) as file:
-                found += _contents([file.number], [size])
+        for file in files:
+            with tree.open(parts, file[0], _READING) as opened:
+                found += _contents([opened.number], [file])
         return found
+    names = [name for name, _ in files]
     # Opened beside those that the tree keeps: nobody comes back to it.
     with tree.open(parts[:-1], parts[-1], _FOLDER) as opened:
         opener = functools.partial(os.open, dir_fd=opened.number)
@@ -49,13 +49,15 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
             for name in names:
                 tree.refuse_link((*parts, name))
             raise
-        return _contents(numbers, most)
+        return _contents(numbers, files)
 
 
-def _contents(numbers: Sequence[int], most: Sequence[int]) -> list[bytes]:
-    """Return the first bytes of open files, one more than wanted where there are more."""
-    found = [os.read(number, size + 1) for number, size in zip(numbers, most, strict=True)]
-    for place, size in enumerate(most):
-        while len(found[place]) < size and (more := os.read(numbers[place], size + 1 - len(found[place]))):
-            found[place] += more
+def _contents(numbers: Sequence[int], files: Sequence[tuple[str, int]]) -> list[bytes]:
+    """Return the first bytes of open files, one more than wanted of those that have more."""
+    found: list[bytes] = []
+    for number, (_, most) in zip(numbers, files, strict=True):
+        data = os.read(number, most + 1)
+        while len(data) < most and (more := os.read(number, most + 1 - len(data))):
+            data += more
+        found.append(data)
     return found
