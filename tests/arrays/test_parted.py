@@ -47,6 +47,22 @@ def test_jax_keeps_no_copy_of_what_was_fetched() -> None:
     assert np.array_equal(fetched, kept)
 
 
+def test_no_guard_is_lifted_where_numpy_sees_the_memory_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifted: list[str] = []
+    lift = jax.transfer_guard_device_to_host
+
+    def counted(how: str) -> Any:
+        lifted.append(how)
+        return lift(how)
+
+    monkeypatch.setattr(jax, "transfer_guard_device_to_host", counted)
+    for array in (np.zeros(3), jnp.zeros(3), jnp.zeros(3, jnp.bfloat16), jnp.zeros(1 << 18)):
+        to_host(array)
+    assert not lifted  # it would take a third of the time of saving many small leaves
+    to_host(jnp.zeros(3, "int4"))
+    assert lifted == ["allow"]
+
+
 def test_an_array_that_changes_between_two_readings_is_no_file(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     treering.save(path, {"w": np.zeros(3)})

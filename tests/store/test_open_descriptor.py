@@ -56,6 +56,19 @@ def test_what_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
     assert file.number == -1
 
 
+def test_several_are_closed_together_also_where_one_cannot_be_opened(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    file = opened(tmp_path)
+    some = file.open_each(os.open, [tmp_path / "a", tmp_path / "b"], [os.O_RDONLY] * 2)
+    with pytest.raises(FileNotFoundError):
+        file.open_each(os.open, [tmp_path / "c", tmp_path / "none"], [os.O_RDONLY] * 2)
+    numbers = [file.number, *some, some[-1] + 1]
+    assert all(map(is_open, numbers))
+    file.close()
+    assert not any(map(is_open, numbers))
+
+
 def test_the_first_error_is_told(tmp_path: Path) -> None:
     def leave(error: Exception) -> None:
         with opened(tmp_path) as file:

@@ -264,7 +264,9 @@ class Describer:
         return f"{sharding.spec} over {axes}"
 
 
-def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> Iterator[bytes | memoryview]:
+def checked_bytes(
+    data: Any, block: int, checksums: array[int], first: int, *, kept: bool = True
+) -> Iterator[bytes | memoryview]:
     """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
 
     The owner of the memory may write into it meanwhile, also into that of a jax array which was made of it without a
@@ -276,6 +278,7 @@ def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> I
         block: bytes of a block.
         checksums: where the checksums go.
         first: the place of the first one.
+        kept: whether what is yielded is written; else only the checksums count, and nothing has to be copied.
     """
     if isinstance(data, Parted):
         yield from _streamed(data.blocks(0, data.size), block, checksums, first)
@@ -290,10 +293,12 @@ def checked_bytes(data: Any, block: int, checksums: array[int], first: int) -> I
     elif plain and host.flags.c_contiguous:
         flat = host.reshape(-1).view(np.uint8)
         step = max(_PIECE_BYTES, block)
-        room = aligned_bytes(min(step, len(flat)))
+        room = aligned_bytes(min(step, len(flat)) if kept else 0)
         for start in range(0, len(flat), step):
-            piece = room[: len(flat) - start]
-            piece[:] = flat[start : start + step]
+            piece = flat[start : start + step]
+            if kept:
+                room[: len(piece)] = piece
+                piece = room[: len(piece)]
             found = block_checksums(piece.data, block)
             checksums[first : first + len(found)] = found
             first += len(found)

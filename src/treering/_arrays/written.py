@@ -53,13 +53,13 @@ class Written:
         self._done = 0
         self.checksums = array("Q", bytes(8 * self._starts[-1]))
 
-    def data_of(self, file: int) -> Iterator[bytes | memoryview]:
-        """Yield the data of one file, in the order of the file."""
+    def data_of(self, file: int, *, kept: bool = True) -> Iterator[bytes | memoryview]:
+        """Yield the data of one file, in the order of the file; with ``kept=False`` only to note the checksums."""
         chunks = self._layout.chunks
         total = self._layout.data_bytes
         for chunk in chunks.of_file(file):
             data = self._layout.leaves.data_of(chunks.leaf[chunk], chunks.box[chunk])
-            for piece in checked_bytes(data, chunks.block[chunk], self.checksums, self._starts[chunk]):
+            for piece in checked_bytes(data, chunks.block[chunk], self.checksums, self._starts[chunk], kept=kept):
                 yield piece
                 self._done += len(piece)
                 if self._progress is not None:

@@ -72,7 +72,7 @@ def write_safetensors(
     chunks, headers = laid_out(attempt, flat.keys, leaves.types, leaves.leaf_types, [rows])
     layout = Layout(leaves=leaves, chunks=chunks, headers=headers)
     first = Written(layout, None)
-    for _ in first.data_of(0):
+    for _ in first.data_of(0, kept=False):
         pass
     file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
     index = index_of(flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
