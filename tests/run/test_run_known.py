@@ -1,6 +1,7 @@
 """What a save costs where thousands of steps are kept, and that no step goes because ``run.json`` says so."""
 
 import collections
+import contextlib
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from treering._ops.run_known import KnownSteps
 from treering._ops.run_steps import facts_of, note_records, records_of, step_path, steps_of
 from treering._store.folder import Folder
 from treering._store.run_folder import RunFolder
+from treering.errors import Exists
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
 
 TREE = {"w": np.arange(10.0)}
@@ -239,6 +241,42 @@ def test_a_folder_that_lost_its_index_stands_for_no_step(tmp_path: Path, lost: i
         (step_path(run.path, lost) / "treering.json").unlink()
         run.save(saved, TREE).result()
         assert run.steps() == [1, saved]
+
+
+DEEDS = st.tuples(
+    st.sampled_from(["mine saves", "other saves", "saved by hand", "index gone", "gone"]), st.integers(1, 6)
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=120)
+@given(
+    deeds=st.lists(DEEDS, min_size=3, max_size=9),
+    keep=st.sampled_from([KeepLast(1), KeepLast(2), KeepLast(1) | KeepSteps(1), KeepLast(2) | KeepEvery(steps=3)]),
+)
+def test_two_programs_and_a_hand_lose_no_step_that_stays(deeds: list[tuple[str, int]], keep: Policy) -> None:
+    """What a program remembers of its steps may be wrong by now: each save goes by what is there."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tr.Run(Path(folder, "run"), keep=keep) as mine,
+        tr.Run(Path(folder, "run"), keep=keep) as other,
+    ):
+        mine.save(0, TREE).result()
+        for deed, step in deeds:
+            place = step_path(mine.path, step)
+            there = facts_of(mine.path)
+            match deed:
+                case "saved by hand":
+                    with contextlib.suppress(Exists):
+                        put(mine.path, StepFacts(step=step, saved=1.0))
+                case "index gone":
+                    (place / "treering.json").unlink(missing_ok=True)
+                case "gone":
+                    shutil.rmtree(place, ignore_errors=True)
+                case _:
+                    with contextlib.suppress(Exists):
+                        (mine if deed == "mine saves" else other).save(step, TREE).result()
+                        assert stays(keep, [*there, StepFacts(step=step, saved=2e9)]) <= set(mine.steps())
 
 
 def test_a_removal_that_died_is_finished_by_the_next_program(tmp_path: Path) -> None:
