@@ -564,7 +564,7 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
         calls.clear()
         for number in range(1, 11):
             saving.write_small(f"a/{number}", [(".zarray", b"{}"), ("0", b"1")])
-        assert calls == ["mkdir", *["open", "write", "close"] * 2] * 10
+        assert calls == ["mkdir", "open", "open", "write", "write", "close", "close"] * 10
         saving.commit(b"", update_for({"": (saving.attempt, {})}))
     with OpenLeaves(tmp_path) as directory:
         directory.open("a/0", ".zarray", None).close()
