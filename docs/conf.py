@@ -27,4 +27,5 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(abc|builtins|collections|os|pathlib|re|typing|gzip)\..*"),
     (r"py:.*", r"[A-Z]\w*Error|object|str|int|bytes|bool|tuple|dict|list|None"),
     (r"py:.*", r"(jax|numpy|flax)\..*"),
+    (r"py:.*", r"treering\..*\.T"),  # type variables of generic classes
 ]
