@@ -48,6 +48,21 @@ def test_it_is_closed_once(tmp_path: Path) -> None:
     os.close(other)
 
 
+def test_one_that_does_not_close_well_keeps_no_other_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = os.close, []
+
+    def close(number: int) -> None:
+        real(number)
+        calls.append(number)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "refused")
+
+    monkeypatch.setattr(os, "close", close)
+    with pytest.raises(OSError, match="refused"), OpenDescriptor() as files:  # noqa: PT012 - leaving it raises
+        numbers = files.open_each(os.open, [tmp_path] * 3, [os.O_RDONLY] * 3)
+    assert sorted(calls) == sorted(numbers)
+
+
 def test_what_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         opened(tmp_path / "none")

@@ -55,7 +55,7 @@ class OpenDescriptor:
         if error is None:
             if self._lockable:
                 self.unlock()
-            self._close()
+            self._close_each()
             return
         with contextlib.suppress(OSError):  # the error that brought us here says more
             self.close()
@@ -93,7 +93,16 @@ class OpenDescriptor:
             OSError: the system refused to close it.
         """
         self.unlock()
-        self._close()
+        self._close_each()
+
+    def _close_each(self) -> None:
+        try:
+            self._close()
+        except OSError:
+            while self._numbers:  # one that could not be closed well keeps no other open
+                with contextlib.suppress(OSError):
+                    self._close()
+            raise
 
 
 def open_folder(folder: str) -> OpenDescriptor | None:
