@@ -58,7 +58,7 @@ def test_one_that_does_not_close_well_keeps_no_other_open(tmp_path: Path, monkey
             raise OSError(errno.EIO, "refused")
 
     monkeypatch.setattr(os, "close", close)
-    with pytest.raises(OSError, match="refused"), OpenDescriptor() as files:  # noqa: PT012 - leaving it raises
+    with pytest.raises(OSError, match="refused"), OpenDescriptor() as files:
         numbers = files.open_each(os.open, [tmp_path] * 3, [os.O_RDONLY] * 3)
     assert sorted(calls) == sorted(numbers)
 
