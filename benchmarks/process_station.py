@@ -16,7 +16,7 @@ from benchmarks.measure import trim_heap
 from benchmarks.process_peers import LIBRARIES, LibraryName, library
 from benchmarks.process_trees import Layout, Pieces, read_tree, wrong_shard
 from benchmarks.workloads import Tree
-from treering._store.notes import FolderNotes
+from treering._coordination.message_board import FolderNotes
 
 __all__ = ["Done", "Station"]
 

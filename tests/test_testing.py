@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from treering._store.folder import Folder
-from treering._store.notes import FolderNotes, Notes, PathNotes
+from treering._coordination.message_board import FolderNotes, Notes, PathNotes
+from treering._store.posix.folder import Folder
 from treering.testing import FaultyStore, MemoryStore, StoreContract
 
 NAME = ".treering-waiting-00001"

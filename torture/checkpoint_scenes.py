@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import treering
 from torture.scenes import OLD, Scene, fingerprint, state
-from treering._ops import save as saving
+from treering._checkpoint import save as saving
 from treering.errors import NotFound
 
 __all__ = ["BUT", "CHECKPOINTS", "CheckpointScene"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treering._ops.inspect import inspect
+from treering._inspect.inspect import inspect
 from treering.errors import TreeringError
 from treering.serialization import (
     decompress_bytes,

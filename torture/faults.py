@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from treering._store import descriptors
+from treering._store.posix import descriptors
 
 __all__ = ["Fault", "Injector", "Kind"]
 

@@ -26,8 +26,8 @@ import numpy as np
 
 import treering as tr
 from treering import leaves, serialization
-from treering._ops import background
-from treering._store import direct, writing
+from treering._background import saves
+from treering._store.posix import direct, writing
 
 __all__ = ["KINDS", "Scene", "Strike", "judged", "prepared", "scenes"]
 
@@ -302,7 +302,7 @@ def judged(scene: Scene, strike: Strike, root: Path) -> tuple[str, list[str]]:
         wrong.append("the next call raised " + "".join(traceback.format_exception_only(error)).strip())
     outcome, where = "through" if held is None else "interrupted", _where(held)
     del held
-    background.wait_for(path, _HANG_SECONDS / 2)
+    saves.wait_for(path, _HANG_SECONDS / 2)
     if _descriptors() - before:
         gc.collect()
     if more := _descriptors() - before:

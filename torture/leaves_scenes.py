@@ -14,9 +14,9 @@ from torture.checkpoint_scenes import BUT
 from torture.judging import NEW
 from torture.scenes import OLD, Scene, fingerprint, state
 from treering._codec.zarr import chunk_names
-from treering._format.leaves_index import parse_leaves_index
-from treering._format.leaves_record import arrays_of, parse_record
-from treering._store import descriptors
+from treering._leaves.documents.leaves_index import parse_leaves_index
+from treering._leaves.documents.leaves_record import arrays_of, parse_record
+from treering._store.posix import descriptors
 from treering.errors import Mismatch, NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 

@@ -16,7 +16,7 @@ from torture.checkpoint_scenes import BUT, CheckpointScene
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
-from treering._store.checkpoint_names import is_note
+from treering._values.checkpoint_names import is_note
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

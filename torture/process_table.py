@@ -10,20 +10,20 @@ from torture.process_workers import Layer
 
 __all__ = ["points_of"]
 
-_PUT: Final = "treering._store.notes:FolderNotes.put"
-_RENAME: Final = "treering._store.folder:Folder.replace"
-_REMOVE: Final = "treering._store.notes:FolderNotes.remove"
-_JOURNAL: Final = "treering._store.journal:Journal"
-_FOLDER: Final = "treering._store.checkpoint_folder:CheckpointFolder"
-_CONTENT: Final = "treering._store.new_file:write_content"
-_STAGED: Final = "treering._store.leaves_folder:StagedLeaves"
-_JOINED_LEAVES: Final = "treering._store.leaves_joined:JoinedLeaves"
-_JOINED: Final = "treering._store.joined_folder:JoinedFolder"
-_WRITES: Final = "treering._store.staged_files:StagedFiles.write_small"
-_MOVING: Final = "treering._store.leaves_commit:LeavesCommit"
-_HAND_OVER: Final = "treering._ops.writer:Writer.hand_over"
-_TOGETHER: Final = "treering._ops.joint_load"
-_MEETING: Final = "treering._arrays.calls:exchanged"
+_PUT: Final = "treering._coordination.message_board:FolderNotes.put"
+_RENAME: Final = "treering._store.posix.folder:Folder.replace"
+_REMOVE: Final = "treering._coordination.message_board:FolderNotes.remove"
+_JOURNAL: Final = "treering._store.posix.journal:Journal"
+_FOLDER: Final = "treering._checkpoint.transaction:CheckpointFolder"
+_CONTENT: Final = "treering._store.posix.new_file:write_content"
+_STAGED: Final = "treering._leaves.folder.leaves_folder:StagedLeaves"
+_JOINED_LEAVES: Final = "treering._leaves.folder.leaves_joined:JoinedLeaves"
+_JOINED: Final = "treering._checkpoint.joined_folder:JoinedFolder"
+_WRITES: Final = "treering._leaves.folder.staged_files:StagedFiles.write_small"
+_MOVING: Final = "treering._leaves.folder.leaves_commit:LeavesCommit"
+_HAND_OVER: Final = "treering._background.writer:Writer.hand_over"
+_TOGETHER: Final = "treering._checkpoint.joint_load"
+_MEETING: Final = "treering._coordination.job_handshake:exchanged"
 
 # What processes say to each other is the same in both forms.
 _TALK: Final = (

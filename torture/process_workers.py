@@ -18,10 +18,11 @@ import jax
 
 from torture.process_points import Point, install
 from torture.process_scenes import JointScene
-from treering._arrays import calls, outgoing
+from treering._arrays import outgoing
 from treering._arrays import processes as asked_processes
-from treering._arrays.assembly import exchanged
-from treering._store.rendezvous import Call
+from treering._coordination import job_handshake
+from treering._coordination.allgather import exchanged
+from treering._coordination.steps import Call
 from treering._values.processes import Processes
 
 __all__ = ["ACTIONS", "LAYERS", "Action", "Layer", "Worker", "armed", "joined", "loading", "saving"]
@@ -106,7 +107,7 @@ def _forge(processes: Processes, job: str) -> None:
 
     _stand_in(outgoing.process_of, lambda device: device.id // 2)
     _stand_in(asked_processes.this_processes, lambda leaves: processes)  # noqa: ARG005 - as it is called
-    _stand_in(calls.next_call, next_call)
+    _stand_in(job_handshake.next_call, next_call)
 
 
 def _stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -23,7 +23,7 @@ from torture.process_judging import Case
 from torture.process_scenes import SCENES, JointScene
 from torture.process_table import points_of
 from torture.process_workers import ACTIONS, LAYERS
-from treering._store import leaves_commit
+from treering._leaves.folder import leaves_commit
 
 __all__ = ["COUNTS", "cases", "processes"]
 

@@ -22,12 +22,12 @@ import treering
 from treering._codec.documents import parsed
 from treering._codec.zarr import parse_zarray
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.leaves_index import LEAVES_INDEX, parse_leaves_index, record_of
-from treering._format.leaves_record import parse_record
 from treering._format.left_document import parse_left
 from treering._format.run_document import parse_run
 from treering._format.safetensors import parse_safetensors
-from treering._ops.inspect import inspect
+from treering._inspect.inspect import inspect
+from treering._leaves.documents.leaves_index import LEAVES_INDEX, parse_leaves_index, record_of
+from treering._leaves.documents.leaves_record import parse_record
 from treering._values.checksums import digest
 from treering.errors import TreeringError
 from treering.serialization import from_bytes, msgpack_restore

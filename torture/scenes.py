@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treering._store import direct, writing
+from treering._store.posix import direct, writing
 
 __all__ = ["OLD", "Scene", "fingerprint", "state"]
 

@@ -1,6 +1,6 @@
 """A checkpoint's folder in memory, with the rules of the real one, that watches whether they are kept.
 
-What the real one does with system calls (`treering._store.checkpoint_folder`) is one step each here: lock, look, sweep,
+What the real one does with system calls (`treering._checkpoint.transaction`) is one step each here: lock, look, sweep,
 journal, exclusive first commit, overwrite, removal of what was superseded. Holders of locks are numbers; a killed one
 holds nothing any more.
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection
 
-from treering._store.checkpoint_names import attempt_of_note, verdict_note
-from treering._store.notes import dead_notes
+from treering._coordination.message_board import dead_notes
+from treering._values.checkpoint_names import attempt_of_note, verdict_note
 from treering.errors import Busy, Exists
 
 __all__ = ["SimulatedFolder", "Violation"]

@@ -10,8 +10,8 @@ import random
 
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import REAL, Job, Process, Protocol
-from treering._store import note_text
-from treering._store.rendezvous import (
+from treering._coordination import messages
+from treering._coordination.steps import (
     Call,
     Commit,
     Get,
@@ -34,8 +34,8 @@ from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, T
 __all__ = ["Simulation", "run_schedule"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
-note_text._read_part = functools.lru_cache(maxsize=256)(note_text._read_part)
-note_text._read_verdict = functools.lru_cache(maxsize=256)(note_text._read_verdict)
+messages._read_part = functools.lru_cache(maxsize=256)(messages._read_part)
+messages._read_verdict = functools.lru_cache(maxsize=256)(messages._read_verdict)
 
 _PACE = Pace(first=0.02, most=0.5, growth=3.0, linger=3.0)
 _MOST_STEPS = 45

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from treering._store import rendezvous
-from treering._store.rendezvous import Call, Operation, Steps
+from treering._coordination import coordinator, participant
+from treering._coordination.steps import Call, Operation, Steps
 
 __all__ = ["REAL", "Job", "Process", "Protocol"]
 
@@ -15,9 +15,9 @@ __all__ = ["REAL", "Job", "Process", "Protocol"]
 class Protocol(NamedTuple):
     """What the virtual processes do."""
 
-    leading: Callable[[Call, bytes], Steps] = rendezvous.leading
-    refused: Callable[[Call, BaseException], Steps] = rendezvous.refused
-    following: Callable[[Call, Callable[[bytes], None]], Steps] = rendezvous.following
+    leading: Callable[[Call, bytes], Steps] = coordinator.leading
+    refused: Callable[[Call, BaseException], Steps] = coordinator.refused
+    following: Callable[[Call, Callable[[bytes], None]], Steps] = participant.following
     job_name: Callable[[int], str] = lambda number: f"{number:016x}"
     """A name for the job that was started as so many-th."""
     live: Callable[[Call], Collection[str]] = lambda call: call.live_attempts

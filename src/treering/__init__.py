@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
+    from treering._background.pending_save import PendingSave
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
-    from treering._ops.diff import diff
-    from treering._ops.inspect import inspect
-    from treering._ops.pending import PendingSave
-    from treering._ops.verify import verify
+    from treering._inspect.diff import diff
+    from treering._inspect.inspect import inspect
+    from treering._inspect.verify import verify
     from treering.cadence import SaveEvery
     from treering.checkpoint import load, open, save, save_async  # noqa: A004 - treering.open is the name
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
@@ -67,19 +67,19 @@ _HOMES = {
     "KeepLast": "treering.retention",
     "KeepSteps": "treering.retention",
     "OpaqueLeaf": "treering._format.index",
-    "PendingSave": "treering._ops.pending",
+    "PendingSave": "treering._background.pending_save",
     "Run": "treering.run",
     "SaveEvery": "treering.cadence",
     "StandIn": "treering._tree.stand_in",
     "Stateful": "treering.run",
-    "diff": "treering._ops.diff",
-    "inspect": "treering._ops.inspect",
+    "diff": "treering._inspect.diff",
+    "inspect": "treering._inspect.inspect",
     "load": "treering.checkpoint",
     "open": "treering.checkpoint",
     "register_node": "treering._format.structure",
     "save": "treering.checkpoint",
     "save_async": "treering.checkpoint",
-    "verify": "treering._ops.verify",
+    "verify": "treering._inspect.verify",
 }
 
 

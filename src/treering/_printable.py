@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["MOST_LINES", "kind_of", "listed", "printable"]
-
 MOST_LINES = 20
 """A message shows as many lines of a list."""
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 if TYPE_CHECKING:
     import jax
 
-    from treering._ops.open import Checkpoint
-    from treering._ops.pending import PendingSave
+    from treering._background.pending_save import PendingSave
+    from treering._checkpoint.open import Checkpoint
     from treering._tree.placement import Shardings
 
 __all__ = ["load", "open", "save", "save_async"]
@@ -75,7 +75,7 @@ def save(
         >>> load(path)["step"]
         7
     """
-    from treering._ops.save_any import save as run
+    from treering._checkpoint.save_request import save as run
 
     run(
         path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
@@ -129,7 +129,7 @@ def save_async(
         >>> load(path)["w"]
         array([0., 0., 0.])
     """
-    from treering._ops.save_async import begin
+    from treering._checkpoint.save_async import begin
 
     return begin(
         path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
@@ -205,7 +205,7 @@ def load(
         >>> load(path, {"w": jax.ShapeDtypeStruct((2, 3), "float32")}, at="params")["w"].sum()
         Array(6., dtype=float32)
     """
-    from treering._ops.load import load as run
+    from treering._checkpoint.load import load as run
 
     return run(
         path, like, only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing,
@@ -231,6 +231,6 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.o
         ...     ckpt["w"][1], ckpt.metadata["loss"]
         (array([3, 4, 5]), 0.25)
     """
-    from treering._ops.open import open_path
+    from treering._checkpoint.open import open_path
 
     return open_path(path)

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from treering._ops.deserialize_leaves import tree_deserialize_leaves
-from treering._ops.folder_path import folder_path
-from treering._ops.index_leaves import index_directory
-from treering._ops.serialize_any import serialize
-from treering._tree.leaf_key_paths import is_array_like, join_key, leaf_key_paths
+from treering._checkpoint.folder_path import folder_path
+from treering._leaves.build_index import index_directory
+from treering._leaves.deserialize import tree_deserialize_leaves
+from treering._leaves.leaf_key_paths import is_array_like, join_key, leaf_key_paths
+from treering._leaves.serialize_request import serialize
 
 __all__ = [
     "index_leaves",

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, overload
 
-from treering._ops.run_items import Stateful
-from treering._ops.run_load import Resumed
-from treering._ops.run_save import StepSave
-from treering._ops.run_state import RunState
+from treering._runs.iterators import Stateful
+from treering._runs.load_step import Resumed
+from treering._runs.run_state import RunState
+from treering._runs.save_step import StepSave
 
 if TYPE_CHECKING:
     import jax
@@ -134,7 +134,7 @@ class Run:
             (True, False)
             >>> run.close()
         """
-        from treering._ops.run_save import save_step
+        from treering._runs.save_step import save_step
 
         return save_step(
             self._state, step, tree, metrics=metrics, metadata=metadata, overwrite=overwrite, force=force,
@@ -229,8 +229,8 @@ class Run:
             ({'params': {'w': 1.5}, 'count': 3}, {'w': 1.5})
             >>> run.close()
         """
-        from treering._ops.load import Wishes
-        from treering._ops.run_load import load_step
+        from treering._checkpoint.load import Wishes
+        from treering._runs.load_step import load_step
         from treering._view.progress import reporter
 
         wishes = Wishes(
@@ -281,8 +281,8 @@ class Run:
             (1, Array(2., dtype=float32), ())
             >>> run.close()
         """
-        from treering._ops.load import Wishes
-        from treering._ops.run_load import load_or_init
+        from treering._checkpoint.load import Wishes
+        from treering._runs.load_step import load_or_init
         from treering._view.progress import reporter
 
         wishes = Wishes(shardings=shardings, mesh=mesh, extra=extra, progress=reporter(progress, "loading"))
@@ -292,13 +292,13 @@ class Run:
 
     def steps(self) -> list[int]:
         """Return the steps that are there, the oldest first. A save that is still being written is none of them."""
-        from treering._ops.run_steps import steps_of
+        from treering._runs.steps import steps_of
 
         return steps_of(self.path)
 
     def latest(self) -> int | None:
         """Return the last step; None where there is none."""
-        from treering._ops.run_steps import latest_of
+        from treering._runs.steps import latest_of
 
         return latest_of(self.path)
 
@@ -322,7 +322,7 @@ class Run:
             ...
             treering.errors.NotFound: no step of the run '...' has the metric 'los'; did you mean 'loss'?
         """
-        from treering._ops.run_load import best_step
+        from treering._runs.load_step import best_step
 
         return best_step(self._state, metric, mode)
 
@@ -332,7 +332,7 @@ class Run:
         Raises:
             NotFound: there is no such step; those that are there are named.
         """
-        from treering._ops.run_load import metrics_of
+        from treering._runs.load_step import metrics_of
 
         return metrics_of(self._state, step)
 
@@ -356,7 +356,7 @@ class Run:
             >>> [verdict.step for verdict in last.gc() if not verdict.kept]
             [1, 2]
         """
-        from treering._ops.run_load import collected
+        from treering._runs.load_step import collected
 
         return collected(self._state, dry_run=dry_run)
 
@@ -390,7 +390,7 @@ class Run:
             >>> other.steps(), run.steps()
             ([2], [1, 2, 3])
         """
-        from treering._ops.run_load import branched
+        from treering._runs.load_step import branched
 
         new = Run(
             path,
@@ -439,7 +439,7 @@ class Run:
         return f"Run({self._state.shown!r}{policies})"
 
     def __str__(self) -> str:
-        from treering._ops.run_text import run_text
+        from treering._runs.run_repr import run_text
 
         return run_text(self._state)
 

@@ -10,14 +10,14 @@ import os
 from typing import Any, BinaryIO, TypeVar, overload
 
 from treering._codec.gzip import compressed, decompressed, default_limit
-from treering._ops import state_file
-from treering._ops.restore import restored
-from treering._ops.state_bytes import Readable, pack, pieces_of, unpack, unserializable
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
 from treering._tree.state_dict import to_state_dict
 from treering._tree.walk import leaves_of, structure_text
+from treering._wire import state_file
+from treering._wire.restore import restored
+from treering._wire.state_bytes import Readable, pack, pieces_of, unpack, unserializable
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [

@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from treering._store.checkpoint_names import part_note, waiting_note
-from treering._store.notes import Notes
+from treering._coordination.message_board import Notes
+from treering._values.checkpoint_names import part_note, waiting_note
 
 __all__ = ["FaultyStore", "MemoryStore", "StoreContract"]
 

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from treering._arrays import assembly
-from treering._arrays.assembly import PAYLOAD_BYTES, assembled, exchanged, in_step
 from treering._arrays.processes import this_processes
-from treering._arrays.signs import Signs
-from treering._store.checkpoint_names import waiting_note
-from treering._store.notes import PathNotes, dead_notes
+from treering._coordination import allgather
+from treering._coordination.allgather import PAYLOAD_BYTES, assembled, exchanged, in_step
+from treering._coordination.heartbeat import Signs
+from treering._coordination.message_board import PathNotes, dead_notes
 from treering._store.waiters import Latch
+from treering._values.checkpoint_names import waiting_note
 from treering._values.processes import Processes
 from treering.errors import ProcessFailed, Timeout
 
@@ -64,7 +64,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def _line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_line", assembly._Line())
+    monkeypatch.setattr(allgather, "_line", allgather._Line())
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_error_of_the_work_comes_as_it_is() -> None:
 
 @pytest.mark.parametrize("code", ["UNKNOWN: Gloo AllGather failed", "UNAVAILABLE: gone", "INTERNAL: no"])
 def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.3)
+    monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.3)
 
     def fail() -> None:
         raise ValueError(code)
@@ -123,7 +123,7 @@ def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypat
 
 
 def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.3)
+    monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.3)
 
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out")
@@ -250,18 +250,18 @@ def rows(*given_up: int) -> Callable[[bytes], list[bytes]]:
     """Return what brings these processes together, which have given up so many calls."""
 
     def gathered(row: bytes) -> list[bytes]:
-        payload = row[assembly._HEADER.size :]
-        return [assembly._HEADER.pack(count, 3) + payload for count in given_up]
+        payload = row[allgather._HEADER.size :]
+        return [allgather._HEADER.pack(count, 3) + payload for count in given_up]
 
     return gathered
 
 
 def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "gathered", rows(2, 0, 2))
+    monkeypatch.setattr(allgather, "gathered", rows(2, 0, 2))
     with pytest.raises(Timeout, match="process 1 came to a call that the others had given up"):
         assembled(b"abc", OF_THREE, timeout=60, notes=None, doing="load 'x'")
-    assert assembly._line.given_up == 2
-    monkeypatch.setattr(assembly, "gathered", rows(2, 2, 2))
+    assert allgather._line.given_up == 2
+    monkeypatch.setattr(allgather, "gathered", rows(2, 2, 2))
     assert assembled(b"abc", OF_THREE, timeout=60, notes=None, doing="load 'x'") == [b"abc"] * 3
 
 
@@ -282,7 +282,7 @@ def test_who_was_kept_from_running_looks_a_little_longer() -> None:
 
 
 def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.3)
+    monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.3)
     notes = PathNotes(str(tmp_path / "ckpt"))
 
     def fail() -> None:
@@ -327,7 +327,7 @@ def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> Proces
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo AllGather failed")
 
-    monkeypatch.setattr(assembly, "_line", assembly._Line())
+    monkeypatch.setattr(allgather, "_line", allgather._Line())
     with pytest.raises(ProcessFailed) as failed:
         in_step(fail, Processes(this=this, count=3), timeout=60, notes=notes, doing="save 'x'")
     return failed.value
@@ -336,7 +336,7 @@ def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> Proces
 def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.2)
+    monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.2)
     notes = PathNotes(str(tmp_path))
     first = broken_for(1, notes, monkeypatch)
     assert first.processes == (0, 2)  # process 2 has not heard of it, and is elsewhere
@@ -347,7 +347,7 @@ def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
 
 
 def test_a_parting_word_of_another_call_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_AFTER_ERROR_SECONDS", 0.2)
+    monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.2)
     notes = PathNotes(str(tmp_path))
     Signs(Processes(this=1, count=3), notes, "x", 60, number=2).part()
     assert broken_for(2, notes, monkeypatch).processes == (0, 1)

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import pytest
 
 import treering
-from treering._arrays import assembly, calls
-from treering._arrays.calls import next_call
-from treering._store.checkpoint_names import is_note, part_note, waiting_note
-from treering._store.folders import make_folder
-from treering._store.note_text import Failure, Part, Stage
-from treering._store.rendezvous import Call, attempt_of
+from treering._coordination import allgather, job_handshake
+from treering._coordination.job_handshake import next_call
+from treering._coordination.messages import Failure, Part, Stage
+from treering._coordination.steps import Call, attempt_of
+from treering._store.posix.folders import make_folder
+from treering._values.checkpoint_names import is_note, part_note, waiting_note
 from treering._values.processes import Processes
 from treering.errors import NotDirectory, NotFound, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError
 from treering.leaves import tree_serialize_leaves
@@ -45,9 +45,9 @@ class Others:
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     found = Others()
-    monkeypatch.setattr(calls, "exchanged", found)
-    monkeypatch.setattr(calls, "_jobs", calls._Jobs())
-    monkeypatch.setattr(assembly, "_line", assembly._Line())
+    monkeypatch.setattr(job_handshake, "exchanged", found)
+    monkeypatch.setattr(job_handshake, "_jobs", job_handshake._Jobs())
+    monkeypatch.setattr(allgather, "_line", allgather._Line())
     return found
 
 
@@ -118,9 +118,9 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
     others.rows = [[None, b"", b""]]
     assert isinstance(refusal(path, LEADER), NotDirectory)
     said = others.brought[0]
-    assert len(said) <= assembly.PAYLOAD_BYTES
+    assert len(said) <= allgather.PAYLOAD_BYTES
     others.rows = [[said, None, b""]]
-    calls._jobs.latest = None
+    job_handshake._jobs.latest = None
     error = refusal(path, FOLLOWER)
     assert isinstance(error, NotDirectory)
     assert str(error).startswith(f"process 0 could not save {str(path)!r}: could not write")
@@ -131,8 +131,8 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
 
 def test_an_error_fits_into_what_can_be_brought() -> None:
     long = StoreFailed("ä" * 5000, hint="h" * 5000)
-    assert len(calls._text_of(long)) <= assembly.PAYLOAD_BYTES - 16
-    assert b"PermissionDenied" in calls._text_of(PermissionDenied("no"))
+    assert len(job_handshake._text_of(long)) <= allgather.PAYLOAD_BYTES - 16
+    assert b"PermissionDenied" in job_handshake._text_of(PermissionDenied("no"))
 
 
 def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: Path, others: Others) -> None:
@@ -141,7 +141,7 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     refusal(tmp_path, LEADER)
     name = others.brought[0]
     assert (tmp_path / waiting_note(0)).read_bytes() == b"call 1 is given up " + name + b" 1"
-    calls._jobs.latest = None
+    job_handshake._jobs.latest = None
     others.doing = lambda: None
     others.rows = [[name, None, b""]]
     error = refusal(tmp_path, FOLLOWER)
@@ -149,7 +149,7 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     assert "process 0 had given up" in str(error)
     # It does not meet the others for the second time: they are not there.
     assert len(others.brought) == 2
-    assert assembly._line.given_up == 1
+    assert allgather._line.given_up == 1
     # That word is not meant for its next call, to which process 0 may be on its way.
     others.rows = [[b"", None, b"unseen"]]
     assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotShared)
@@ -161,7 +161,7 @@ def given_up(path: Path, others: Others) -> bytes:
     others.rows = [[None, b"", b""]]
     refusal(path, FOLLOWER)
     others.doing = lambda: None
-    calls._jobs.latest, assembly._line.given_up = None, 0
+    job_handshake._jobs.latest, allgather._line.given_up = None, 0
     return others.brought[-1]
 
 
@@ -175,7 +175,7 @@ def test_the_others_that_give_up_leave_word_for_process_0(tmp_path: Path, others
     assert error.missing == (1,)
     assert str(error).startswith(f"could not save {str(path)!r}: process 1 had given up before this process came")
     # As many as process 1, which takes no part in a second meeting.
-    assert (assembly._line.given_up, others.rows) == (1, [])
+    assert (allgather._line.given_up, others.rows) == (1, [])
     assert (path / waiting_note(0)).read_bytes().startswith(b"call 1 is given up ")
     others.rows = [[None, b"", b""]]
     assert call(path, LEADER).number == 2
@@ -264,7 +264,7 @@ def test_a_folder_that_another_saver_removes_is_made_again(
             shutil.rmtree(folder)
         return made
 
-    monkeypatch.setattr(calls, "make_folder", made_and_removed)
+    monkeypatch.setattr(job_handshake, "make_folder", made_and_removed)
     others.rows = [[None, b"", b""], [None, b"", b""]]
     assert call(path, LEADER).number == 1
     assert path.exists()

@@ -18,9 +18,9 @@ from treering._arrays import exchange
 from treering._arrays.delivered import Delivery
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.source import Source
+from treering._checkpoint.arrivals import planned
+from treering._checkpoint.source import opened_source
 from treering._format.selection import select
-from treering._ops.arrivals import planned
-from treering._ops.source import opened_source
 from treering._tree.likeness import as_stored
 from treering._values.boxes import covered_once, size_of
 from treering.leaves import tree_serialize_leaves

@@ -17,8 +17,8 @@ import treering
 from tests.properties.strategies import quick
 from treering._arrays import incoming, jobs
 from treering._arrays.incoming import Wish
-from treering._ops.open import Checkpoint
-from treering._store.reading import LocalFile
+from treering._checkpoint.open import Checkpoint
+from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box, slices
 from treering.errors import Corrupt
 

@@ -19,14 +19,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.arrays.leaf_scene import Saved, foreign, foreign_branch, read, write_foreign
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
-from treering._arrays import incoming, leaf_branch, leaf_decode
+from treering._arrays import incoming
 from treering._arrays.delivered import wish_for
 from treering._arrays.incoming import Wish
-from treering._arrays.leaf_arrays import LeavesArrays
-from treering._format.leaves_listing import opened_index
+from treering._leaves.chunks import leaf_branch, leaf_decode
+from treering._leaves.chunks.leaf_arrays import LeavesArrays
+from treering._leaves.documents.leaves_listing import opened_index
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
 from treering._plan.shard_boxes import box_of_slices
-from treering._store.open_leaves_folder import OpenLeaves
-from treering._store.reading import LocalFile
+from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box, slices
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, Format, Unsupported

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from treering._arrays import open_chunks
-from treering._arrays.open_chunks import OpenChunks
-from treering._store.reading import LocalFile
+from treering._leaves.chunks import open_chunks
+from treering._leaves.chunks.open_chunks import OpenChunks
+from treering._store.posix.reading import LocalFile
 
 
 @pytest.fixture

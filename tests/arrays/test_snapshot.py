@@ -18,7 +18,7 @@ import pytest
 from treering._arrays import donation, snapshot
 from treering._arrays.aligned import aligned_bytes
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._ops.plan_cache import planned
+from treering._checkpoint.plan_cache import planned
 from treering._tree.flatten import flatten
 
 DTYPES = ["float32", "bfloat16", "complex64", "int4"]

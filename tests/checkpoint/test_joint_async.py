@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.checkpoint.in_background import PATIENCE, Gate, gate
 from tests.checkpoint.together import Together, job_of
-from treering._ops import background
-from treering._ops.writer import Writer
+from treering._background import saves
+from treering._background.writer import Writer
 from treering.checkpoint import save_async
 from treering.errors import Cancelled, Exists, Mismatch, Timeout, TreeringError, Unsupported
 
@@ -30,13 +30,13 @@ class Writers(threading.local):
 
 @pytest.fixture(params=[2, 4])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Together:
-    monkeypatch.setattr(background, "_state", Writers())
+    monkeypatch.setattr(saves, "_state", Writers())
     return job_of(request.param, monkeypatch)
 
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Together:
-    monkeypatch.setattr(background, "_state", Writers())
+    monkeypatch.setattr(saves, "_state", Writers())
     return job_of(2, monkeypatch)
 
 
@@ -55,7 +55,7 @@ def waited(path: Path, tree: Any, **wishes: Any) -> None:
     try:
         save_async(path, tree, **wishes).result(PATIENCE)
     finally:
-        background.wait_for(path, PATIENCE)
+        saves.wait_for(path, PATIENCE)
 
 
 def begun(after: Callable[[int, Any], None]) -> Callable[..., None]:
@@ -71,7 +71,7 @@ def begun(after: Callable[[int, Any], None]) -> Callable[..., None]:
             after(this, pending)
             pending.result(PATIENCE)
         finally:
-            background.wait_for(path, PATIENCE)
+            saves.wait_for(path, PATIENCE)
 
     return save
 
@@ -148,7 +148,7 @@ def test_what_one_cannot_save_is_told_to_the_others(tmp_path: Path, two: Togethe
 def test_a_snapshot_that_fails_is_told_to_the_others(
     tmp_path: Path, two: Together, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treering._ops.plan_cache import Planned
+    from treering._checkpoint.plan_cache import Planned
 
     snapshot = Planned.snapshot
 
@@ -179,7 +179,7 @@ def test_an_earlier_error_that_one_was_not_told_stops_all(tmp_path: Path, two: T
     def save(path: Path, tree: Any, *, this: int) -> None:
         if this == forgetful:
             save_async(tmp_path / "taken", {"x": 2}, processes="this")
-            background.wait_for(tmp_path / "taken", PATIENCE)
+            saves.wait_for(tmp_path / "taken", PATIENCE)
             failed.set()
         else:
             treering.save(tmp_path / "other", {"x": 2}, processes="this")

@@ -20,10 +20,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from treering._arrays import assembly, exchange
+from treering._arrays import exchange
 from treering._arrays.incoming import StoredArrays
-from treering._ops import joint_load, one_state
-from treering._store.note_text import Failure
+from treering._checkpoint import joint_load, retry_on_overwrite
+from treering._coordination import allgather
+from treering._coordination.messages import Failure
 from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, NotShared, ProcessFailed, Timeout, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -75,7 +76,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(joint_load, "_job", lambda: Processes(this=0, count=4))
     monkeypatch.setattr(joint_load, "assembled", playing.assembled)
     monkeypatch.setattr(joint_load, "in_step", in_step)
-    monkeypatch.setattr(one_state, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(retry_on_overwrite, "_FIRST_PAUSE", 0.0)
     yield playing
     exchange._reading.cache_clear()
     exchange._own_places.cache_clear()
@@ -369,11 +370,11 @@ def test_an_interrupt_is_told_to_nobody_and_counted(job: Job, saved: Path) -> No
     def callback(array: Any, key: str) -> Any:
         raise KeyboardInterrupt
 
-    before = assembly._line.given_up
+    before = allgather._line.given_up
     with pytest.raises(KeyboardInterrupt):
         tree_deserialize_leaves(saved / "leaves", shardings=where, callback=callback, chunk_size=1)
     assert not any("failure" in said for said in job.meetings)
-    assert assembly._line.given_up == before + 1
+    assert allgather._line.given_up == before + 1
 
 
 def test_nothing_found_by_some_is_no_not_found(job: Job, saved: Path, tmp_path: Path) -> None:

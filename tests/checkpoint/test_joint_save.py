@@ -21,12 +21,12 @@ import treering
 from tests.checkpoint.together import Together, together, two
 from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import bits
-from treering._store.checkpoint_names import attempt_of_journal, data_of, is_note
-from treering._store.folder import Folder
-from treering._store.note_text import Part, Stage
-from treering._store.notes import FolderNotes
-from treering._store.open_descriptor import OpenDescriptor
-from treering._store.rendezvous import Pace
+from treering._coordination.message_board import FolderNotes
+from treering._coordination.messages import Part, Stage
+from treering._coordination.steps import Pace
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._values.checkpoint_names import attempt_of_journal, data_of, is_note
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
 __all__ = ["together", "two"]
@@ -387,7 +387,7 @@ def test_a_commit_that_fails_is_told_to_all(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr("treering._store.journal.Journal.fill", fail)
+        patch.setattr("treering._store.posix.journal.Journal.fill", fail)
         outcomes = together.save(tmp_path / "ckpt", lambda process: mixed())
     assert kinds(outcomes) == [StoreFailed] * together.count
     assert names(tmp_path / "ckpt") == []

@@ -658,7 +658,7 @@ def test_small_trees_with_like(tree: Any, path: Path) -> None:
 def test_errors_before_anything_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Differences are found from the index: no array is read for them."""
     treering.save(path, {"a": np.zeros(100_000), "b": 1})
-    from treering._store.reading import LocalFile
+    from treering._store.posix.reading import LocalFile
 
     monkeypatch.setattr(LocalFile, "read_into", lambda *_: pytest.fail("an array was read"))
     with pytest.raises(TreeringError):

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.properties.sameness import assert_same
-from treering._store.reading import LocalFile
+from treering._store.posix.reading import LocalFile
 from treering.errors import Corrupt, NotFound, TreeringError
 from treering.leaves import tree_serialize_leaves
 

@@ -11,8 +11,8 @@ import pytest
 
 import treering
 from tests.checkpoint.in_background import PATIENCE, gate
-from treering._ops import background
-from treering._ops.flight import Flight, Stage
+from treering._background import saves
+from treering._background.save_job import Flight, Stage
 from treering.checkpoint import save_async
 from treering.errors import Cancelled, Exists, Timeout, TreeringError
 
@@ -22,7 +22,7 @@ FORMS = ("ckpt", "tree.msgpack", "tree.safetensors")
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    writer = background.writer()
+    writer = saves.writer()
     writer.wait(None, PATIENCE)
     assert writer.take_failed() == []
 
@@ -101,7 +101,7 @@ def test_a_save_that_is_called_off_while_it_is_written(tmp_path: Path, form: str
 
 
 def test_a_commit_cannot_be_called_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treering._store.checkpoint_folder import CheckpointFolder
+    from treering._checkpoint.transaction import CheckpointFolder
 
     reached, go_on = threading.Event(), threading.Event()
     commit = CheckpointFolder.commit
@@ -127,7 +127,7 @@ def test_whoever_calls_off_knows_and_is_not_told_again(tmp_path: Path) -> None:
     with gate() as closed:
         save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
         assert save_async(tmp_path / "x", {"x": 1}).cancel()
-    background.wait_for(tmp_path / "x", PATIENCE)
+    saves.wait_for(tmp_path / "x", PATIENCE)
     save_async(tmp_path / "x", {"x": 2}).result(PATIENCE)
 
 
@@ -186,7 +186,7 @@ FORK = """
 import os, sys, threading
 import numpy as np
 import treering
-from treering._ops import background
+from treering._background import saves
 from treering.checkpoint import save_async
 from treering.errors import TreeringError
 
@@ -199,14 +199,14 @@ def progress(done, total):
 
 treering.save(folder + "/failed", {"x": 1})
 save_async(folder + "/failed", {"x": 1})
-background.wait_for(folder + "/failed", 60)
+saves.wait_for(folder + "/failed", 60)
 pending = save_async(folder + "/parent", {"x": np.zeros(3)}, progress=progress)
 assert reached.wait(60)
 to_child, from_parent = os.pipe()
 pid = os.fork()
 if pid == 0:
     # Neither the saves of the parent are here nor their errors.
-    assert background.in_flight(folder + "/parent") == []
+    assert saves.in_flight(folder + "/parent") == []
     assert treering.load(folder + "/failed") == {"x": 1}
     for call in (pending.result, pending.exception, pending.done, pending.cancel):
         try:
@@ -225,7 +225,7 @@ try:
     # The lock of the folder is free, though the child has the descriptor that was locked.
     treering.save(folder + "/parent", {"x": 4}, overwrite=True)
     try:
-        background.raise_unreported(folder + "/failed")
+        saves.raise_unreported(folder + "/failed")
     except FileExistsError:
         pass
     else:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.properties.sameness import assert_same
-from treering._store.reading import LocalFile
+from treering._store.posix.reading import LocalFile
 from treering.errors import KeptOnHost, Mismatch, TreeringError, Unsupported
 from treering.sharding import match_partition_rules
 

@@ -15,8 +15,8 @@ import treering
 from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate
 from torture.interrupted import Strike
 from treering._arrays.outgoing import Source
-from treering._ops import background
-from treering._ops import save_async as recipe
+from treering._background import saves
+from treering._checkpoint import save_async as recipe
 from treering.checkpoint import save_async
 from treering.errors import Corrupt, Exists, Mismatch, NotFound, StoreFailed, Timeout, TreeringError, Unsupported
 
@@ -26,7 +26,7 @@ FORMS = ("ckpt", "tree.msgpack", "tree.safetensors")
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    writer = background.writer()
+    writer = saves.writer()
     writer.wait(None, PATIENCE)
     assert writer.take_failed() == []
 
@@ -148,7 +148,7 @@ def test_progress_is_told_from_the_thread_that_writes(tmp_path: Path, form: str)
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path, form: str) -> None:
     with pytest.raises(Unsupported, match="bad"):
         save_async(tmp_path / form, {"bad": object(), "good": np.zeros(3)})
-    assert background.in_flight(tmp_path / form) == []
+    assert saves.in_flight(tmp_path / form) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,7 +173,7 @@ def test_a_limit_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def fail(path: Path) -> Any:
     """Begin a save that fails, and return it when it has."""
     pending = save_async(path, {"x": 2})
-    background.wait_for(path, PATIENCE)
+    saves.wait_for(path, PATIENCE)
     return pending
 
 
@@ -200,7 +200,7 @@ def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call(tmp_path: Pat
     path = tmp_path / form
     treering.save(path, {"x": np.ones(3)})
     fail_with = save_async(path, {"x": np.zeros(3)})
-    background.wait_for(path, PATIENCE)
+    saves.wait_for(path, PATIENCE)
     link = tmp_path / f"link.{form}"
     link.symlink_to(path)
     calls = {
@@ -226,7 +226,7 @@ def test_an_error_does_not_concern_other_paths(tmp_path: Path, taken: Path) -> N
     treering.save(tmp_path / "other", {"x": 1})
     save_async(tmp_path / "another", {"x": 1}).result(PATIENCE)
     with pytest.raises(Exists):
-        background.raise_unreported(taken)
+        saves.raise_unreported(taken)
 
 
 def test_several_errors_are_told_together(tmp_path: Path, taken: Path) -> None:
@@ -234,18 +234,18 @@ def test_several_errors_are_told_together(tmp_path: Path, taken: Path) -> None:
     treering.save(other, {"x": 1})
     for path in (taken, other):
         begin(path, {"x": 2}, run=tmp_path)
-    background.wait_for(tmp_path, PATIENCE)
+    saves.wait_for(tmp_path, PATIENCE)
     with pytest.raises(Exists, match="taken") as told:
-        background.raise_unreported(tmp_path)
+        saves.raise_unreported(tmp_path)
     (note,) = told.value.__notes__
     assert note.startswith(f"the earlier save to '{other}' failed as well: Exists: ")
 
 
 def test_an_error_concerns_the_run(tmp_path: Path, taken: Path) -> None:
     begin(taken, {"x": 2}, run=tmp_path)
-    background.wait_for(tmp_path, PATIENCE)
+    saves.wait_for(tmp_path, PATIENCE)
     with pytest.raises(Exists, match="taken"):
-        background.raise_unreported(tmp_path)
+        saves.raise_unreported(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -256,16 +256,16 @@ def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: t
         raise raised
 
     pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
-    background.wait_for(tmp_path / "x", PATIENCE)
+    saves.wait_for(tmp_path / "x", PATIENCE)
     with pytest.raises(kind) as told:
-        background.raise_unreported(tmp_path / "x")
+        saves.raise_unreported(tmp_path / "x")
     assert type(told.value) is kind
     assert told.value.__cause__ is pending.exception()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_keeps_its_differences() -> None:
-    from treering._ops.late import reworded
+    from treering._background.deferred_errors import reworded
 
     error = Mismatch("not the same")
     error.differences = ("one",)
@@ -304,7 +304,7 @@ def test_two_saves_are_in_flight_at_most(tmp_path: Path) -> None:
         save_async(tmp_path / "1", {"x": np.zeros(3)})
         third = Elsewhere(lambda: save_async(tmp_path / "2", {"x": np.zeros(3)}))
         assert third.is_on()
-        assert [len(background.in_flight(tmp_path / name)) for name in "012"] == [1, 1, 0]
+        assert [len(saves.in_flight(tmp_path / name)) for name in "012"] == [1, 1, 0]
         closed.open()
         third.end().result(PATIENCE)
 
@@ -361,7 +361,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     with gate() as closed:
         save_async(tmp_path / "x", {"x": np.ones(3)}, progress=closed)
         with pytest.raises(Timeout, match=r"is not done within 0\.1 s"):
-            background.wait_for(tmp_path / "x", 0.1)
+            saves.wait_for(tmp_path / "x", 0.1)
         closed.open()
 
 
@@ -370,7 +370,7 @@ def test_a_snapshot_that_fails_leaves_room(tmp_path: Path, monkeypatch: pytest.M
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("treering._ops.plan_cache.snapshot", fails)
+        patch.setattr("treering._checkpoint.plan_cache.snapshot", fails)
         for _ in range(3):
             with pytest.raises(MemoryError):
                 save_async(tmp_path / "x", {"x": np.ones(3)})
@@ -381,7 +381,7 @@ def test_without_a_thread_it_is_saved_before_it_returns(taken: Path, monkeypatch
     def fails(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(background._state, "writer", type(background.writer())())
+    monkeypatch.setattr(saves._state, "writer", type(saves.writer())())
     monkeypatch.setattr("_thread.start_new_thread", fails)
     pending = save_async(taken.parent / "x", {"x": 1})
     assert pending.done()

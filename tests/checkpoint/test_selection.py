@@ -13,7 +13,7 @@ import pytest
 import treering
 from tests.properties.sameness import assert_same
 from treering._format.selection import select
-from treering._store.reading import LocalFile
+from treering._store.posix.reading import LocalFile
 from treering._tree.flatten import flatten
 from treering._values.keys import split_key
 from treering.errors import Format, Mismatch, TreeringError

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._ops.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
+from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering.errors import Mismatch

@@ -15,8 +15,8 @@ import pytest
 import treering
 from treering._arrays import outgoing
 from treering._arrays.outgoing import ALONE
-from treering._ops import joint_save, plan_cache, save_any
-from treering._store.rendezvous import Call, Pace
+from treering._checkpoint import joint_save, plan_cache, save_request
+from treering._coordination.steps import Call, Pace
 from treering._values.processes import Processes
 
 __all__ = ["Together", "job_of", "together", "two"]
@@ -124,6 +124,6 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
 
     monkeypatch.setattr(plan_cache, "outgoing", described)
     monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
-    for module in (save_any, plan_cache):
+    for module in (save_request, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)

@@ -10,7 +10,7 @@ import numpy as np
 
 import treering
 from treering._format.run_document import StepNote, noted
-from treering._ops.run_steps import note_step, step_path
+from treering._runs.steps import note_step, step_path
 
 BEGAN = 1_700_000_000.0
 

@@ -16,7 +16,7 @@ import treering
 from tests.cli.command import here
 from tests.cli.trees import in_every_form
 from treering import serialization
-from treering._format.detect import Form, detect
+from treering._checkpoint.detect import Form, detect
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
 FORMS = {

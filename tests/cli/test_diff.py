@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import treering as package
 from tests.cli.command import here, treering
 from tests.cli.trees import Adam, in_every_form, saved, state
-from treering._ops.diff import Diff, blocks_of
+from treering._inspect.diff import Diff, blocks_of
 from treering.errors import Corrupt, NotFound
 
 

@@ -20,15 +20,16 @@ import pytest
 import treering as tr
 from tests.cli.command import inside, treering
 from treering import leaves
-from treering._ops.doctor import diagnosed
-from treering._ops.doctor_life import life_of
-from treering._store import descriptors
-from treering._store.attempts import looked_at
-from treering._store.checkpoint_folder import CheckpointFolder
-from treering._store.checkpoint_names import begin_note, journal_of, part_note, verdict_note, waiting_note
-from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
-from treering._store.rendezvous import Call, Get, Now, Put, Sleep, leading
-from treering._store.seen_locks import SeenLocks, seen_locks
+from treering._checkpoint.transaction import CheckpointFolder
+from treering._coordination.coordinator import leading
+from treering._coordination.messages import Begin, Failure, Part, Stage, Verdict
+from treering._coordination.steps import Call, Get, Now, Put, Sleep
+from treering._inspect.attempts import looked_at
+from treering._inspect.doctor import diagnosed
+from treering._inspect.liveness import life_of
+from treering._store.posix import descriptors
+from treering._store.posix.seen_locks import SeenLocks, seen_locks
+from treering._values.checkpoint_names import begin_note, journal_of, part_note, verdict_note, waiting_note
 from treering._values.processes import Processes
 from treering.errors import StoreFailed
 
@@ -60,14 +61,14 @@ def all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(folder: int | None) -> SeenLocks:
         return SeenLocks(None, seen_locks(folder).holders)
 
-    monkeypatch.setattr("treering._store.attempts.seen_locks", seen)
+    monkeypatch.setattr("treering._inspect.attempts.seen_locks", seen)
 
 
 @pytest.fixture
 def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system of many machines."""
     nothing = SeenLocks("on nfs4 locks of other machines are not shown here", {})
-    monkeypatch.setattr("treering._store.attempts.seen_locks", lambda _: nothing)
+    monkeypatch.setattr("treering._inspect.attempts.seen_locks", lambda _: nothing)
 
 
 def dead(path: Path, attempt: str = A, nbytes: int = 5000) -> Path:
@@ -250,7 +251,7 @@ def test_where_locks_of_others_are_hidden_nothing_is_called_dead(tmp_path: Path)
 @posix
 def test_a_killed_saver_is_dead_indeed(tmp_path: Path, all_seen: None) -> None:
     program = (
-        "import sys, pathlib, signal, os\nfrom treering._store.checkpoint_folder import CheckpointFolder\n"
+        "import sys, pathlib, signal, os\nfrom treering._checkpoint.transaction import CheckpointFolder\n"
         "saving = CheckpointFolder(pathlib.Path(sys.argv[1]), overwrite=False, names_in=lambda index: [])\n"
         "saving.__enter__()\nsaving.write_file(f'data-{saving.attempt}-00000-of-00001.safetensors', [b'x' * 9], 9)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -447,7 +448,7 @@ def test_a_commit_whose_moves_were_cut_short(tmp_path: Path, monkeypatch: pytest
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr("treering._store.leaves_commit.moved", killed)
+        patch.setattr("treering._leaves.folder.leaves_commit.moved", killed)
         leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
     found = doctor(tmp_path, 1)
     assert found["problems"] == []
@@ -550,12 +551,12 @@ class _Every:
 def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        monkeypatch.setattr("treering._store.seen_locks._OF_THIS_MACHINE", _Every())  # tests may run on any
+        monkeypatch.setattr("treering._store.posix.seen_locks._OF_THIS_MACHINE", _Every())  # tests may run on any
         monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026532000]")
         assert seen_locks(folder).gap == "locks of other containers are not shown here"
         monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026531836]")
         assert seen_locks(folder).gap is None
-        monkeypatch.setattr("treering._store.seen_locks._OF_THIS_MACHINE", ())
+        monkeypatch.setattr("treering._store.posix.seen_locks._OF_THIS_MACHINE", ())
         assert "locks of other machines" in (seen_locks(folder).gap or "")
     finally:
         os.close(folder)
@@ -564,7 +565,7 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_folders_are_looked_at_without_a_system_that_shows_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._store.attempts.seen_locks", lambda _: seen_locks(None))
+    monkeypatch.setattr("treering._inspect.attempts.seen_locks", lambda _: seen_locks(None))
     assert looked_at(str(dead(tmp_path / "ckpt"))).locks.holders == {}
     assert "this system does not show its locks" in text(tmp_path / "ckpt", 1)
 

@@ -18,14 +18,14 @@ import treering as tr
 from tests.cli.command import inside, treering
 from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
+from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.diagnosis import Life
 from treering._format.index_glance import names_in
-from treering._ops.doctor import diagnosed
-from treering._store.attempts import Looked, looked_at
-from treering._store.checkpoint_folder import CheckpointFolder
-from treering._store.checkpoint_names import INDEX, tombstone_of
-from treering._store.run_folder import RUN_DOCUMENT
-from treering._store.seen_locks import Process
+from treering._inspect.attempts import Looked, looked_at
+from treering._inspect.doctor import diagnosed
+from treering._store.posix.run_folder import RUN_DOCUMENT
+from treering._store.posix.seen_locks import Process
+from treering._values.checkpoint_names import INDEX, tombstone_of
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monk
         looked = looked_at(path)
         return dataclasses.replace(looked, saver=None if len(looks) == 1 else Process(4711))
 
-    monkeypatch.setattr("treering._ops.doctor.looked_at", look)
+    monkeypatch.setattr("treering._inspect.doctor.looked_at", look)
     found = diagnosed(str(step))
     assert found.ok
     assert [attempt.life for attempt in found.attempts] == [Life.IN_FLIGHT]

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from tests.codec.zarr_in_memory import read_by_tensorstore, written_by_tensorstore
 from treering._codec import zstd
+from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import ZarrArray, chunk_bytes
-from treering._codec.zarr_chunks import check_chunk_file, decode, encode
+from treering._codec.zarr_chunks import decode, encode
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, TreeringError, Unsupported
 

@@ -14,10 +14,10 @@ import treering as tr
 from tests.compat import independent_run_reader as referee
 from treering._format.left_document import encode_left, parse_left
 from treering._format.run_document import RunDocument, StepNote, encode_run, note_in, noted, parse_run
-from treering._ops import run_save
-from treering._ops.run_branch import branch_step
-from treering._ops.run_gc import collect
-from treering._ops.run_steps import facts_of, note_step, step_path, steps_of
+from treering._runs import save_step
+from treering._runs.branch import branch_step
+from treering._runs.gc import collect
+from treering._runs.steps import facts_of, note_step, step_path, steps_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
@@ -76,8 +76,8 @@ def test_the_referee_knows_what_was_left_behind(tmp_path: Path, monkeypatch: pyt
     run.wait(60)
     damaged = step_path(path, 9) / "treering.json"
     damaged.write_bytes(b"damaged")
-    monkeypatch.setattr(run_save, "remove_steps", lambda *_: None)
-    monkeypatch.setattr(run_save, "collect_after", lambda *_, **__: None)
+    monkeypatch.setattr(save_step, "remove_steps", lambda *_: None)
+    monkeypatch.setattr(save_step, "collect_after", lambda *_, **__: None)
     run.save(7, {"w": np.arange(5.0)}, overwrite=True).result(60)
     assert list(referee.indexes(path)) == steps_of(path) == [7]
     save(path, 10)

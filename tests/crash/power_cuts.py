@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import pytest
 
 import treering
-from treering._store import descriptors
+from treering._store.posix import descriptors
 
 SOURCES = Path(treering.__file__).parent
 

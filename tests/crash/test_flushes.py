@@ -22,7 +22,8 @@ from torture.judging import next_save, told
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import OLD, Scene, fingerprint, state
-from treering._store import descriptors, direct, folder, leaves_sync, writing
+from treering._leaves.folder import leaves_sync
+from treering._store.posix import descriptors, direct, folder, writing
 from treering.errors import NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 from treering.serialization import save_to_file
@@ -335,4 +336,4 @@ def test_no_flush_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_only_one_module_flushes() -> None:
     asking = {site.file for site in sites() if site.call.rpartition(".")[2] in {"fsync", "syncfs"}}
-    assert asking == {"_store/descriptors.py"}
+    assert asking == {"_store/posix/descriptors.py"}

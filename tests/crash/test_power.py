@@ -16,8 +16,8 @@ import json, os, sys, warnings
 warnings.simplefilter("ignore", RuntimeWarning)
 from torture import power
 from torture.points import Report, chosen
-from treering._store import descriptors
-from treering._store.folder import Folder
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder
 
 sync, sync_folder = descriptors.sync, Folder.sync
 

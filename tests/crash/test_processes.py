@@ -16,11 +16,11 @@ BROKEN = """
 import contextlib, dataclasses, sys
 from torture import __main__ as torture
 from torture import process_table
-from treering._ops import joint_save
-from treering._store.checkpoint_names import verdict_note
-from treering._store.joined_folder import JoinedFolder
-from treering._store.note_text import Verdict
-from treering._store.rendezvous import Commit, Put
+from treering._checkpoint import joint_save
+from treering._values.checkpoint_names import verdict_note
+from treering._checkpoint.joined_folder import JoinedFolder
+from treering._coordination.messages import Verdict
+from treering._coordination.steps import Commit, Put
 from treering.errors import TreeringError
 
 def hasty(call, signature, leading=joint_save.leading):

@@ -17,8 +17,9 @@ RULES = Rules(last=1, every=10, best=1, loss=lambda step: abs(step - 5))
 BROKEN = """
 import sys, time
 from torture import __main__ as torture
-from treering._ops import run_left, run_save, writer
-from treering._ops.pending import PendingSave
+from treering._background import writer
+from treering._runs import save_step, superseded
+from treering._background.pending_save import PendingSave
 
 def hasty(self, timeout=None):
     pass
@@ -33,9 +34,9 @@ match sys.argv.pop(1):
     case "late errors are swallowed":
         writer.Writer.take_failed = silent
     case "later steps go one by one":
-        run_left.left_behind = lambda run: None
+        superseded.left_behind = lambda run: None
     case "nothing is ever swept":
-        run_save.collect_after = lambda *given, **named: None
+        save_step.collect_after = lambda *given, **named: None
 sys.exit(torture.main())
 """
 

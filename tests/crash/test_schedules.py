@@ -10,21 +10,11 @@ import pytest
 from tests.crash.attacks import attack
 from torture.schedules import tried
 from torture.virtual_processes import REAL, Protocol
-from treering._store.checkpoint_names import verdict_note
-from treering._store.note_text import Part, Stage, Verdict
-from treering._store.rendezvous import (
-    Call,
-    Commit,
-    Get,
-    Make,
-    Operation,
-    Put,
-    Sleep,
-    Steps,
-    Withdraw,
-    following,
-    leading,
-)
+from treering._coordination.coordinator import leading
+from treering._coordination.messages import Part, Stage, Verdict
+from treering._coordination.participant import following
+from treering._coordination.steps import Call, Commit, Get, Make, Operation, Put, Sleep, Steps, Withdraw
+from treering._values.checkpoint_names import verdict_note
 from treering.errors import Timeout
 
 pytestmark = pytest.mark.slow

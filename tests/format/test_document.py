@@ -15,7 +15,7 @@ from tests.properties.strategies import quick
 from treering._format.blocks import damage, file_digest, first_blocks
 from treering._format.document import data_name, encode_index, parse_index
 from treering._format.index import Index, LeafType
-from treering._store.checkpoint_names import is_data
+from treering._values.checkpoint_names import is_data
 from treering._values.checksums import digest
 from treering.errors import Corrupt, TreeringError, Unsupported
 

@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from treering._arrays import outgoing as outgoing_module
-from treering._ops import joint_leaves
-from treering._ops.joint_leaves import LeavesWishes, serialize_together
-from treering._store.rendezvous import Call
+from treering._coordination.steps import Call
+from treering._leaves import joint_serialize
+from treering._leaves.joint_serialize import LeavesWishes, serialize_together
 from treering._tree.flatten import flatten
 from treering._values.processes import Processes
 
@@ -40,7 +40,7 @@ class Job:
         self.calls = 0
         each = len(jax.devices()) // count
         monkeypatch.setattr(outgoing_module, "process_of", lambda device: device.id // each)
-        monkeypatch.setattr(joint_leaves, "next_call", self._next_call)
+        monkeypatch.setattr(joint_serialize, "next_call", self._next_call)
 
     def _next_call(self, path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
         del path

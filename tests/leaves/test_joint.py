@@ -17,11 +17,11 @@ import treering
 from tests.leaves.jobs_of_threads import Job, wishes
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from treering._arrays import outgoing
-from treering._store.checkpoint_names import is_note
-from treering._store.leaves_folder import StagedLeaves
-from treering._store.leaves_joined import JoinedLeaves
-from treering._store.rendezvous import attempt_of
-from treering._store.staged_files import StagedFiles
+from treering._coordination.steps import attempt_of
+from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder.leaves_joined import JoinedLeaves
+from treering._leaves.folder.staged_files import StagedFiles
+from treering._values.checkpoint_names import is_note
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 

@@ -17,9 +17,9 @@ import pytest
 import treering
 from tests.leaves.saved import INDEX, index_at
 from tests.properties.sameness import assert_same
-from treering._arrays.leaf_arrays import LeavesArrays
-from treering._ops import one_state
-from treering._store.folder_tree import FolderTree
+from treering._checkpoint import retry_on_overwrite
+from treering._leaves.chunks.leaf_arrays import LeavesArrays
+from treering._store.posix.folder_tree import FolderTree
 from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -100,7 +100,7 @@ def test_a_directory_that_goes_away_is_damage(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_end_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_state, "_TRIES", 3)
+    monkeypatch.setattr(retry_on_overwrite, "_TRIES", 3)
     tree_serialize_leaves(tmp_path, tree(0))
     later = iter(range(1, 10))
     interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * 9)

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec
 import treering as tr
 from tests.leaves.saved import INDEX, index_at, put
 from treering._codec.zarr import ZarrArray, zarray_bytes
-from treering._format.leaves_index import parse_leaves_index, record_of
-from treering._format.leaves_record import encode_record
-from treering._format.leaves_update import update_for
-from treering._ops.leaves_branches import judged
+from treering._leaves.branches import judged
+from treering._leaves.documents.leaves_index import parse_leaves_index, record_of
+from treering._leaves.documents.leaves_record import encode_record
+from treering._leaves.documents.leaves_update import update_for
 from treering._values.checksums import block_checksums
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 from treering.leaves import tree_serialize_leaves
@@ -318,7 +318,7 @@ def test_a_save_meanwhile_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPat
             tree_serialize_leaves(path, tree)
         return found
 
-    monkeypatch.setattr("treering._ops.verify_leaves.judged", overtaken)
+    monkeypatch.setattr("treering._inspect.verify_leaves.judged", overtaken)
     found = tr.verify(path)
     assert found, str(found)
     assert found.leaves == 3

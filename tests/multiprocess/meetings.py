@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 import treering as tr
 from tests.multiprocess.jobs import hear, say
-from treering._arrays import assembly
-from treering._arrays.assembly import PAYLOAD_BYTES, assembled
-from treering._arrays.calls import next_call
 from treering._arrays.processes import this_processes
-from treering._store.notes import PathNotes
+from treering._coordination import allgather
+from treering._coordination.allgather import PAYLOAD_BYTES, assembled
+from treering._coordination.job_handshake import next_call
+from treering._coordination.message_board import PathNotes
 from treering.leaves import tree_serialize_leaves
 
 _GENEROUS = 60.0
@@ -136,7 +136,7 @@ def fails_alone(folder: str) -> list[dict[str, Any]]:
     found = [meet(b"first")]
     if processes.this == 1:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(assembly, "gathered", lambda row: 1 // 0)
+            patch.setattr(allgather, "gathered", lambda row: 1 // 0)
             found.append(meet(b"second"))
         found.append(meet(b"third"))
     else:

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
-from treering._ops import run_load, run_save
-from treering._ops.background import wait_for
+from treering._background.saves import wait_for
+from treering._runs import load_step, save_step
 from treering.errors import StoreFailed
 
 _GENEROUS = 60.0
@@ -59,7 +59,7 @@ def goes_through(folder: str) -> dict[str, Any]:
     note("older", lambda: saved(2, data=Data(20)))
     with pytest.MonkeyPatch.context() as patch:
         if number == 1:  # its view of the file system is behind
-            patch.setattr(run_load, "steps_of", lambda _: [1])
+            patch.setattr(load_step, "steps_of", lambda _: [1])
         data = Data(0)
         like: dict[str, Any] = {"state": tree(), "data": data}
         note("latest", lambda: int(run.load(like=like)["state"]["step"]))
@@ -99,7 +99,7 @@ def fails_afterwards(folder: str) -> list[dict[str, Any]]:
 
     found = [told(lambda: run.save(1, tree(1)).result(_GENEROUS))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_save, "collect_after", refuse)
+        patch.setattr(save_step, "collect_after", refuse)
         run.save(2, tree(2))
         wait_for(run.path, _GENEROUS)
         found.append(told(lambda: run.load(like=tree())))
@@ -118,5 +118,5 @@ def counts_from_what_process_0_sees(folder: str) -> list[bool]:
         run.save(9, tree(9))
     with pytest.MonkeyPatch.context() as patch, tr.Run(path, save_every=tr.SaveEvery(steps=10)) as run:
         if jax.process_index() == 1:
-            patch.setattr(run_save, "latest_of", lambda _: None)
+            patch.setattr(save_step, "latest_of", lambda _: None)
         return [bool(run.save(step, tree(step))) for step in (11, 12, 13)]

@@ -11,7 +11,7 @@ import pytest
 from tests.multiprocess.jobs import results, run_job, start_job
 from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets, saves_late
 from treering import verify
-from treering._store.checkpoint_names import is_note, waiting_note
+from treering._values.checkpoint_names import is_note, waiting_note
 from treering._values.processes import named
 
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicated
-from treering._plan import leaf_writers
+from treering._leaves.chunks import leaf_writers
+from treering._leaves.chunks.leaf_chunks import shared_chunk_shape
+from treering._leaves.chunks.leaf_writers import LeafWriters, balanced_chunk, plan_writers
 from treering._plan.balance import Pool, leveled
-from treering._plan.leaf_chunks import shared_chunk_shape
-from treering._plan.leaf_writers import LeafWriters, balanced_chunk, plan_writers
 from treering._plan.save import LeafLayout
 from treering._values.boxes import Box, intersection, size_of
 from treering.errors import Unsupported

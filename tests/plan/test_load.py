@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
-from treering._plan.exchange import Grid
-from treering._plan.load import LoadPlan, StoredChunk, StoredLeaf, Strategy, plan_load, plan_loads
+from treering._plan.exchange import Grid, StoredChunk
+from treering._plan.load import LoadPlan, StoredLeaf, Strategy, plan_load, plan_loads
 from treering._values.boxes import Box, covered_once, intersection, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from tests.properties import strategies
 from tests.properties.strategies import Box, Pair, Plain, Point, Triple, quick, trees
-from treering._ops import plan_cache
-from treering._ops.plan_cache import Planned, forget, planned
-from treering._tree.stand_in import StandIn
+from treering._checkpoint import plan_cache
+from treering._checkpoint.plan_cache import Planned, forget, planned
+from treering._format.structure import StandIn
 from treering._values.processes import Processes
 from treering.errors import TreeringError, Unsupported
 

@@ -22,7 +22,7 @@ import treering as tr
 from tests.run.failing_calls import refused
 from tests.run.naive import METRICS, metric_values, policies, stays
 from tests.run.test_cadence import cadences
-from treering._ops.background import raise_unreported, wait_for
+from treering._background.saves import raise_unreported, wait_for
 from treering.errors import Exists, LeavesInitialised, NotFound, TreeringError
 from treering.retention import StepFacts, best_steps
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from treering._store import descriptors
+from treering._store.posix import descriptors
 
 __all__ = ["refused"]
 

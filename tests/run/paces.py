@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from treering._ops import run_pace
-from treering._ops.run_pace import Pace
-from treering._ops.run_signal import Signals
+from treering._runs import pace
+from treering._runs.pace import Pace
+from treering._runs.signals import Signals
 from treering._values.processes import Processes
 from treering.cadence import Cadence, Decision
 
@@ -70,7 +70,7 @@ class Job:
         ]
         self.meetings: list[int] = []
         self._rows: list[bytes] | None = None
-        patch.setattr(run_pace, "assembled", self._assembled)
+        patch.setattr(pace, "assembled", self._assembled)
 
     def pass_time(self, *seconds: float) -> None:
         """Let time pass; on each process as long as it is said, on all others as long as on the last of those."""

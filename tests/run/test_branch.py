@@ -15,10 +15,10 @@ import treering as tr
 from treering._format.document import encode_index, parse_index
 from treering._format.index_glance import glance, names_in
 from treering._format.run_document import Branch, StepNote, note_in, noted
-from treering._ops.run_branch import branch_step
-from treering._ops.run_gc import collect, remove_steps
-from treering._ops.run_steps import facts_of, note_step, records_of, step_path, steps_of
-from treering._ops.verify import verify
+from treering._inspect.verify import verify
+from treering._runs.branch import branch_step
+from treering._runs.gc import collect, remove_steps
+from treering._runs.steps import facts_of, note_step, records_of, step_path, steps_of
 from treering.errors import Corrupt, Exists, NotFound, StoreFailed, TreeringError
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
@@ -159,7 +159,7 @@ def test_a_step_that_goes_meanwhile(run: Path, tmp_path: Path, monkeypatch: pyte
         remove_steps(run, [10])
         return parse_index(data)
 
-    monkeypatch.setattr("treering._ops.run_branch.parse_index", late)
+    monkeypatch.setattr("treering._runs.branch.parse_index", late)
     with pytest.raises(NotFound, match="no step 10; its steps are 20"):
         branch(run, tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._ops import run_save
-from treering._ops.background import wait_for
-from treering._store import checkpoint_folder
+from treering._background.saves import wait_for
+from treering._checkpoint import transaction
+from treering._runs import save_step
 from treering.errors import Exists, NotFound, StoreFailed, Timeout, Unsupported
 
 TREE = {"w": np.arange(3.0), "step": 0}
@@ -48,7 +48,7 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """The gate before commits; it is opened at the end in any case, for the thread that writes is shared."""
     gate = Gate()
-    commit: Callable[..., Any] = checkpoint_folder.CheckpointFolder.commit
+    commit: Callable[..., Any] = transaction.CheckpointFolder.commit
 
     def held(folder: Any, *arguments: Any) -> Any:
         gate.reached.set()
@@ -57,7 +57,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
             raise gate.error
         return commit(folder, *arguments)
 
-    monkeypatch.setattr(checkpoint_folder.CheckpointFolder, "commit", held)
+    monkeypatch.setattr(transaction.CheckpointFolder, "commit", held)
     yield gate
     gate.opened.set()
 
@@ -423,7 +423,7 @@ def test_what_fails_after_the_commit_is_told_and_the_step_stays(run: tr.Run, mon
     def refuse(*arguments: Any, **options: Any) -> None:
         raise StoreFailed("no rights")
 
-    monkeypatch.setattr(run_save, "collect_after", refuse)
+    monkeypatch.setattr(save_step, "collect_after", refuse)
     run.save(1, TREE)
     with pytest.raises(StoreFailed, match=r"step_00000001' is committed; what comes after it failed: no rights"):
         run.wait(60)

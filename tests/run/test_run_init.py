@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treering as tr
-from treering._ops.load import Wishes
-from treering._ops.run_init import loaded_or_initialised
+from treering._checkpoint.load import Wishes
+from treering._runs.load_or_init import loaded_or_initialised
 from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
 
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import treering as tr
 from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, noted, parse_run
-from treering._ops.run_deciders import deciders
-from treering._ops.run_gc import collect_after
-from treering._ops.run_known import KnownSteps
-from treering._ops.run_steps import facts_of, note_records, records_of, step_path, steps_of
-from treering._store.folder import Folder
-from treering._store.run_folder import RunFolder
+from treering._runs.deciders import deciders
+from treering._runs.gc import collect_after
+from treering._runs.known_steps import KnownSteps
+from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
+from treering._store.posix.folder import Folder
+from treering._store.posix.run_folder import RunFolder
 from treering.errors import Exists
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
 

@@ -10,12 +10,13 @@ import pytest
 
 import treering as tr
 from tests.cli.command import inside
+from treering._checkpoint import save_async
 from treering._format.left_document import LeftDocument, encode_left, parse_left
-from treering._ops import run_gc, run_left, run_save, save_async
-from treering._ops.run_gc import collect
-from treering._ops.run_left import announce_left, unless_it_fails
-from treering._ops.run_steps import records_of, step_path, steps_of
-from treering._store.run_folder import LEFT_DOCUMENT
+from treering._runs import gc, save_step, superseded
+from treering._runs.gc import collect
+from treering._runs.steps import records_of, step_path, steps_of
+from treering._runs.superseded import announce_left, unless_it_fails
+from treering._store.posix.run_folder import LEFT_DOCUMENT
 from treering.errors import Format, NotFound, StoreFailed
 from treering.retention import KeepLast
 
@@ -44,7 +45,7 @@ def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise StoreFailed("the program is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_save, "remove_steps", dies)
+        patch.setattr(save_step, "remove_steps", dies)
         with pytest.raises(StoreFailed, match="the program is gone"):
             tr.Run(path).save(20, {"step": 21}, overwrite=True).result(60)
     assert {"step_00000030", "step_00000040", LEFT_DOCUMENT} <= names(path)
@@ -126,7 +127,7 @@ def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pyt
         listed.append(LEFT_DOCUMENT in names(path))
         raise StoreFailed("no room")
 
-    monkeypatch.setattr(run_save if where == "begin" else save_async, where, fails)
+    monkeypatch.setattr(save_step if where == "begin" else save_async, where, fails)
     run = tr.Run(path)
     with pytest.raises(StoreFailed, match="no room"):
         run.save(20, {"step": 21}, overwrite=True).result(60)
@@ -171,8 +172,8 @@ def test_a_damaged_step_is_left_behind_too(tmp_path: Path, monkeypatch: pytest.M
     fill(path)
     index = step_path(path, 30) / "treering.json"
     index.write_bytes(b"damaged")
-    monkeypatch.setattr(run_save, "remove_steps", lambda *_: None)
-    monkeypatch.setattr(run_save, "collect_after", lambda *_, **__: None)
+    monkeypatch.setattr(save_step, "remove_steps", lambda *_: None)
+    monkeypatch.setattr(save_step, "collect_after", lambda *_, **__: None)
     with tr.Run(path) as run:
         run.save(20, {"step": 21}, overwrite=True)
     assert steps_of(path) == [10, 20]
@@ -189,11 +190,11 @@ def test_the_step_that_hides_others_stays_while_they_do(cut: Path, monkeypatch: 
         raise StoreFailed.of(OSError(errno.EACCES, "no"), cut, "clear")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_left, "remove_step", refused)
+        patch.setattr(superseded, "remove_step", refused)
         with pytest.raises(StoreFailed):
             collect(cut, KeepLast(1) | tr.KeepSteps(10), dry_run=False)
     with monkeypatch.context() as patch, tr.Run(cut, keep=KeepLast(1)) as run:
-        patch.setattr(run_gc, "finish_left", lambda _: [StoreFailed("no")])
+        patch.setattr(gc, "finish_left", lambda _: [StoreFailed("no")])
         with pytest.raises(StoreFailed):
             run.save(50, {"step": 50}).result(60)
         assert steps_of(cut) == [20, 50]  # 20 should have gone

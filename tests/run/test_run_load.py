@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._ops import run_load
-from treering._ops.background import wait_for
-from treering._ops.run_steps import latest_of
-from treering._store import checkpoint_folder
+from treering._background.saves import wait_for
+from treering._checkpoint import transaction
+from treering._runs import load_step
+from treering._runs.steps import latest_of
 from treering.errors import Corrupt, LeavesInitialised, Mismatch, NotFound, Unsupported
 
 HALVES = np.zeros(3, np.float16)
@@ -82,7 +82,7 @@ def test_a_step_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_step_in_flight_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = checkpoint_folder.CheckpointFolder.commit
+    commit = transaction.CheckpointFolder.commit
     may_commit = threading.Event()
     asks: list[int] = []
 
@@ -90,7 +90,7 @@ def test_a_step_in_flight_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
         assert may_commit.wait(60)
         return commit(folder, *arguments)
 
-    monkeypatch.setattr(checkpoint_folder.CheckpointFolder, "commit", held)
+    monkeypatch.setattr(transaction.CheckpointFolder, "commit", held)
     run = tr.Run(tmp_path / "run")
 
     def noted(path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_step_in_flight_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
         may_commit.set()
         wait_for(path)
 
-    monkeypatch.setattr(run_load, "wait_for", noted)
+    monkeypatch.setattr(load_step, "wait_for", noted)
     run.save(1, {"step": 1})
     try:
         assert run.load(1)["step"] == 1
@@ -120,7 +120,7 @@ def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.M
             filled(tmp_path / "run", found + 1, keep=tr.KeepLast(1))
         return found
 
-    monkeypatch.setattr(run_load, "latest_of", saved_behind_the_back)
+    monkeypatch.setattr(load_step, "latest_of", saved_behind_the_back)
     tree = reader.load() if ask == "load" else reader.load_or_init(lambda: {"params": {"w": HALVES}, "step": 0}).tree
     assert tree["step"] == 3
     assert looked == [1, 2]
@@ -133,7 +133,7 @@ def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(tmp_path:
         raise NotFound("a link leads nowhere")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_load, "opened_source", missing)
+        patch.setattr(load_step, "opened_source", missing)
         with pytest.raises(NotFound):
             run.load()
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._ops import run_state
-from treering._ops.run_gc import collect
+from treering._runs import run_state
+from treering._runs.gc import collect
 from treering._values.processes import Processes
 from treering.errors import Timeout
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._ops.run_steps import step_path
+from treering._runs.steps import step_path
 from treering.errors import Format
 
 TREE = {"w": np.arange(3.0)}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from treering._ops.run_policy import policy_of
+from treering._runs.policy import policy_of
 from treering.errors import Format
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 

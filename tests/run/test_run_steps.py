@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 import treering as tr
+from treering._checkpoint import source
+from treering._checkpoint.detect import Form, detect
 from treering._format import index_glance
-from treering._format.detect import Form, detect
 from treering._format.run_document import RunDocument, StepNote, StepRecord, encode_run, noted, parse_run
-from treering._ops import run_gc, run_steps, source
-from treering._ops.run_gc import collect, collect_after, remove_steps
-from treering._ops.run_known import KnownSteps
-from treering._ops.run_steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
-from treering._store.folder import Folder
-from treering._store.open_descriptor import OpenDescriptor
-from treering._store.run_folder import RunFolder
+from treering._runs import gc, steps
+from treering._runs.gc import collect, collect_after, remove_steps
+from treering._runs.known_steps import KnownSteps
+from treering._runs.steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._store.posix.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
 from treering.retention import KeepBest, KeepLast, Policy, StepFacts, retained
 
@@ -56,7 +57,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(data)
 
     real = index_glance.glance
-    monkeypatch.setattr(run_steps, "glance", counted)
+    monkeypatch.setattr(steps, "glance", counted)
     return sizes
 
 
@@ -235,13 +236,13 @@ class TestCollecting:
             save(run, 10)
             return real(*asked)
 
-        monkeypatch.setattr(run_gc, "retained", late)
+        monkeypatch.setattr(gc, "retained", late)
         collect(run, KeepLast(1), dry_run=False)
         assert steps_of(run) == [10, 30]
 
     def test_a_step_that_somebody_saves_to_is_for_the_next_time(self, run: Path) -> None:
         with Folder(str(step_path(run, 10))) as folder:
-            from treering._store.folder_lock import FolderLock
+            from treering._store.posix.folder_lock import FolderLock
 
             lock = FolderLock(folder)
             assert lock.take()

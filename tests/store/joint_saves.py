@@ -6,21 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from treering._store.rendezvous import (
-    Call,
-    Commit,
-    Get,
-    Now,
-    Operation,
-    Put,
-    Remove,
-    Sleep,
-    Steps,
-    Withdraw,
-    Work,
-    following,
-    leading,
-)
+from treering._coordination.coordinator import leading
+from treering._coordination.participant import following
+from treering._coordination.steps import Call, Commit, Get, Now, Operation, Put, Remove, Sleep, Steps, Withdraw, Work
 from treering._values.processes import Processes
 from treering.errors import Mismatch
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from treering._store.leaves_folder import StagedLeaves
-from treering._store.leaves_pending import commit_pending
-from treering._store.leaves_rules import Move, Update
-from treering._store.open_folder import DataFileMissing
-from treering._store.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder.leaves_pending import commit_pending
+from treering._leaves.folder.leaves_rules import Move, Update
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.posix.open_folder import DataFileMissing
 
 Tree = Mapping[str, bytes]
 """The content of the leaves of one branch, by folder."""

@@ -18,8 +18,8 @@ from torture.faults import Kind
 from torture.judging import NEW
 from torture.points import Report, sweep
 from torture.scenes import OLD, Scene
-from treering._store import descriptors
-from treering._store.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.posix import descriptors
 from treering.errors import NotFound
 
 OTHER = {"other/a": b"mine", "other/b/c": b"all mine"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from treering._store import cached, descriptors, local, writing
+from treering._store.posix import cached, descriptors, local, writing
 from treering.errors import StoreFailed
 
 MIB = 1 << 20

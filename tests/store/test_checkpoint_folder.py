@@ -13,8 +13,8 @@ import pytest
 
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
 from tests.store.listing import names
-from treering._store import descriptors, folder, open_descriptor, writing
-from treering._store.checkpoint_folder import CheckpointFolder
+from treering._checkpoint.transaction import CheckpointFolder
+from treering._store.posix import descriptors, folder, open_descriptor, writing
 from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
 
 

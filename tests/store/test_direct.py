@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from tests.store.listing import names
-from treering._store import crew, direct, writing
-from treering._store.local import replace_file
+from treering._store import crew
+from treering._store.posix import direct, writing
+from treering._store.posix.local import replace_file
 from treering.errors import StoreFailed
 
 MIB = 1 << 20
@@ -244,7 +245,7 @@ def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.Mo
 
 LIMITED = """
 import pathlib, resource, sys
-from treering._store import local, writing
+from treering._store.posix import local, writing
 from treering.errors import StoreFailed
 resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))
 for start in (0, 1 << 62):
@@ -258,7 +259,7 @@ for start in (0, 1 << 62):
 
 LARGE = """
 import pathlib, resource, sys
-from treering._store import local, writing
+from treering._store.posix import local, writing
 piece = bytes(1 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 local.replace_file(pathlib.Path(sys.argv[1]), (piece for _ in range(128)), 128 << 20)

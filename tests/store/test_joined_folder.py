@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.checkpoints import folder_at, journal_name, names_in, open_descriptors, save, write
-from treering._store.checkpoint_folder import CheckpointFolder
-from treering._store.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
-from treering._store.joined_folder import JoinedFolder, TellingFolder
+from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
+from treering._checkpoint.transaction import CheckpointFolder
+from treering._values.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
 from treering.errors import Busy, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"

@@ -11,26 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.store.joint_saves import JOB, SIGNATURE, call_of, check
-from treering._store.checkpoint_folder import CheckpointFolder
-from treering._store.checkpoint_names import is_note, part_note, verdict_note, waiting_note
-from treering._store.folder import Folder
-from treering._store.joined_folder import JoinedFolder
-from treering._store.joint import driven
-from treering._store.notes import FolderNotes, Notes, PathNotes
-from treering._store.rendezvous import (
-    Commit,
-    Get,
-    Now,
-    Put,
-    Remove,
-    Sleep,
-    Steps,
-    Withdraw,
-    Work,
-    attempt_of,
-    following,
-    leading,
-)
+from treering._checkpoint.joined_folder import JoinedFolder
+from treering._checkpoint.transaction import CheckpointFolder
+from treering._coordination.coordinator import leading
+from treering._coordination.executor import driven
+from treering._coordination.message_board import FolderNotes, Notes, PathNotes
+from treering._coordination.participant import following
+from treering._coordination.steps import Commit, Get, Now, Put, Remove, Sleep, Steps, Withdraw, Work, attempt_of
+from treering._store.posix.folder import Folder
+from treering._values.checkpoint_names import is_note, part_note, verdict_note, waiting_note
 from treering.errors import StoreFailed, Timeout
 from treering.testing import FaultyStore, MemoryStore
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.store.leaves import RULES, array_text, everything, expected, load, save, update_for
-from treering._store import descriptors, leaves_joined
-from treering._store.leaves_folder import StagedLeaves
-from treering._store.leaves_joined import JoinedLeaves
-from treering._store.notes import FolderNotes
-from treering._store.open_leaves_folder import OpenLeaves
+from treering._coordination.message_board import FolderNotes
+from treering._leaves.folder import leaves_joined
+from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder.leaves_joined import JoinedLeaves
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.posix import descriptors
 from treering.errors import Exists, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"

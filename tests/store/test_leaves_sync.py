@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from treering._store import descriptors
-from treering._store.folder import Folder
-from treering._store.folder_tree import FolderTree
-from treering._store.leaves_sync import sync_all, sync_folders
+from treering._leaves.folder.leaves_sync import sync_all, sync_folders
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_tree import FolderTree
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="there is no syncfs")
 

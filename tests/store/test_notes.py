@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from treering._store import checkpoint_names, folder, notes, open_descriptor
-from treering._store.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
-from treering._store.folder import Folder
-from treering._store.note_text import Begin, Failure, Part, Stage, Verdict
-from treering._store.notes import FolderNotes, PathNotes, dead_notes
-from treering._store.open_descriptor import OpenDescriptor
+from treering._coordination import message_board
+from treering._coordination.message_board import FolderNotes, PathNotes, dead_notes
+from treering._coordination.messages import Begin, Failure, Part, Stage, Verdict
+from treering._store.posix import folder, open_descriptor
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._values import checkpoint_names
+from treering._values.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
 from treering.errors import (
     Corrupt,
     Exists,
@@ -108,7 +110,7 @@ def test_a_link_in_the_way_of_a_note_is_replaced_not_followed(opened: Folder, tm
 
 
 def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "LARGEST_NOTE", 100)
+    monkeypatch.setattr(message_board, "LARGEST_NOTE", 100)
     store = FolderNotes(opened)
     store.put(NAME, bytes(100))
     assert store.get(NAME) == bytes(100)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import treering
-from treering._store.folder import Folder
-from treering._store.open_descriptor import OpenDescriptor
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_descriptor import OpenDescriptor
 
 SOURCE = Path(treering.__file__).parent
 
@@ -128,4 +128,4 @@ def test_no_module_takes_what_an_interrupt_can_lose() -> None:
         for one in taken.finditer(path.read_text())
     ]
     # The text that explains what is wrong with it.
-    assert found == ["_store/open_descriptor.py: os.open("]
+    assert found == ["_store/posix/open_descriptor.py: os.open("]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.store.leaves import INDEX, RULES, branches_of, everything, expected, load, save, write
-from treering._store import leaves_commit
-from treering._store.leaves_folder import StagedLeaves
-from treering._store.leaves_names import attempt_folder
-from treering._store.leaves_pending import commit_pending
-from treering._store.leaves_rules import Update
-from treering._store.open_folder import DataFileMissing, LinkRefused
-from treering._store.open_leaves_folder import OpenLeaves
+from treering._leaves.folder import leaves_commit
+from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder.leaves_pending import commit_pending
+from treering._leaves.folder.leaves_rules import Update
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.posix.open_folder import DataFileMissing, LinkRefused
+from treering._values.leaves_names import attempt_folder
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.listing import names
-from treering._store import reading
-from treering._store.local import LocalFile
+from treering._store.posix import reading
+from treering._store.posix.reading import LocalFile
 from treering.errors import Corrupt, NotFound, StoreFailed
 
 CONTENT = random.Random(0).randbytes(200_000)

@@ -10,20 +10,10 @@ from typing import NoReturn
 import pytest
 
 from tests.store.joint_saves import JOB, Killed, Meeting, call_of
-from treering._store.checkpoint_names import begin_note, part_note, verdict_note
-from treering._store.note_text import Begin, Part, Stage
-from treering._store.rendezvous import (
-    Commit,
-    Get,
-    Operation,
-    OutOfStep,
-    Put,
-    Sleep,
-    Work,
-    attempt_of,
-    leading,
-    refused,
-)
+from treering._coordination.coordinator import leading, refused
+from treering._coordination.messages import Begin, Part, Stage
+from treering._coordination.steps import Commit, Get, Operation, OutOfStep, Put, Sleep, Work, attempt_of
+from treering._values.checkpoint_names import begin_note, part_note, verdict_note
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
 
 ATTEMPT = attempt_of(JOB, 1)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.listing import names
-from treering._store import descriptors, writing
-from treering._store.local import Buffer, replace_file
+from treering._store.pieces import Buffer
+from treering._store.posix import descriptors, writing
+from treering._store.posix.local import replace_file
 from treering.errors import NotFound, StoreFailed, TreeringError
 
 MIB = 1 << 20

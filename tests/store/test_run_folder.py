@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.checkpoints import open_descriptors, save
-from treering._store import open_descriptor, run_folder
-from treering._store.folder import Folder
-from treering._store.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
+from treering._store.posix import open_descriptor, run_folder
+from treering._store.posix.folder import Folder
+from treering._store.posix.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
 from treering.errors import Format, NotFound, StoreFailed
 
 
@@ -124,7 +124,7 @@ def test_a_step_that_cannot_be_looked_at_is_an_error(tmp_path: Path, monkeypatch
 
 
 def test_without_looking_up_from_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._store.folder.FROM_DESCRIPTOR", False)
+    monkeypatch.setattr("treering._store.posix.folder.FROM_DESCRIPTOR", False)
     monkeypatch.setattr(open_descriptor, "open_folder", lambda path: Path(path).stat() and None)
     save(tmp_path / "run" / "step_00000001", b"x")
     (tmp_path / "run" / "step_00000002").symlink_to("step_00000001")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.listing import names
-from treering._store import descriptors, stage
-from treering._store.local import replace_file
+from treering._store.posix import descriptors, stage
+from treering._store.posix.local import replace_file
 from treering.errors import StoreFailed
 
 HOLDER = """

@@ -11,11 +11,11 @@ import pytest
 
 from tests.store.checkpoints import data_names, folder_at, load, names_in, open_descriptors, save
 from tests.store.removal_points import attempt_of, payload, remove, steps_of, tidy
-from treering._store import descriptors
-from treering._store.folder import Folder
-from treering._store.folder_lock import FolderLock
-from treering._store.run_folder import RunFolder, step_name
-from treering._store.step_removal import remove_step, tidy_step
+from treering._runs.removal import remove_step, tidy_step
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_lock import FolderLock
+from treering._store.posix.run_folder import RunFolder, step_name
 from treering.errors import Busy, Corrupt, StoreFailed
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from treering._leaves.documents.leaf_paths import (
+    escaped,
+    folder_of,
+    overlapping,
+    parts_of_folder,
+    prefix_folder,
+    unescaped,
+)
 from treering._values.keys import join_key
-from treering._values.leaf_paths import escaped, folder_of, overlapping, parts_of_folder, prefix_folder, unescaped
 from treering.errors import Corrupt, Format, Unsupported
 
 any_character = st.characters(exclude_categories=())

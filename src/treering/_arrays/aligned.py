@@ -16,8 +16,6 @@ from treering.errors import Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SMALL_BYTES", "SmallRoom", "aligned_bytes"]
-
 ALIGNMENT: Final = 64
 
 SMALL_BYTES: Final = 8 * 1024

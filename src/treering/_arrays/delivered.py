@@ -26,8 +26,6 @@ from treering.errors import Corrupt, Mismatch, Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Delivery", "delivered", "finished", "parted_of", "turned", "wish_for"]
-
 
 @dataclasses.dataclass(slots=True)
 class Delivery:

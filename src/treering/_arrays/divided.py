@@ -24,8 +24,6 @@ from treering._values.checksums import block_count
 from treering._values.processes import named
 from treering.errors import ProcessFailed
 
-__all__ = ["Divided", "FilesOfProcesses", "divided", "merged"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FilesOfProcesses:

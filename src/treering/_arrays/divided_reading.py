@@ -18,8 +18,6 @@ from treering._plan.shard_boxes import box_of_slices
 from treering._values.boxes import Box, size_of
 from treering._values.checksums import digest, packed
 
-__all__ = ["divide", "plan_digest", "rounds", "spans", "state_digest"]
-
 Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
 """Process -> the boxes that it wants."""
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from treering._store.crew import work_together
 
-__all__ = ["views_survive"]
-
 _ITEMS = 4096
 
 

@@ -24,8 +24,6 @@ from treering._values.boxes import Box
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Parted", "carried", "exchanged", "grid_of", "part_boxes", "process_of", "without_shards"]
-
 T = TypeVar("T")
 
 # An item of these is narrower than the byte that numpy gives it, and their numbers are whole: the number travels.
@@ -39,7 +37,7 @@ _TOGETHER: Final = 64
 
 
 class Runner(Protocol):
-    """Runs what needs all processes, as `treering._arrays.assembly.in_step` does."""
+    """Runs what needs all processes, as `treering._coordination.allgather.in_step` does."""
 
     def __call__(self, work: Callable[[], T], /) -> T:
         """Return what the work returns."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._arrays.aligned import aligned_bytes
-from treering._arrays.incoming import Progress, Wish
+from treering._arrays.incoming import Wish
+from treering._arrays.jobs import Progress
 from treering._format.index import Chunks, Index, LeafType, Token
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import slices, whole
@@ -17,8 +18,6 @@ from treering._values.dtypes import check_writable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["HeldArrays", "held_index"]
 
 _NOTHING: Final = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
 

@@ -13,8 +13,6 @@ from treering._arrays.parted import host_blocks
 from treering._codec.msgpack.write import ArrayLike, Piece
 from treering.errors import Unsupported
 
-__all__ = ["TOGETHER", "adopt", "jax_holds", "piece_buffers", "require_alive"]
-
 TOGETHER: Final = 'only all processes of the job together can save it: to a folder, with processes="all"'
 """What to do with an array that lies over processes."""
 

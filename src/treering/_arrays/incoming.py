@@ -32,8 +32,6 @@ from treering.errors import Format, Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DataReader", "Progress", "StoredArrays", "Wish", "stored_chunks"]
-
 _SMALL_BYTES: Final = 64 << 10
 _TOGETHER_BYTES: Final = 256 << 10
 # Small enough to stay in the processor's cache from the read to the checksum.

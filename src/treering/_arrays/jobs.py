@@ -10,8 +10,6 @@ from typing import Final, TypeAlias
 
 from treering._store.crew import FirstError, work_together
 
-__all__ = ["Job", "Progress", "Tally", "Work", "run_all"]
-
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
 

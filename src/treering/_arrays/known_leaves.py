@@ -19,8 +19,6 @@ from treering._tree.flatten import Flattened
 from treering._values.boxes import Box
 from treering._values.processes import Processes
 
-__all__ = ["KnownLeaves"]
-
 _TEXTS: Final = ("str", "bytes", "bytearray")
 _AVAL: Final = operator.attrgetter("aval")
 _SHAPE_AND_DTYPE: Final = operator.attrgetter("shape", "dtype")

@@ -11,8 +11,6 @@ import jax
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["put_all"]
-
 # device_put costs some 45 us an array whatever its size. The arguments of a jitted function are put there in 5 us each,
 # but a first call with new shapes compiles for 20 ms: worth it from some five hundred arrays alike.
 _CALL: Final = 64

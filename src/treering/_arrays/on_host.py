@@ -9,8 +9,6 @@ from treering.errors import Corrupt
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["on_host"]
-
 _SMALL_BYTES: Final = 64 << 10
 
 

@@ -32,18 +32,6 @@ from treering._values.keys import split_key
 from treering._values.processes import Processes
 from treering.errors import TreeringError, Unsupported
 
-__all__ = [
-    "ALONE",
-    "Describer",
-    "HeldBoxes",
-    "Outgoing",
-    "Source",
-    "checked_bytes",
-    "is_large",
-    "outgoing",
-    "process_of",
-]
-
 ALONE: Final = Processes(this=0, count=1)
 """A process that saves what it holds, without others."""
 

@@ -17,8 +17,6 @@ from treering._values.boxes import Box, boxes_of_range, intersection, relative, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Parted", "cut_out", "host_blocks", "is_view", "parts_of", "to_host"]
-
 _SLAB_BYTES: Final = 4 << 20
 _SMALL_BYTES: Final = 64 << 10
 

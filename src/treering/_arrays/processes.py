@@ -9,8 +9,6 @@ import jax
 
 from treering._values.processes import Processes
 
-__all__ = ["this_processes"]
-
 
 def this_processes(leaves: Iterable[Any]) -> Processes:
     """Return which process of the job this is, and how many there are.

@@ -10,8 +10,6 @@ import numpy as np
 
 from treering._codec.documents import MAX_NESTING
 
-__all__ = ["with_python_numbers"]
-
 _SCALARS: Final = (np.generic, np.ndarray, jax.Array)
 # Truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
 _KINDS: Final = "biufV"

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 from treering._values.boxes import Box
 from treering._values.human import counted
 
-__all__ = ["Key", "box_and_rest"]
-
 Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None
 
 

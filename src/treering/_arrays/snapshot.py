@@ -24,8 +24,6 @@ from treering._values.boxes import Box, contains
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["snapshot"]
-
 _SMALL_BYTES: Final = 64 << 10
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treering._arrays.incoming import Progress, Wish
+from treering._arrays.incoming import Wish
+from treering._arrays.jobs import Progress
 from treering._format.index import Index
 from treering._plan.exchange import StoredChunk
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Arrays", "Source"]
 
 
 class Arrays(Protocol):

@@ -7,12 +7,10 @@ import dataclasses
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-from treering._arrays.incoming import Progress
+from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import Outgoing, checked_bytes
 from treering._format.blocks import first_blocks
 from treering._format.index import Chunks
-
-__all__ = ["Layout", "Written", "content"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

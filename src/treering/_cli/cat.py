@@ -15,7 +15,7 @@ from treering._cli.slice_text import Selected, ranges_of, split_request
 from treering._cli.terminal import GOOD, note
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord
-from treering._ops.open_leaves import ArrayView, OpenLeaves, open_leaves
+from treering._inspect.open_leaves import ArrayView, OpenLeaves, open_leaves
 from treering._view.flat import leaves_of
 from treering._view.listing_json import json_text
 from treering._view.nodes import WIDEST_NUMBER, record_of
@@ -24,8 +24,6 @@ from treering.errors import Format, NotFound, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["cat"]
 
 _SCHEMA = "treering.cat/1"
 _LONGEST_TEXT = 10_000
@@ -197,7 +195,7 @@ def _write_npy(view: ArrayView, parts: list[Selected]) -> None:
     """Write a selection to stdout as a .npy file, block by block."""
     import numpy as np
 
-    from treering._ops.diff import blocks_of
+    from treering._inspect.diff import blocks_of
 
     if sys.stdout.isatty():
         raise Unsupported("a .npy file is no text for a terminal", hint="write it to a file: --npy > array.npy")

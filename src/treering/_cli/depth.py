@@ -8,8 +8,6 @@ import click
 
 from treering._view.rows import DEEPEST
 
-__all__ = ["DEPTH", "WholeNumber"]
-
 
 class WholeNumber(click.IntRange):
     """A whole number in a range, told in words that need no knowledge of types."""

@@ -10,12 +10,10 @@ import click
 from treering._cli.output import write_lines
 from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
-from treering._ops.diff import Diff, sameness
-from treering._ops.diff import diff as compare
+from treering._inspect.diff import Diff, sameness
+from treering._inspect.diff import diff as compare
 from treering._view.listing_json import json_text
 from treering.errors import Corrupt
-
-__all__ = ["diff"]
 
 
 @click.command(

@@ -6,11 +6,9 @@ import click
 
 from treering._cli.output import write_lines
 from treering._cli.terminal import GOOD, NO
-from treering._ops.doctor import diagnosed
-from treering._ops.doctor_run import diagnosed_run, holds_run
+from treering._inspect.doctor import diagnosed
+from treering._runs.doctor import diagnosed_run, holds_run
 from treering._view.doctor_text import doctor_json, doctor_lines
-
-__all__ = ["doctor"]
 
 
 @click.command(

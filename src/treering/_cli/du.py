@@ -10,12 +10,10 @@ from treering._cli.depth import DEPTH
 from treering._cli.output import nothing_matches, write_lines
 from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, look_of
-from treering._ops.inspect import listing_of
+from treering._inspect.inspect import listing_of
 from treering._values.keys import Glob
 from treering._view.rows import lay_out
 from treering._view.usage import shares_of, usage_json, usage_lines
-
-__all__ = ["du"]
 
 _USUAL_DEPTH = 2
 

@@ -19,8 +19,6 @@ from treering._cli.terminal import GOOD, NO, look_of
 if TYPE_CHECKING:
     from treering.retention import Policy
 
-__all__ = ["gc"]
-
 _STAYS = "no rule keeps it, but somebody is saving to it, or has saved it anew"
 
 
@@ -56,10 +54,10 @@ def gc(
     code 1: a step that should go is still there, because somebody is saving to it.
     """
     require_run(path)
-    from treering._ops.run_gc import collect
-    from treering._ops.run_listing import listed, own_rules, unknown_metrics
-    from treering._ops.run_policy import policy_of
-    from treering._ops.run_steps import records_of, steps_of
+    from treering._runs.gc import collect
+    from treering._runs.listing import listed, own_rules, unknown_metrics
+    from treering._runs.policy import policy_of
+    from treering._runs.steps import records_of, steps_of
     from treering._view.run_json import gc_json
     from treering._view.run_text import gc_lines
     from treering.errors import NotFound

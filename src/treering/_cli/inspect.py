@@ -10,14 +10,12 @@ from treering._cli.depth import DEPTH
 from treering._cli.output import nothing_matches, write_lines
 from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, look_of
-from treering._ops.inspect import listing_of
+from treering._inspect.inspect import listing_of
 from treering._values.keys import Glob
 from treering._view.listing_json import json_lines, origin_members
 from treering._view.origin import notes_of
 from treering._view.rows import USUAL_DEPTH, lay_out
 from treering._view.tree_text import tree_lines
-
-__all__ = ["inspect"]
 
 
 @click.command(

@@ -11,8 +11,6 @@ from treering._cli.output import write_lines
 from treering._cli.run_path import require_run
 from treering._cli.terminal import GOOD, look_of
 
-__all__ = ["log"]
-
 
 @click.command(
     epilog="\b\nExamples:\n"
@@ -27,7 +25,7 @@ def log(path: str, as_json: bool) -> int:
     RUN is the folder that treering.Run saves its steps in. A step that no rule keeps goes when the next one is saved.
     """
     require_run(path)
-    from treering._ops.run_listing import listed_run
+    from treering._runs.listing import listed_run
     from treering._view.run_json import log_json
     from treering._view.run_text import log_lines
 

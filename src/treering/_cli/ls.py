@@ -9,13 +9,11 @@ import click
 from treering._cli.output import nothing_matches, write_lines
 from treering._cli.run_path import is_run, latest_of
 from treering._cli.terminal import GOOD, look_of
-from treering._ops.inspect import listing_of
+from treering._inspect.inspect import listing_of
 from treering._values.keys import Glob
 from treering._view.flat import leaves_of
 from treering._view.key_lines import key_json, key_lines
 from treering._view.listing_json import origin_members
-
-__all__ = ["ls"]
 
 
 @click.command(
@@ -49,7 +47,7 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
 
 
 def _steps(path: str, *, as_json: bool) -> int:
-    from treering._ops.run_listing import listed_run
+    from treering._runs.listing import listed_run
     from treering._view.run_json import steps_json
     from treering._view.run_text import step_lines
 

@@ -18,9 +18,6 @@ from treering import __version__
 from treering._cli.terminal import GOOD, INTERRUPTED, NO, NOT_DONE, explain
 from treering.errors import Corrupt, TreeringError
 
-__all__ = ["Verbs", "cli", "main"]
-
-
 _VERBS = {
     "cat": ("treering._cli.cat", "Print one leaf, or a part of an array."),
     "demo": ("treering._cli.demo.verb", "Train a small model, kill it, move it, break it: every bit comes back."),

@@ -11,8 +11,6 @@ from treering._cli.terminal import NO, explain
 from treering._values.near import near
 from treering._view.flat import nodes_of
 
-__all__ = ["nothing_matches", "write_lines"]
-
 _LINES_A_WRITE = 500
 
 

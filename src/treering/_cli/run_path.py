@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 
+from treering._checkpoint.detect import Form, detect
 from treering._cli.terminal import note
-from treering._format.detect import Form, detect
 from treering.errors import Unsupported
-
-__all__ = ["is_run", "latest_of", "require_run"]
 
 
 def is_run(path: str) -> bool:
@@ -24,7 +22,7 @@ def latest_of(path: str) -> str:
     """
     if not is_run(path):
         return path
-    from treering._ops.run_latest import latest_step
+    from treering._runs.latest import latest_step
 
     step = os.fspath(latest_step(path))
     note(f"{path!r} is a run; this is its latest step, {os.path.basename(step)}")  # noqa: PTH119 - a text

@@ -9,8 +9,6 @@ from typing import TypeAlias
 from treering._values.human import counted
 from treering.errors import Format
 
-__all__ = ["Part", "Selected", "parsed_slices", "ranges_of", "split_request"]
-
 Part: TypeAlias = int | slice
 Selected: TypeAlias = int | range
 """What is selected of one axis: one place, which drops the axis, or a range of them."""

@@ -13,19 +13,6 @@ import click
 from treering._view.plain import visible
 from treering._view.tree_text import ASCII, UNICODE, Look
 
-__all__ = [
-    "GOOD",
-    "INTERRUPTED",
-    "NO",
-    "NOT_DONE",
-    "can_show",
-    "explain",
-    "look_of",
-    "note",
-    "plain_line",
-    "wants_color",
-]
-
 GOOD = 0
 """Exit code: done, and the answer is good."""
 NO = 1

@@ -9,11 +9,9 @@ import click
 from treering._cli.output import write_lines
 from treering._cli.terminal import GOOD, NO
 from treering._format.findings import Verification
-from treering._ops.verify import verify as check
+from treering._inspect.verify import verify as check
 from treering._view.listing_json import json_text
 from treering._view.plain import visible
-
-__all__ = ["verify"]
 
 _LONGEST = 1000
 

@@ -14,8 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["holds_wire_bytes", "wire_blocks"]
-
 SLAB_BYTES: Final = 4 * 1024 * 1024
 
 _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)

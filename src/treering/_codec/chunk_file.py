@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 
 from treering.errors import Corrupt
 
-__all__ = ["DAMAGED", "ChunkFile", "cut_short", "damaged", "filled", "overlong", "wrong_size"]
-
 DAMAGED = "use another copy of the file"
 
 

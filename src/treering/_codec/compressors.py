@@ -14,8 +14,6 @@ from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 
-__all__ = ["check_chunk_file", "codec_of", "completed", "known_compressor", "level_of"]
-
 # The level that TensorStore takes where none is said, the least, and the greatest.
 _LEVELS: Final = {"zstd": (1, -131072, 22), "gzip": (1, 0, 9), "zlib": (1, 0, 9), "bz2": (1, 1, 9)}
 

@@ -17,8 +17,6 @@ from treering._printable import kind_of
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 
-__all__ = ["MAX_NESTING", "check_json", "json_text", "member", "parsed", "quoted", "shown"]
-
 MAX_NESTING: Final = 100
 """Lists and objects inside each other, at most, in what a user adds to a document."""
 

@@ -12,8 +12,6 @@ from typing import Final
 from treering._values.human import counted
 from treering.errors import Corrupt
 
-__all__ = ["compressed", "decompressed", "default_limit", "first_unzipped"]
-
 _LEVEL: Final = 6
 _GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
 _PIECE: Final = 1024 * 1024

@@ -17,8 +17,6 @@ from treering.errors import Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["compressor_in_full", "through_tensorstore", "unblosced"]
-
 _BLOSC_HEADER: Final = 16
 
 # Items as TensorStore gets them: of the right size, which is all that a shuffle looks at, and never used as numbers.

@@ -13,8 +13,6 @@ from typing import Final
 from treering._codec.chunk_file import ChunkFile, cut_short, damaged, filled, overlong
 from treering.errors import TreeringError
 
-__all__ = ["bunzipped", "bzipped", "deflated", "inflated"]
-
 _PIECE: Final = 1 << 20
 _FEED: Final = 64 << 10
 

@@ -22,22 +22,6 @@ from treering._values.dtypes import lookup
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = [
-    "ZarrArray",
-    "check_compressor",
-    "chunk_box",
-    "chunk_bytes",
-    "chunk_count",
-    "chunk_name",
-    "chunk_names",
-    "grid_of",
-    "is_whole",
-    "number_of_chunk",
-    "parse_zarray",
-    "stored_dtype",
-    "zarray_bytes",
-]
-
 _MOST_AXES: Final = 32
 _SIZE_LIMIT: Final = 1 << 63
 _LONGEST_DOCUMENT: Final = 1 << 20

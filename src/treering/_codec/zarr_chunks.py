@@ -13,15 +13,13 @@ import numpy as np
 
 from treering._codec import streamed, zstd
 from treering._codec.chunk_file import DAMAGED, ChunkFile, filled
-from treering._codec.compressors import check_chunk_file, codec_of, completed, known_compressor, level_of
+from treering._codec.compressors import check_chunk_file, codec_of, completed, level_of
 from treering._codec.in_tensorstore import through_tensorstore, unblosced
 from treering._codec.zarr import ZarrArray, chunk_bytes
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["check_chunk_file", "decode", "encode", "known_compressor"]
 
 _PIECE: Final = 1 << 20
 

@@ -13,8 +13,6 @@ from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["compressed", "decompressed"]
-
 _IN_ONE_GO: Final = 1 << 20
 _PIECE: Final = 1 << 20
 _FEED: Final = 64 << 10

@@ -14,8 +14,6 @@ from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, pack
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
-__all__ = ["damage", "file_digest", "file_digests", "first_blocks", "leaf_bytes", "shown_chunk"]
-
 DAMAGE_HINT: Final = "use another copy; `treering verify` lists all damage"
 
 

@@ -20,8 +20,6 @@ from treering._values.hashes import check_hashes
 from treering._values.human import counted
 from treering.errors import Corrupt, Format
 
-__all__ = ["check_chunks", "check_ints", "decoded_chunks", "encoded_chunks"]
-
 _COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
 _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
 _LIMIT: Final = 1 << 63

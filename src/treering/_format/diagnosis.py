@@ -6,8 +6,6 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-__all__ = ["Attempt", "Committed", "Diagnosis", "Life", "ProcessState", "RunDiagnosis", "StepDiagnosis"]
-
 
 class Life(enum.StrEnum):
     """Whether somebody still works on an attempt."""

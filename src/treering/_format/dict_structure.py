@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from treering._format.index import Container, Token
 from treering._format.key_text import key_text
 
-__all__ = ["as_dicts"]
-
 
 def as_dicts(structure: Iterable[Token]) -> list[Token]:
     """Return the same structure with a dict in place of every container; its keys are the parts of the key texts.

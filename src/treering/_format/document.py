@@ -20,8 +20,6 @@ from treering._format.signed import SignedForm
 from treering._format.tree_columns import decoded_tree, encoded_tree
 from treering.errors import Corrupt
 
-__all__ = ["INDEX_NAME", "VERSION", "data_name", "encode_index", "is_first_version", "parse_index"]
-
 INDEX_NAME: Final = "treering.json"
 """Name of the document in the checkpoint's folder."""
 

@@ -13,8 +13,6 @@ from treering._values.checksums import packed
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["decoded_checksums", "encoded_checksums", "free_json", "matching", "texts"]
-
 _CHECKSUM: Final = "xxh3-64"
 
 

@@ -9,8 +9,6 @@ from treering._format.index import Index
 from treering._printable import printable
 from treering._values.human import bytes_text
 
-__all__ = ["BadBlock", "Finding", "Verification", "merged"]
-
 _MOST_LINES = 50
 
 

@@ -19,22 +19,6 @@ from treering._values.boxes import Box, shape_of, size_of, text_of
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import lookup
 
-__all__ = [
-    "ALIGNMENT",
-    "DATA_NOTE",
-    "DTYPES",
-    "Row",
-    "framed",
-    "header_bytes",
-    "header_text",
-    "laid_out",
-    "lay_out",
-    "native_name",
-    "of_attempt",
-    "rounded",
-    "rows_of_file",
-]
-
 ALIGNMENT: Final = 4096
 """Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
 

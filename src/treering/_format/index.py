@@ -13,21 +13,6 @@ from typing import Any, Final, TypeAlias
 
 from treering._values.boxes import Box, whole
 
-__all__ = [
-    "ARRAY_KINDS",
-    "LARGE_VALUE",
-    "MAX_LEVELS",
-    "PYTHON_KINDS",
-    "Chunks",
-    "Container",
-    "DataFile",
-    "ForeignKey",
-    "Index",
-    "LeafType",
-    "OpaqueLeaf",
-    "Token",
-]
-
 ARRAY_KINDS: Final = frozenset({"jax", "numpy", "numpy scalar", "key"})
 """Kinds of leaves that are arrays; "key" is a typed PRNG key, stored as its uint32 data."""
 

@@ -17,8 +17,6 @@ from treering._format.document_parts import free_json, matching, texts
 from treering._format.signed import SignedForm
 from treering.errors import Corrupt
 
-__all__ = ["Glance", "digest_in", "glance", "names_in"]
-
 _FORM: Final = SignedForm(
     member="treering", version=VERSION, name=INDEX_NAME, hint="use another copy of the checkpoint"
 )

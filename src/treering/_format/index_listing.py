@@ -13,8 +13,6 @@ from treering._format.records import FileRecord, LeafRecord, Listing, Named, Pla
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
-__all__ = ["list_index"]
-
 _ARRAYS_OF_OTHERS: Final = "array"
 _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
 _END: Final = object()

@@ -6,8 +6,6 @@ from typing import Any
 
 from treering._format.index import ForeignKey
 
-__all__ = ["key_text"]
-
 
 def key_text(key: Any) -> str:
     r"""Return the text of a key: a str is its own text, everything else is written in ASCII.

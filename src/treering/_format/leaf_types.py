@@ -11,8 +11,6 @@ from treering._values.dtypes import lookup
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["check_shape", "decoded_type", "encoded_type"]
-
 _MOST_AXES: Final = 64
 _LIMIT: Final = 1 << 63
 _LARGE: Final = frozenset({"str", "bytes", "bytearray"})

@@ -17,8 +17,6 @@ from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["decoded_key", "decoded_value", "encoded_key", "encoded_value", "from_base64", "to_base64"]
-
 _EXACT_INT: Final = 1 << 53
 """Numbers up to here are the same in every JSON reader."""
 _HEX: Final = re.compile(r"-?0x[1-9a-f][0-9a-f]*")

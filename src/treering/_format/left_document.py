@@ -15,10 +15,8 @@ from treering._codec.documents import member
 from treering._format.document_parts import matching
 from treering._format.run_document import step_in
 from treering._format.signed import SignedForm
-from treering._store.run_folder import LEFT_DOCUMENT
+from treering._store.posix.run_folder import LEFT_DOCUMENT
 from treering.errors import Corrupt
-
-__all__ = ["LeftDocument", "encode_left", "parse_left"]
 
 _FORM: Final = SignedForm(
     member="treering_left", version=1, name=LEFT_DOCUMENT, hint="it says which steps are there no more"

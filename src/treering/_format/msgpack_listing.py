@@ -10,8 +10,6 @@ from treering._codec.msgpack.scan import Scanner
 from treering._format.records import LeafRecord, Listing
 from treering._values.dtypes import Dtype
 
-__all__ = ["list_msgpack"]
-
 _SHORT_TEXT: Final = 256
 
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from treering._format.index import ARRAY_KINDS
 
-__all__ = ["FileRecord", "LeafRecord", "Listing", "Named", "Place", "Share"]
-
 _COUNTED: Final = (ARRAY_KINDS | {"array"}) - {"numpy scalar"}
 
 

@@ -17,24 +17,8 @@ from typing import Any, Final
 from treering._codec.documents import check_json, json_text, member, shown
 from treering._format.document_parts import matching
 from treering._format.signed import SignedForm
-from treering._store.run_folder import HIGHEST_STEP, RUN_DOCUMENT
+from treering._store.posix.run_folder import HIGHEST_STEP, RUN_DOCUMENT
 from treering.errors import Corrupt, Unsupported
-
-__all__ = [
-    "LATEST_TIME",
-    "MEMBER",
-    "Branch",
-    "RunDocument",
-    "StepNote",
-    "StepRecord",
-    "encode_run",
-    "note_in",
-    "noted",
-    "parse_run",
-    "record_text",
-    "step_in",
-    "without_note",
-]
 
 MEMBER: Final = "treering"
 """The member of a step's metadata that holds the note; a user's metadata has no such member."""

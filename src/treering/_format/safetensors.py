@@ -21,12 +21,8 @@ from treering._format.document import encode_index, is_first_version, parse_inde
 from treering._format.headers import (
     DATA_NOTE,
     DTYPES,
-    Row,
     framed,
-    header_bytes,
     header_text,
-    laid_out,
-    lay_out,
     native_name,
     rounded,
     rows_of_file,
@@ -37,17 +33,6 @@ from treering._values.checksums import block_bytes
 from treering._values.hashes import check_hashes
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
-
-__all__ = [
-    "Row",
-    "check_single_file",
-    "check_single_metadata",
-    "header_bytes",
-    "laid_out",
-    "lay_out",
-    "parse_safetensors",
-    "single_file",
-]
 
 LARGEST_HEADER: Final = 100_000_000
 """More bytes of header are read by no safetensors reader."""

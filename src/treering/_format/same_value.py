@@ -7,8 +7,6 @@ from typing import Any
 
 from treering._format.index import ForeignKey, OpaqueLeaf
 
-__all__ = ["same_value"]
-
 
 def same_value(one: Any, other: Any, *, in_file: bool = False) -> bool:
     """Compare bit for bit: True is not 1, 0.0 is not -0.0, and NaN is itself.

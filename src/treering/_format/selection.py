@@ -15,8 +15,6 @@ from treering._values.keys import Glob, GlobSet, join_key, split_key
 from treering._values.near import near
 from treering.errors import Mismatch
 
-__all__ = ["Selection", "select"]
-
 _COMPARED: Final = 2000
 _LEAF: Final = -1
 

@@ -14,8 +14,6 @@ from treering._codec.documents import json_text, parsed
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["SignedForm"]
-
 _Read = TypeVar("_Read")
 
 _FIRST_LINE: Final = r'\{"%s": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{32})",\n'

@@ -22,18 +22,6 @@ from treering._values.human import counted
 from treering._values.keys import escape_part
 from treering.errors import Format, Unsupported
 
-__all__ = [
-    "KEYS",
-    "ORDERED_DICT",
-    "StandIn",
-    "build",
-    "class_name",
-    "iter_keys",
-    "keys_of",
-    "node_keys",
-    "register_node",
-]
-
 KEYS: Final = "keys"
 """Name of the static that holds the keys of a mapping's children where some are no str; its fields are their texts."""
 

@@ -16,8 +16,6 @@ from treering._values.human import counted
 from treering._values.keys import escape_part
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
-__all__ = ["check_keys", "decoded_structure", "encoded_structure", "sound_key", "unsound_key"]
-
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SHOWN: Final = 200
 _WRITTEN_SURROGATE: Final = re.compile("~u([0-9a-f]{4})")

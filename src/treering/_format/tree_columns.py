@@ -20,8 +20,6 @@ from treering._values.hashes import check_hashes
 from treering._values.human import counted
 from treering.errors import Corrupt
 
-__all__ = ["Tree", "TreeColumns", "decoded_tree", "encoded_tree"]
-
 
 class Tree(Protocol):
     """What has a tree in columns."""

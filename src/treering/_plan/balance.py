@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["Pool", "leveled", "poured"]
-
 # Pools that overlap crosswise push load along from one to the next, each round by one step and by less each time.
 _MOST_ROUNDS: Final = 64
 

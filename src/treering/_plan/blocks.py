@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from treering._values.boxes import Box, picked, shape_of
 
-__all__ = ["ByteRange", "covering_ranges"]
-
 ByteRange = tuple[int, int]
 """First byte and the byte behind the last."""
 

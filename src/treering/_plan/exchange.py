@@ -20,8 +20,6 @@ from typing import Final
 
 from treering._values.boxes import Box, shape_of, whole
 
-__all__ = ["PERCENT", "Grid", "Parts", "StoredChunk", "Turns", "parted"]
-
 PERCENT: Final = 105
 """What is worth reading, of what there is: 1.05 times the bytes."""
 

@@ -19,16 +19,6 @@ from treering._plan.exchange import PERCENT, Grid, Parts, StoredChunk, Turns, pa
 from treering._values.boxes import Box, intersection, relative, runs, shape_of, size_of
 from treering._values.checksums import SMALLEST_BLOCK
 
-__all__ = [
-    "LoadPlan",
-    "Read",
-    "StoredChunk",
-    "StoredLeaf",
-    "Strategy",
-    "plan_load",
-    "plan_loads",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLeaf:

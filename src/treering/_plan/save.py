@@ -17,8 +17,6 @@ from treering._values.boxes import Box, boxes_of_range, covered_once, shape_of, 
 from treering._values.human import counted
 from treering.errors import Unsupported
 
-__all__ = ["LeafLayout", "Part", "SavePlan", "plan_save"]
-
 # Pieces smaller than these are not cut off: each costs an entry in the index.
 _SMALLEST_PIECE: Final = 256
 _SMALLEST_LARGE_PIECE: Final = 64 << 10

@@ -8,8 +8,6 @@ from typing import Final
 
 from treering._plan.save import SavePlan
 
-__all__ = ["FILE_BYTES", "file_counts", "files_by_position"]
-
 FILE_BYTES: Final = 32 << 30
 """A file is not begun beyond this many bytes: object stores and copies like files of moderate size."""
 

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from treering._values.boxes import Box, size_of
 
-__all__ = ["box_of_slices", "held_boxes"]
-
 Device = TypeVar("Device", bound=Hashable)
 
 

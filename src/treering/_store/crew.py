@@ -10,9 +10,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["Crew", "FirstError", "work_together"]
-
-
 _NO_ARGUMENTS: Final = itertools.repeat(())
 
 

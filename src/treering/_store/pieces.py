@@ -10,8 +10,6 @@ from typing import TypeAlias
 
 from treering._values.human import counted
 
-__all__ = ["Buffer", "pieces", "write_all"]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # Below this a system call (or a step of the ring) costs more than copying the bytes once more.

@@ -14,8 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Latch", "Waiters"]
-
 
 class Waiters:
     """The threads that wait for one kind of change.

@@ -12,8 +12,6 @@ from treering._format.index import ARRAY_KINDS, LeafType
 from treering._tree.registry import is_typed_key
 from treering._values.dtypes import lookup, numpy_dtype
 
-__all__ = ["Fit", "fitted", "found_text", "stored_dtype", "wanted_text"]
-
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(complex)}
 _NUMBERS: Final = ("bool", "int", "float", "complex")

@@ -16,8 +16,6 @@ from treering._values.human import counted
 from treering._values.keys import escape_part, split_key
 from treering.errors import Unsupported
 
-__all__ = ["Flattened", "flatten", "flatten_like", "opaque_of"]
-
 _LONGEST_KEY: Final = 400
 
 

@@ -26,16 +26,6 @@ from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
-__all__ = [
-    "KINDS",
-    "SETTINGS",
-    "WRITABLE",
-    "KindOf",
-    "hidden_array",
-    "kind_in_target",
-    "kind_to_save",
-]
-
 KINDS: Final[dict[type, str]] = {
     type(None): "none",
     bool: "bool",

@@ -19,8 +19,6 @@ from treering.errors import Mismatch
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["KEPT", "Matched", "Wording", "array_dtype", "as_stored", "aval_shape", "matched", "renamed"]
-
 _COMPARED: Final = 1000
 
 KEPT: Final = Fit("kept")

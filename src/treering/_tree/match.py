@@ -15,8 +15,6 @@ from treering._values.human import counted
 from treering._values.trail import Trail, unwound
 from treering.errors import Mismatch
 
-__all__ = ["differences", "require_match"]
-
 _LONGEST_NAME: Final = 400
 _COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)

@@ -14,8 +14,6 @@ from treering._values.keys import join_key
 from treering._values.trail import Trail, unwound
 from treering.errors import TreeringError
 
-__all__ = ["paired"]
-
 _LONGEST: Final = 200
 
 

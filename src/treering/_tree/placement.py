@@ -21,20 +21,6 @@ from treering._values.keys import split_key
 from treering._values.near import near
 from treering.errors import Mismatch, Unsupported
 
-__all__ = [
-    "Choice",
-    "Shardings",
-    "aval_of",
-    "current_mesh",
-    "is_concrete",
-    "is_placement",
-    "is_rules",
-    "placed",
-    "require_mesh",
-    "resolved",
-    "sharding_of",
-]
-
 Shardings: TypeAlias = (
     Sharding
     | PartitionSpec

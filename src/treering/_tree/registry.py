@@ -20,25 +20,6 @@ import numpy as np
 from treering._printable import kind_of
 from treering.errors import TreeringError, Unsupported
 
-__all__ = [
-    "BUILT_IN",
-    "LEAF_TYPES",
-    "REGISTRY",
-    "Node",
-    "flax_overrides",
-    "flax_restored",
-    "flax_serves",
-    "flax_state",
-    "has_shape_and_dtype",
-    "is_code",
-    "is_namedtuple",
-    "is_serializable",
-    "is_typed_key",
-    "opened_node",
-    "register_serialization_state",
-    "text_keyed",
-]
-
 
 class AlreadyRegistered(TreeringError, ValueError):
     """flax raises ValueError."""

@@ -24,8 +24,6 @@ from treering._tree.registry import is_namedtuple
 from treering._tree.static_text import opaque_of
 from treering.errors import Unsupported
 
-__all__ = ["Remembered"]
-
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.
 _PLAIN_KEYS: Final = frozenset({str, int, bool, type(None), bytes})
 

@@ -30,8 +30,6 @@ from treering._tree.registry import (
 from treering._values.human import counted
 from treering.errors import Mismatch
 
-__all__ = ["current_path", "from_state_dict"]
-
 _LONGEST_NAMES: Final = 2000
 
 Request = tuple[Any, Any, str]

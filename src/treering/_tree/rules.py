@@ -15,8 +15,6 @@ from treering._printable import kind_of, printable
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
-__all__ = ["BadPattern", "Rules", "RulesReport", "fitted_spec", "no_rule", "spec_of"]
-
 _SHOWN: Final = 10
 _MOST_TOLD: Final = 1000
 # No key has such a name, so a pattern that is found in it is found in any.

@@ -9,8 +9,6 @@ import jax
 
 from treering._format.structure import StandIn
 
-__all__ = ["StandIn"]
-
 _Aux: TypeAlias = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 

@@ -25,8 +25,6 @@ from treering._tree.registry import (
 )
 from treering.errors import TreeringError, Unsupported
 
-__all__ = ["TooDeep", "partial_state_dict", "to_state_dict"]
-
 
 class TooDeep(Unsupported):
     """Deeper than a file may be."""

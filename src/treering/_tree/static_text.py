@@ -15,8 +15,6 @@ from treering._tree.registry import is_code
 from treering._tree.value_digest import ADDRESS, code_name, value_digest
 from treering.errors import Unsupported
 
-__all__ = ["key_value", "opaque_of", "static_value", "text_of"]
-
 _LONGEST: Final = 400
 # Deeper tuples and longer numbers are text: keys in a file are for people, too.
 _TUPLE_LEVELS: Final = 8

@@ -15,8 +15,6 @@ from treering._tree.flatten_nodes import opened
 from treering._values.human import counted
 from treering._values.keys import join_key
 
-__all__ = ["containers_of", "difference", "rebuilt", "static_differences"]
-
 _LONGEST: Final = 120
 
 

@@ -34,8 +34,6 @@ from treering._tree.flatten_leaves import SETTINGS
 from treering._tree.registry import is_code, is_namedtuple, is_typed_key, opened_node
 from treering.errors import Unsupported
 
-__all__ = ["ADDRESS", "code_name", "value_digest"]
-
 ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
 """What the repr of an object has of this process alone."""
 

@@ -10,8 +10,6 @@ from treering._tree.flatten import flatten_like
 from treering._tree.unflatten import containers_of
 from treering._values.keys import join_key
 
-__all__ = ["uncompared"]
-
 
 def uncompared(tree: Any) -> dict[str, str]:
     """Return what in the functions and static fields of ``tree`` ``load`` cannot compare.

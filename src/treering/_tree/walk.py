@@ -12,8 +12,6 @@ from treering._tree.registry import LEAF_TYPES, opened_node
 from treering._tree.state_dict import TooDeep
 from treering._values.trail import Trail, unwound
 
-__all__ = ["leaves_of", "mapped_with_path", "structure_text"]
-
 
 def leaves_of(tree: Any) -> Iterator[Any]:
     """Yield the leaves in the order of the tree; None is no leaf.

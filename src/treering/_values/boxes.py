@@ -13,24 +13,6 @@ from typing import Final, TypeAlias
 
 from treering._values.human import counted
 
-__all__ = [
-    "Box",
-    "boxes_of_range",
-    "contains",
-    "covered_once",
-    "flat_range",
-    "intersection",
-    "picked",
-    "picked_shape",
-    "relative",
-    "runs",
-    "shape_of",
-    "size_of",
-    "slices",
-    "text_of",
-    "whole",
-]
-
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """One half-open range for each axis; () for the whole of a 0-d array."""
 

@@ -13,8 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NotKept", "cast_array", "cast_number"]
-
 _BLOCK_ITEMS: Final = 1 << 16
 # Types without infinities and NaNs: what is too large for them becomes their largest number.
 _CLIPPING: Final = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})

@@ -14,17 +14,6 @@ from typing import Final
 
 import xxhash
 
-__all__ = [
-    "LARGEST_BLOCK",
-    "SMALLEST_BLOCK",
-    "block_bytes",
-    "block_checksums",
-    "block_count",
-    "digest",
-    "packed",
-    "unpacked",
-]
-
 LARGEST_BLOCK: Final = 1 << 20
 SMALLEST_BLOCK: Final = 64 << 10
 

@@ -20,8 +20,6 @@ from treering.errors import Unsupported
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Dtype", "check_writable", "lookup", "numpy_dtype"]
-
 _NUMPY_SIZES = {
     "bool": 1,
     "int8": 1,

@@ -8,8 +8,6 @@ from typing import Final
 
 from treering.errors import Corrupt, TreeringError
 
-__all__ = ["check_hashes", "colliding"]
-
 # Python's own coincidences stay below: 35 floats that are powers of two have one hash, 17 ints of 64 bits.
 _MOST_OF_ONE_HASH: Final = 64
 

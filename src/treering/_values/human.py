@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["bytes_text", "count_text", "counted", "duration_text", "rate_text"]
-
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")

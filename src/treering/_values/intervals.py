@@ -7,8 +7,6 @@ import functools
 
 from treering.errors import Unsupported
 
-__all__ = ["interval_of", "interval_text"]
-
 _UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 
 from treering.errors import Format
 
-__all__ = ["Glob", "GlobSet", "escape_part", "join_key", "split_key", "unescape_part"]
-
 _LONE_EMPTY_PART = "~"
 _STAR = "~2"
 

@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-__all__ = ["near"]
-
 _COMPARED = 2000
 
 

@@ -10,8 +10,6 @@ from typing import Final
 
 from treering.errors import Unsupported
 
-__all__ = ["DEFAULT_TIMEOUT", "Processes", "named", "timeout_seconds"]
-
 DEFAULT_TIMEOUT: Final = 600.0
 """Seconds that a process waits for others where nothing else is said."""
 

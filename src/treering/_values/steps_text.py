@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["steps_text"]
-
 _ALL: Final = 12
 _FIRST, _LAST = 3, 5
 

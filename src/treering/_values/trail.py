@@ -5,8 +5,6 @@ Tuples of keys would take memory with the square of the depth.
 
 from __future__ import annotations
 
-__all__ = ["Trail", "unwound"]
-
 Trail = tuple["Trail", str] | None
 """None at the root, else the trail of the container and the key in it."""
 

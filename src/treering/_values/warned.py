@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from treering._printable import listed, printable
 
-__all__ = ["warn_of"]
-
 
 def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
     """Warn of several things at once, at the line outside of treering from which the call came.

@@ -18,8 +18,6 @@ from treering._view.nodes import branch_kind, children_of, facts_of, is_branch, 
 from treering._view.plain import visible
 from treering._view.tree_text import leaf_cells
 
-__all__ = ["ABSENT", "Difference", "differences_of", "paired", "same_place"]
-
 ABSENT: Final = object()
 """Stands for a node that one of two trees does not have."""
 

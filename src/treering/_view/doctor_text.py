@@ -9,8 +9,6 @@ from treering._values.human import bytes_text, counted, duration_text
 from treering._view.listing_json import json_text
 from treering._view.plain import padded, visible
 
-__all__ = ["doctor_json", "doctor_lines"]
-
 _LONGEST = 1000
 _MOST_ATTEMPTS = 50
 _MOST_PROCESSES = 40

@@ -9,8 +9,6 @@ from treering._values.keys import Glob, escape_part
 from treering._view.nodes import children_of, is_branch
 from treering._view.plain import cut
 
-__all__ = ["LONGEST_KEY", "branches_of", "child_key", "leaves_of", "nodes_of"]
-
 LONGEST_KEY = 1000
 """A longer key text is cut in its middle: a hostile file may nest 100,000 names."""
 

@@ -12,8 +12,6 @@ from treering._view.plain import visible
 from treering._view.rows import Layout, Row
 from treering._view.tree_text import branch_detail, chunks_text, leaf_cells, sharding_text, totals_text
 
-__all__ = ["html_text"]
-
 _MOST_ROWS = 300
 _HEADS = ("key", "dtype", "shape", "parameters", "bytes")
 _LEFT = ' style="text-align:left"'

@@ -12,8 +12,6 @@ from treering._view.nodes import facts_of
 from treering._view.plain import cell_width, padded, visible
 from treering._view.tree_text import UNICODE, Look, leaf_cells
 
-__all__ = ["key_json", "key_lines"]
-
 _WIDEST_KEY = 80
 _WIDEST_DTYPE = 16
 _WIDEST_DETAIL = 42

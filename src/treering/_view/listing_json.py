@@ -12,8 +12,6 @@ from treering._view.flat import LONGEST_KEY, child_key
 from treering._view.nodes import WIDEST_NUMBER, branch_kind, facts_of, is_branch
 from treering._view.rows import Layout, Row, Totals
 
-__all__ = ["SCHEMA", "json_lines", "json_text", "leaf_members", "origin_members", "totals_members"]
-
 SCHEMA = "treering.inspect/1"
 """Names the document's form. Members may be added under this name; none changes its meaning or goes away."""
 

@@ -15,17 +15,6 @@ from treering._format.index import OpaqueLeaf
 from treering._format.key_text import key_text
 from treering._format.records import LeafRecord, Named
 
-__all__ = [
-    "WIDEST_NUMBER",
-    "LeafFacts",
-    "branch_kind",
-    "children_of",
-    "facts_of",
-    "is_branch",
-    "record_of",
-    "weight_of",
-]
-
 _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 _TIMESTAMP_BYTES = 12

@@ -7,8 +7,6 @@ from treering._values.human import bytes_text, counted
 from treering._values.processes import named
 from treering._view.listing_json import json_text
 
-__all__ = ["form_text", "notes_of"]
-
 _MOST_FILES = 4
 _MOST_BRANCHES = 8
 _MOST_SHARES = 4

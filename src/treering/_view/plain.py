@@ -6,8 +6,6 @@ import unicodedata
 
 from treering._printable import printable
 
-__all__ = ["cell_width", "cut", "fitted", "padded", "visible"]
-
 _WIDE = frozenset("WF")
 _UNSEEN_MARKS = frozenset(("Mn", "Me"))
 

@@ -14,8 +14,6 @@ from typing import Any, Final, Self, TypeAlias
 from treering._values.human import bytes_text, duration_text, rate_text
 from treering.errors import Unsupported
 
-__all__ = ["Progress", "ProgressLine", "reporter", "showing"]
-
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes."""
 

@@ -13,8 +13,6 @@ from treering._format.records import LeafRecord
 from treering._values.keys import Glob
 from treering._view.nodes import children_of, is_branch, weight_of
 
-__all__ = ["DEEPEST", "USUAL_DEPTH", "Layout", "Row", "Totals", "lay_out"]
-
 USUAL_DEPTH = 32
 """Levels shown when nobody asks for another number. Real trees have fewer."""
 _LONG_LIST = 100

@@ -12,8 +12,6 @@ from treering._view.listing_json import json_text
 from treering._view.plain import visible
 from treering._view.run_text import when_text
 
-__all__ = ["run_doctor_json", "run_doctor_lines"]
-
 _LONGEST = 1000
 _MOST_FOLDERS = 50
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from treering._view.listing_json import json_text
 from treering._view.run_text import RunListing, RunStep
 
-__all__ = ["gc_json", "log_json", "steps_json"]
-
 
 def steps_json(listing: RunListing) -> Iterator[str]:
     """Write the steps of a run as the lines of one JSON object, one step a line, in ASCII.

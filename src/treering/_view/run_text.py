@@ -10,8 +10,6 @@ from treering._values.human import bytes_text, duration_text
 from treering._view.plain import cell_width, padded, visible
 from treering._view.tree_text import UNICODE, Look
 
-__all__ = ["RunListing", "RunStep", "gc_lines", "log_lines", "step_lines", "when_text"]
-
 _LONGEST = 200
 _MOST_METRICS = 6
 _NO_RULE = "no rule keeps it"

@@ -15,18 +15,6 @@ from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, we
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Layout, Row, Totals
 
-__all__ = [
-    "ASCII",
-    "UNICODE",
-    "Look",
-    "branch_detail",
-    "chunks_text",
-    "leaf_cells",
-    "sharding_text",
-    "totals_text",
-    "tree_lines",
-]
-
 _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
 _LONGEST_NOTE = 300

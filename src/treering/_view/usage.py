@@ -12,8 +12,6 @@ from treering._view.nodes import is_branch
 from treering._view.plain import padded, visible
 from treering._view.rows import Layout, Totals
 
-__all__ = ["Share", "shares_of", "usage_json", "usage_lines"]
-
 _LONGEST = 200
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from treering._cli.demo.evidence import Proof
 from treering._cli.demo.stage import Stage, short
 from treering._format.records import LeafRecord
-from treering._ops.inspect import inspect
-from treering._ops.open_leaves import open_leaves
-from treering._ops.run_steps import steps_of
-from treering._ops.verify import verify
-from treering._store.run_folder import step_name
+from treering._inspect.inspect import inspect
+from treering._inspect.open_leaves import open_leaves
+from treering._inspect.verify import verify
+from treering._runs.steps import steps_of
+from treering._store.posix.run_folder import step_name
 from treering.errors import Corrupt
-
-__all__ = ["break_it"]
 
 
 def break_it(stage: Stage) -> list[Proof]:

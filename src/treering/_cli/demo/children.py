@@ -17,8 +17,6 @@ from typing import Any, Self
 
 import treering
 
-__all__ = ["Child", "Failed"]
-
 _PATIENCE_S = 240.0
 
 

@@ -17,8 +17,6 @@ from treering._cli.demo.killing import Save
 from treering._cli.demo.stage import Stage
 from treering._values.human import bytes_text, duration_text
 
-__all__ = ["close", "show_saves"]
-
 _MOST_ROWS = 8
 _NEXT = (
     "import treering as tr",

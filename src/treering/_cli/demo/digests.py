@@ -13,8 +13,6 @@ from treering._cli.demo import model, text
 from treering._cli.demo.evidence import Evidence
 from treering._values.keys import join_key
 
-__all__ = ["evidence_of", "fingerprints"]
-
 
 def evidence_of(state: model.TrainState, windows: text.Windows, *, mesh: str) -> Evidence:
     """Digest what is saved of a run, and compute the loss of its next step; everything stays as it is."""

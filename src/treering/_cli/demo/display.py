@@ -13,8 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["TrainingDisplay", "curve"]
-
 _RISING = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
 _CURVE_CELLS = 24

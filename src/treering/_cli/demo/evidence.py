@@ -8,8 +8,6 @@ from typing import Any
 
 from treering._values.human import counted
 
-__all__ = ["Evidence", "Proof", "compared"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:

@@ -13,24 +13,15 @@ from treering._cli.demo.children import Child, Failed
 from treering._cli.demo.display import TrainingDisplay, curve
 from treering._cli.demo.evidence import Evidence, Proof
 from treering._cli.demo.stage import Stage, short
-from treering._ops.inspect import listing_of
-from treering._ops.run_steps import steps_of
-from treering._ops.verify import verify
-from treering._store.checkpoint_names import INDEX
-from treering._store.run_folder import step_name
+from treering._inspect.inspect import listing_of
+from treering._inspect.verify import verify
+from treering._runs.steps import steps_of
+from treering._store.posix.run_folder import step_name
+from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, count_text, counted
 from treering._values.keys import Glob
 from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines
-
-__all__ = [
-    "Save",
-    "Trained",
-    "kill_did_no_harm",
-    "killed_in_the_midst",
-    "loss_fell",
-    "train_and_kill",
-]
 
 _SHOWN = ("state/params", "state/step", "windows")
 """Branches of a step that the story shows."""

@@ -16,8 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._cli.demo import model
 
-__all__ = ["AXES", "RULES", "Step", "mesh_of", "placed", "stepper", "use_host_devices"]
-
 AXES = ("data", "model")
 """Names of a mesh's axes."""
 

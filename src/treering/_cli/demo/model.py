@@ -13,18 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = [
-    "AdamState",
-    "Config",
-    "Params",
-    "TrainState",
-    "adam_step",
-    "count_parameters",
-    "loss_and_gradients",
-    "loss_of",
-    "start",
-]
-
 Params = dict[str, Any]
 
 

@@ -16,8 +16,6 @@ from treering._cli.demo import FILES
 from treering._cli.terminal import look_of
 from treering._view.tree_text import Look
 
-__all__ = ["Stage", "short"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:

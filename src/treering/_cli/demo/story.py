@@ -19,9 +19,7 @@ from treering._cli.demo.killing import Trained, kill_did_no_harm, loss_fell, tra
 from treering._cli.demo.moving import move
 from treering._cli.demo.stage import Stage
 from treering._cli.terminal import can_show
-from treering._ops.inspect import listing_of
-
-__all__ = ["tell"]
+from treering._inspect.inspect import listing_of
 
 
 def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:

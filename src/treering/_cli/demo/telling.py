@@ -7,8 +7,6 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["tell"]
-
 _lock = threading.Lock()
 
 

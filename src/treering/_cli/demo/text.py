@@ -13,8 +13,6 @@ import numpy as np
 
 from treering.errors import NotFound
 
-__all__ = ["Corpus", "Windows", "batch_at", "load_corpus"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:

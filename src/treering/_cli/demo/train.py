@@ -14,8 +14,6 @@ import treering
 from treering._cli.demo import digests, meshes, model, text
 from treering._cli.demo.telling import tell
 
-__all__ = ["KEEP", "LOST_STEPS", "MESH"]
-
 MESH = (4, 2)
 """Lengths of the mesh's axes."""
 KEEP = treering.KeepLast(3) | treering.KeepBest("loss")

@@ -13,8 +13,6 @@ from treering._cli.demo import FILES
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
 from treering.errors import StoreFailed
 
-__all__ = ["demo"]
-
 
 @click.command(epilog="\b\nExamples:\n  treering demo\n  treering demo --seconds 20 --keep demo-files\n")
 @click.option(

@@ -15,8 +15,6 @@ from treering._values.dtypes import Dtype, lookup
 from treering._values.human import counted
 from treering.errors import Corrupt, Format
 
-__all__ = ["UnknownDtype", "array_payload", "possible"]
-
 _LONGEST_DIM: Final = 2**63 - 1
 _MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, still a signed 64-bit number
 

@@ -14,8 +14,6 @@ from treering._codec.msgpack.wire import CHUNK_MARKER, MAX_NDIM
 from treering._values.human import counted
 from treering.errors import Corrupt
 
-__all__ = ["ChunkedArray", "Part", "chunked_array"]
-
 
 class NotChunked(Corrupt, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""

@@ -33,8 +33,6 @@ from treering._values.dtypes import Dtype
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, TreeringError
 
-__all__ = ["Leaves", "Scanner", "container_allowance"]
-
 # What CPython takes for an empty dict or list with its first slots: an estimate that hostile nesting is held to.
 _CONTAINER_BYTES: Final = {True: 256, False: 128}
 _CONTAINER_ALLOWANCE: Final = 32 * 2**20

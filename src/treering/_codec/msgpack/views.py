@@ -14,8 +14,6 @@ from treering._values.dtypes import Dtype, numpy_dtype
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Views"]
-
 
 class Views:
     """Makes every array a view of ``buffer``; only chunked arrays are put together in fresh memory.

@@ -13,8 +13,6 @@ from typing import Final
 from treering._values.human import counted
 from treering.errors import Corrupt
 
-__all__ = ["WINDOW_BYTES", "Window"]
-
 WINDOW_BYTES: Final = 64 * 1024
 _FIRST_STEP: Final = 4 * 1024
 _SLACK: Final = 1024  # more than any key of one length byte, ext header and inner array header together

@@ -16,22 +16,6 @@ import msgpack
 from treering._values.human import counted
 from treering.errors import Unsupported
 
-__all__ = [
-    "CHUNK_MARKER",
-    "EXT_ARRAY",
-    "EXT_COMPLEX",
-    "EXT_SCALAR",
-    "EXT_TIMESTAMP",
-    "EXT_TUPLE",
-    "LONGEST_PAYLOAD",
-    "MAX_DEPTH",
-    "MAX_NDIM",
-    "array_header",
-    "complex_leaf",
-    "list_header",
-    "map_header",
-]
-
 EXT_ARRAY: Final = 1
 EXT_COMPLEX: Final = 2
 EXT_SCALAR: Final = 3

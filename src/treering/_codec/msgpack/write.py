@@ -32,8 +32,6 @@ from treering.errors import TreeringError, Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayLike", "Block", "Piece", "encode", "pieces_size"]
-
 SMALL_ARRAY: Final = 8 * 1024
 """Bytes up to which an array is copied at once: cheaper than carrying it along."""
 

@@ -1,0 +1,184 @@
+"""Arrays -> where a tree of shardings puts them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from treering._arrays.host import jax_holds
+from treering._printable import kind_of
+from treering._tree.paired import paired
+from treering._tree.placement import aval_of, is_placement, require_mesh, resolved
+from treering._tree.rules import spec_of
+from treering._tree.walk import mapped_with_path
+from treering._values.keys import join_key
+from treering._values.warned import warn_of
+from treering.errors import Mismatch, NotSharded, Unsupported
+
+_ARRAYS: Final = (jax.Array, np.ndarray, np.generic)
+_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+_SHOWN: Final = 20
+
+
+def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = None) -> Any:
+    """Return ``arrays`` with each array where ``sharding_tree`` says.
+
+    numpy arrays and scalars become jax arrays of their own memory; leaves that are no arrays stay as they are. An
+    array that cannot be laid out so stays where it is, and a warning names it; the others go where they should.
+
+    Args:
+        arrays: any pytree: dicts, lists, tuples, namedtuples, registered classes.
+        sharding_tree: the same containers, or plain dicts in their place with the same keys as text, with one of
+            these for each leaf: a ``Sharding``; a ``PartitionSpec``, meant for ``mesh``; a ``Device``; None, the
+            default; or a function of the array that returns one of these, or the new leaf itself. None instead of
+            the tree: nothing is done.
+        mesh: the default is replicated on it; without one it is this process's first device.
+
+    Raises:
+        Unsupported: a 64-bit numpy array would have to be cast, because jax_enable_x64 is off; all of them are named.
+        Exception: whatever a function in ``sharding_tree`` raises.
+
+    Warns:
+        NotSharded: the trees differ, and all arrays are returned as they are; or some cannot be laid out as wanted.
+
+    Source: eformer.serialization.sharding_utils.apply_sharding_tree.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jax.sharding import Mesh, PartitionSpec as P
+        >>> mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+        >>> placed = apply_sharding_tree({"w": np.ones(4, np.float32), "step": 7}, {"w": P("d"), "step": None}, mesh)
+        >>> placed["w"].sharding.spec == P("d"), placed["step"]
+        (True, 7)
+    """
+    require_mesh(mesh)
+    if sharding_tree is None:
+        return arrays
+    pairs, unlike = paired(arrays, sharding_tree)
+    if unlike:
+        warn_of("arrays and sharding tree differ, so nothing was sharded", unlike, NotSharded)
+        return arrays
+    steps = [_step(join_key(path), leaf, place, mesh) for path, leaf, place in pairs]
+    _require_width(steps)
+    # One after the other: the host copy of one numpy array at a time.
+    results = iter([_put(step) for step in steps])
+    stayed = [f"{step.key or '.'}: {step.trouble}" for step in steps if step.trouble]
+    if stayed:
+        warn_of("these arrays cannot be laid out as wanted, and stay as they are", stayed, NotSharded)
+    return mapped_with_path(lambda _path, _leaf: next(results), arrays, None)
+
+
+@dataclasses.dataclass(slots=True)
+class _Step:
+    """What becomes of one leaf."""
+
+    key: str
+    leaf: Any
+    sharding: Any = None
+    """Where it goes; None: it stays."""
+    trouble: str | None = None
+    """Why it stays although it should go."""
+
+
+def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
+    if not isinstance(leaf, _ARRAYS):
+        return _Step(key, leaf)
+    if callable(place):
+        place = place(leaf)
+        if not (place is None or is_placement(place)):
+            return _Step(key, place)
+    if place is None:
+        place = SingleDeviceSharding(jax.local_devices()[0]) if mesh is None else NamedSharding(mesh, spec_of())
+    if not is_placement(place):
+        return _Step(key, leaf, trouble=f"{kind_of(place)} is no sharding")
+    try:
+        found = resolved(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
+    except Mismatch as error:
+        return _Step(key, leaf, trouble="; ".join(error.differences).removeprefix(f"{key or '.'}: "))
+    except Unsupported as error:
+        error.path = None  # the line names the leaf
+        return _Step(key, leaf, trouble=str(error))
+    return _Step(key, leaf, sharding=found[key])
+
+
+def _require_width(steps: list[_Step]) -> None:
+    wide = [
+        f"{step.key or '.'} ({step.leaf.dtype.name})"
+        for step in steps
+        if step.sharding is not None and not isinstance(step.leaf, jax.Array) and _is_too_wide(step.leaf.dtype)
+    ]
+    if wide:
+        more = f" and {len(wide) - _SHOWN} more" if len(wide) > _SHOWN else ""
+        raise Unsupported(
+            f"jax_enable_x64 is off, and these numpy arrays would be cast: {', '.join(wide[:_SHOWN])}{more}",
+            hint="enable x64, or cast them yourself",
+        )
+
+
+def _is_too_wide(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in _WIDE and not jax_holds(dtype.newbyteorder("="))
+
+
+def _put(step: _Step) -> Any:
+    if step.sharding is None:
+        return step.leaf
+    leaf = step.leaf
+    if not isinstance(leaf, jax.Array):
+        # jax would take the memory as it is, and see what is written there later. It knows no other byte order.
+        leaf = np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
+    try:
+        return jax.device_put(leaf, step.sharding)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        step.trouble = str(error)
+        return step.leaf
+
+
+def validate_sharding_tree(sharding_tree: Any, expected_structure: Any) -> bool:
+    """Tell whether ``sharding_tree`` has the structure that `apply_sharding_tree` needs for the other tree.
+
+    None is a leaf, in both. A plain dict stands for any container with the same keys as text, as in the tree that
+    `create_sharding_tree_from_index` makes; other containers have to be of one class. Only the structure counts, and
+    nothing is raised.
+
+    Source: eformer.serialization.sharding_utils.validate_sharding_tree.
+
+    Example:
+        >>> validate_sharding_tree({"layers": {"0": None, "1": None}}, {"layers": [1, 2]})
+        True
+        >>> validate_sharding_tree({"layers": [None]}, {"layers": [1, 2]})
+        False
+    """
+    return not paired(expected_structure, sharding_tree)[1]
+
+
+def make_itsharded(xs: Any, mesh: Mesh) -> Any:
+    """Return ``xs`` with every jax array that this process holds whole on all devices of ``mesh``, replicated.
+
+    Everything else stays: numpy arrays, numbers, None, and arrays of which other processes hold a part.
+
+    Raises:
+        Unsupported: this is no mesh.
+
+    Source: eformer.serialization.sharding_utils.make_itsharded.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> from jax.sharding import Mesh
+        >>> mesh = Mesh(np.array(jax.devices()), ("d",))
+        >>> state = make_itsharded({"w": jnp.ones(3), "step": 7}, mesh)
+        >>> state["w"].sharding.is_fully_replicated, state["step"]
+        (True, 7)
+    """
+    require_mesh(mesh)
+    if mesh is None:
+        raise Unsupported("mesh is None, and replicated needs devices", hint="a jax.sharding.Mesh")
+    everywhere = NamedSharding(mesh, spec_of())
+
+    def moved(_path: tuple[str, ...], x: Any) -> Any:
+        return jax.device_put(x, everywhere) if isinstance(x, jax.Array) and x.is_fully_addressable else x
+
+    return mapped_with_path(moved, xs, None)

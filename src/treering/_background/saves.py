@@ -1,0 +1,90 @@
+"""The saves of this process that are in flight, by their paths, and what became of those that were.
+
+Each process has one `treering._background.writer.Writer`; a fork begins with a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from treering._background.deferred_errors import late_error
+from treering._background.pending_save import PendingSave
+from treering._background.writer import Writer
+
+
+class _State:
+    """Where the writer of this process is."""
+
+    def __init__(self) -> None:
+        self.writer = Writer()
+
+    def forget(self) -> None:
+        """Begin anew: a fork has neither the thread nor the saves, and locks as somebody held them."""
+        self.writer = Writer()
+
+
+_state: Final = _State()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_state.forget)
+
+
+def writer() -> Writer:
+    """Return what writes the saves of this process."""
+    return _state.writer
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Return a path as saves are known by it: absolute, without links; itself where the system cannot say."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError):  # the current folder is gone, or it can be no name: nothing is in flight there
+        return Path(path)
+
+
+def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:
+    """Return the saves that are in flight to a path, or as steps of the run there, the oldest first.
+
+    Example:
+        >>> in_flight("/runs/7")
+        []
+    """
+    return list(map(PendingSave, _state.writer.of(resolved(path))))
+
+
+def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None:
+    """Wait until nothing is in flight to a path, or of the run there; how it ended is not said.
+
+    Args:
+        path: the path.
+        timeout: how many seconds to wait; None for as long as there is progress.
+
+    Raises:
+        Timeout: it did not end in that time, or shows no progress any more.
+    """
+    if _state.writer.flights:
+        _state.writer.wait(resolved(path), timeout)
+
+
+def raise_unreported(path: str | os.PathLike[str]) -> None:
+    """Raise the error of an earlier save to a path, or of the run there, that nobody was told.
+
+    Raises:
+        TreeringError: an earlier save failed; the message names it.
+    """
+    if _state.writer.failed:
+        failed = _state.writer.take_failed(resolved(path))
+        if failed:
+            raise late_error(failed)
+
+
+def settle(path: str | os.PathLike[str]) -> None:
+    """Wait for the saves to a path that are in flight; raise what one of them failed at, unless that was told.
+
+    Raises:
+        Timeout: one shows no progress any more.
+        TreeringError: an earlier save failed; the message names it.
+    """
+    wait_for(path)
+    raise_unreported(path)

@@ -1,0 +1,235 @@
+"""Saves in flight, and the thread that writes them: one for each process, first in, first out.
+
+A thread of our own, and a daemon: executors refuse work while the interpreter goes down, which is when a last save is
+written; and what hangs must not hold the program for ever. ``treering._background.shutdown`` waits then for what is in
+flight.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import math
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from treering._background.memory_budget import async_bytes
+from treering._background.save_job import Flight, Stage, writes_here
+from treering._store.waiters import Waiters
+from treering.errors import Timeout
+
+MOST: Final = 2
+"""How many saves are in flight at most: one is written, one waits."""
+
+_LOOK_SECONDS: Final = 0.5
+
+
+class Room:
+    """The room of one save among those in flight, a context manager: left by an error, it is given up.
+
+    Entered twice, so that an interrupt in the end of one block is met by the other; nothing is taken before `take`.
+    """
+
+    def __init__(self, take: Callable[[], None], give_up: Callable[[], None]) -> None:
+        self._take = take
+        self._give_up = give_up
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._give_up()
+
+    def take(self) -> None:
+        """Wait until there is room, and take it.
+
+        Raises:
+            Timeout: the saves in flight show no progress any more.
+        """
+        self._take()
+
+
+class Writer:
+    """The saves of this process that are in flight, and those whose errors nobody knows.
+
+    Attributes:
+        flights: what is in flight, in the order in which it was admitted.
+        failed: what has failed, as long as nobody was told.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may ask while its thread has it
+        self._changed = Waiters()
+        self.flights: list[Flight] = []
+        self.failed: list[Flight] = []
+        self._queue: deque[tuple[Flight, Callable[[], None]]] = deque()
+        self._queued: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._threads: list[int] = []
+
+    # -------------------------------------------------------------------------------------------------- taking saves
+
+    def _admit(self, flight: Flight) -> None:
+        limit = async_bytes()
+
+        def has_room() -> bool:
+            return writes_here() or self._has_room(flight, limit)
+
+        while True:
+            with self._lock:
+                if has_room():
+                    self.flights.append(flight)
+                    return
+            self._require_progress(f"could not {flight.doing}: no room beside the saves in flight")
+            self._changed.wait(has_room, _LOOK_SECONDS)
+
+    def room_for(self, flight: Flight) -> Room:
+        """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
+        return Room(lambda: self._admit(flight), lambda: self._give_up(flight))
+
+    def _give_up(self, flight: Flight) -> None:
+        """Drop a save that was not handed over; let the thread see one that was."""
+        with self._lock:
+            if not self.has_taken(flight):
+                self._drop(flight)
+        self._queued.put(None)
+        self._changed.notify()
+
+    def has_taken(self, flight: Flight) -> bool:
+        """Tell whether a save was handed over: it will end, well or not."""
+        return flight.stage is not Stage.WAITING or any(other is flight for other, _ in tuple(self._queue))
+
+    def hand_over(self, flight: Flight, write: Callable[[], None]) -> None:
+        """Let the thread write an admitted save.
+
+        While the program ends nobody would wait for it, or there is no thread any more: then it is written, when its
+        turn has come, before this returns.
+
+        Raises:
+            BaseException: it was written here, and failed.
+        """
+        with self._lock:
+            if flight not in self.flights:  # what only tells others why it failed needs no room
+                self.flights.append(flight)
+            if threading.main_thread().is_alive() and self._has_thread():
+                self._queue.append((flight, write))
+                self._queued.put(None)
+                return
+        while self.flights[0] is not flight and not self._stalled():
+            self._changed.wait(lambda: self.flights[0] is flight, _LOOK_SECONDS)
+        flight.begin()
+        self._do(flight, write)
+        if flight.error is not None and not flight.told:
+            flight.told = True
+            raise flight.error
+
+    def _has_room(self, flight: Flight, limit: int) -> bool:
+        held = sum(other.nbytes for other in self.flights)
+        return not self.flights or (len(self.flights) < MOST and held + flight.nbytes <= limit)
+
+    def _has_thread(self) -> bool:
+        if not self._threads:
+            with contextlib.suppress(RuntimeError):  # the interpreter goes down, or the system has no more threads
+                # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
+                self._threads.extend(map(_thread.start_new_thread, [self._work], [()]))
+        return bool(self._threads)
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def _work(self) -> None:
+        threading.current_thread().name = "treering-saves"
+        while True:
+            self._queued.get()
+            while self._queue:
+                with self._lock:
+                    flight, write = self._queue.popleft()
+                    flight.begin()
+                self._do(flight, write)
+                del flight, write  # or their arrays would stay until the next save comes
+
+    def _do(self, flight: Flight, write: Callable[[], None]) -> None:
+        error: BaseException | None = None
+        try:
+            write()
+        except BaseException as raised:  # noqa: BLE001 - an interrupt too: whoever waits for the save gets it
+            # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
+            error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
+            _release_frames(error)
+        with self._lock:
+            flight.end(error)
+            self.failed = [one for one in (*self.failed, flight) if one.error is not None and not one.told]
+            self._drop(flight)
+        self._changed.notify()
+
+    def _drop(self, flight: Flight) -> None:
+        self.flights = [other for other in self.flights if other is not flight]
+
+    # ------------------------------------------------------------------------------------------------------- waiting
+
+    def of(self, path: Path) -> list[Flight]:
+        """Return what is in flight to a path, or as a step of the run there."""
+        with self._lock:
+            return self._of(path)
+
+    def _of(self, path: Path | None) -> list[Flight]:
+        return [flight for flight in self.flights if path is None or path in (flight.path, flight.run)]
+
+    def take_failed(self, path: Path | None = None) -> list[Flight]:
+        """Return the saves to a path, or of a run, whose errors nobody knows yet; from now on somebody does.
+
+        Args:
+            path: the path; None for all.
+        """
+        with self._lock:
+            untold = [flight for flight in self.failed if not flight.told]
+            taken = [flight for flight in untold if path is None or path in (flight.path, flight.run)]
+            for flight in taken:
+                flight.told = True
+            self.failed = [flight for flight in untold if not flight.told]
+            return taken
+
+    def wait(self, path: Path | None, timeout: float | None) -> None:
+        """Wait until nothing is in flight to a path, or of a run; None for all. The thread that writes does not wait.
+
+        Raises:
+            Timeout: it did not end within ``timeout`` seconds, or shows no progress any more.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not writes_here() and (flights := self.of(path) if path else self.flights):
+            what = f"the save to {flights[0].shown!r} is not done"
+            self._require_progress(what)
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
+            self._changed.wait(lambda: not self._of(path), min(left, _LOOK_SECONDS))
+
+    def _stalled(self) -> bool:
+        """Tell whether nothing moves any more; a save that waits for its turn moves with the one that has it."""
+        begun = [flight for flight in self.flights if flight.stage is not Stage.WAITING]
+        return all(flight.stalled() for flight in begun or self.flights)
+
+    def _require_progress(self, what: str) -> None:
+        flights = self.flights
+        if flights and self._stalled():
+            raise Timeout(f"{what}: nothing was written for the {flights[0].timeout:g} s of its timeout")
+
+
+def _release_frames(error: BaseException) -> None:
+    """Let the frames of an error, and of those that led to it, hold nothing."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += [one.__cause__, one.__context__]

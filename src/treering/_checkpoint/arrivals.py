@@ -1,0 +1,119 @@
+"""Leaves on their way out of an opened tree: read, checked and placed, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from treering._arrays.delivered import Delivery, delivered, turned, wish_for
+from treering._arrays.jobs import Progress
+from treering._arrays.source import Source
+from treering._format.blocks import leaf_bytes
+from treering._tree.likeness import KEPT, Matched
+
+BATCH_BYTES: Final = 256 << 20
+"""Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
+
+
+def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any]) -> tuple[list[Any], list[Delivery]]:
+    """Return the leaves of the result, as far as they need no reading, and what is to be read for the others.
+
+    Args:
+        source: the opened tree.
+        matches: what each leaf of the result becomes.
+        placements: where each of them goes; None is the default device, or the host for what stays there.
+    """
+    index = source.index
+    result: list[Any] = [None] * len(matches)
+    deliveries: list[Delivery] = []
+    by_type = list(map(leaf_bytes, index.types))
+    for number, (match, sharding) in enumerate(zip(matches, placements, strict=True)):
+        if match.fit is KEPT:
+            continue
+        leaf_type = index.type_of(match.leaf)
+        if leaf_type.stored:
+            shape = leaf_type.shape or ()
+            wish = wish_for(match.leaf, shape, sharding)
+            nbytes = by_type[index.leaf_types[match.leaf]]
+            dtype = None if wish.boxes else source.dtype_of(match.leaf)
+            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, nbytes, match.fit, sharding, dtype))
+        else:
+            result[number] = turned(index.values[match.leaf], match.fit, sharding, index.keys[match.leaf])
+    return result, deliveries
+
+
+def brought(source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
+    """Return the leaves of some deliveries, in their order.
+
+    Args:
+        source: the opened tree.
+        deliveries: none of them exchanged with other processes.
+        report: is told of the bytes.
+
+    Raises:
+        Corrupt: bytes are damaged or not there.
+        Mismatch, Unsupported: an array does not become what is wanted of it.
+        StoreFailed: the system refuses.
+    """
+    total = sum(delivery.nbytes for delivery in deliveries)
+    report = report or Report(None, total)
+    leaves: list[Any] = []
+    # A map is no copy: nothing adds up.
+    for batch, nbytes in _batches(deliveries, total if source.mapped else BATCH_BYTES):
+        source.read([delivery.wish for delivery in batch if delivery.wish.boxes], report.step)
+        report.add(nbytes)
+        leaves += delivered(batch, mapped=source.mapped)
+    return leaves
+
+
+def checked(source: Source, deliveries: Sequence[Delivery]) -> None:
+    """Read the bytes of some deliveries and let go of them again: they are those that were saved.
+
+    Raises:
+        Corrupt, StoreFailed: as `brought`.
+    """
+    for batch, _ in _batches(deliveries, BATCH_BYTES):
+        source.read([delivery.wish for delivery in batch], None)
+        for delivery in batch:
+            delivery.wish.arrays = []
+
+
+class Report:
+    """Adds batches up for the user's ``progress``, which counts the bytes of the leaves.
+
+    Args:
+        progress: the user's, or None.
+        total: bytes of all leaves.
+
+    Attributes:
+        step: what is told of the bytes of one batch; None where nobody listens.
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._before = 0
+        self.step: Progress | None = self._step if progress else None
+
+    def _step(self, done: int, batch: int) -> None:
+        del batch
+        if self._progress is not None:
+            self._progress(min(self._before + done, self._total), self._total)
+
+    def add(self, nbytes: int) -> None:
+        """Count a batch that is done."""
+        self._before += nbytes
+
+
+def _batches(deliveries: Sequence[Delivery], most: int) -> Iterator[tuple[list[Delivery], int]]:
+    """Yield runs of deliveries of some ``most`` bytes, and the bytes of each run."""
+    batch: list[Delivery] = []
+    held = 0
+    for delivery in deliveries:
+        batch.append(delivery)
+        held += delivery.nbytes
+        if held >= most:
+            yield batch, held
+            batch, held = [], 0
+    if batch:
+        yield batch, held

@@ -1,0 +1,286 @@
+"""What a path holds, told by what is there: a checkpoint, leaves, safetensors, msgpack, or a form of somebody else."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import enum
+import itertools
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from treering._codec.gzip import first_unzipped
+from treering._printable import kind_of
+from treering._store.posix.reading import LocalFile
+from treering._store.posix.run_folder import RunFolder
+from treering._values.checkpoint_names import INDEX
+from treering._values.near import near
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
+
+_FIRST_BYTES: Final = 16
+_LOOKED_AT: Final = 64
+_HEADER_PREFIX: Final = 8
+
+# First bytes of msgpack's maps and arrays, and of the extensions that are arrays here. Any other byte is a bare number
+# or text, and many a file that is no msgpack at all begins with one.
+_HOLDERS: Final = frozenset([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
+_GZIP: Final = b"\x1f\x8b"
+_ZIPPED_BYTES: Final = 4096
+
+# First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
+_OTHER_FILES: Final = {
+    b"PK\x03\x04": "a zip archive (as .npz files and PyTorch checkpoints are)",
+    b"\x93NUMPY": "a .npy file",
+    b"\x89HDF\r\n": "an HDF5 file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"GGUF": "a GGUF file",
+    b'{"treering"': "the index of a checkpoint",
+    b'{"': "a JSON text",
+    b"{\n": "a JSON text",
+}
+# What makes a folder a leaves directory: the index, or what a save without one left.
+_LEAVES: Final = ("tensorstore_index.json", ".treering")
+_OTHER_FOLDERS: Final = {
+    "_CHECKPOINT_METADATA": "an Orbax checkpoint",
+    "_METADATA": "an Orbax checkpoint",
+    "commit_success.txt": "an Orbax checkpoint",
+    "manifest.ocdbt": "an OCDBT database, as Orbax writes it",
+    ".zgroup": "a zarr group",
+    ".zarray": "a zarr array",
+    "zarr.json": "zarr",
+    "model.safetensors.index.json": "a folder of safetensors files",
+    "model.safetensors": "a folder with a safetensors file",
+    "pytorch_model.bin": "a PyTorch checkpoint",
+    "tensorstore_index.json": "a leaves directory",
+}
+_READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
+_FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"
+# A pathlib.Path has made one slash of the two.
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
+
+
+class Form(enum.Enum):
+    """The forms that this version reads."""
+
+    CHECKPOINT = "checkpoint"
+    """A folder with a ``treering.json``."""
+    LEAVES = "leaves"
+    """A folder with a ``tensorstore_index.json``, ours or another writer's; one with a ``treering.json`` is none."""
+    RUN = "run"
+    """A folder of steps, or with a ``run.json`` of ours; one with a ``treering.json`` is none."""
+    SAFETENSORS = "safetensors"
+    """One safetensors file, ours or another writer's."""
+    MSGPACK = "msgpack"
+    """One file on flax's wire."""
+    GZIP = "msgpack in gzip"
+    """The same in gzip form."""
+
+
+def detect(path: str | os.PathLike[str]) -> Form:
+    r"""Tell which form stands at ``path``. The content decides; its name does only where the content says nothing.
+
+    Raises:
+        NotFound: nothing is there, or a folder of some other well-known form. Every other folder is taken for a
+            checkpoint, which it is if it has an index; one with arrays and no index of any kind for leaves.
+        Format: a file of some other form, which the message names where it is well known.
+        Unsupported: a URL, or no path at all.
+        StoreFailed: not readable.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "a.bin")
+        >>> _ = file.write_bytes(b"\x81\xa1a\x01")
+        >>> detect(file)
+        <Form.MSGPACK: 'msgpack'>
+    """
+    given: object = path
+    shown = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(shown, str) or not shown:
+        what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
+        raise Unsupported(f"{what} names no checkpoint and no file", hint="give the path of one, as text")
+    if _URL.match(shown):
+        raise Unsupported(f"{shown!r} is a URL, and this version reads local paths", hint="copy it here first")
+    place = Path(shown)
+    if _is_folder(place):
+        return _folder(place)
+    try:
+        with LocalFile(place) as file:
+            first = file.read(0, min(file.size, _FIRST_BYTES))
+            size = file.size
+            zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == _GZIP else None
+    except NotFound as error:
+        error.hint = _instead_of(place)
+        raise
+    if zipped is not None:
+        if ".msgpack" not in place.name:
+            _require_holder(shown, first_unzipped(zipped))
+        return Form.GZIP
+    return _file(shown, first, size)
+
+
+def _is_folder(place: Path) -> bool:
+    try:
+        return stat.S_ISDIR(place.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # Nothing, or a name that the system cannot even look at: opening it as a file says why.
+        return False
+    except OSError as error:
+        raise StoreFailed.of(error, place, "read") from error
+
+
+def _leads_on(place: Path) -> bool:
+    try:
+        return _is_folder(place)
+    except StoreFailed:
+        return False
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreFailed.of(error, place, "read") from error
+    return True
+
+
+def _file(shown: str, first: bytes, size: int) -> Form:
+    # The length of a JSON header, little-endian in eight bytes, then that header.
+    header = int.from_bytes(first[:_HEADER_PREFIX], "little")
+    if first[_HEADER_PREFIX : _HEADER_PREFIX + 1] == b"{" and first[6:8] == b"\0\0":
+        return Form.SAFETENSORS
+    if shown.endswith(".safetensors") and (size < _HEADER_PREFIX or not header or header > size - _HEADER_PREFIX):
+        # Damaged, and its reader says how.
+        return Form.SAFETENSORS
+    for magic, other in _OTHER_FILES.items():
+        if first.startswith(magic):
+            is_index = magic == b'{"treering"' or Path(shown).name in _LEAVES
+            hint = "give the folder that it is in" if is_index else _READ_HERE
+            raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
+    if shown.endswith(".safetensors"):
+        return Form.SAFETENSORS
+    # What is called .msgpack and is none is damaged, and its reader says how.
+    if not shown.endswith(".msgpack"):
+        if not size:
+            raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint="it is empty")
+        _require_holder(shown, first)
+    return Form.MSGPACK
+
+
+def _require_holder(shown: str, first: bytes) -> None:
+    if first and first[0] not in _HOLDERS:
+        what = "it looks like text" if _is_text(first) else "a bare value is msgpack only in a file that is called so"
+        raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint=what)
+
+
+def _is_text(first: bytes) -> bool:
+    """Tell whether these bytes, cut off anywhere, are UTF-8 text."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character.isspace() for character in text.removeprefix("\ufeff"))
+
+
+def _instead_of(place: Path) -> str | None:
+    """Say what was probably meant by a path that leads nowhere: the nearest name where the way breaks off."""
+    if place.parts[:1] and place.parts[0].startswith("~"):
+        return "'~' is not expanded here; os.path.expanduser does it"
+    way = [place, *place.parents]
+    missing, folder = next(
+        ((below, above) for below, above in itertools.pairwise(way) if _leads_on(above)), (place, place)
+    )
+    close = near(missing.name, _names(folder))
+    return f"did you mean {os.fspath(folder / close)!r}?" if close else None
+
+
+def _names(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name
+
+
+def _folder(place: Path) -> Form:
+    # Where there is no index at all, opening the folder says what is there instead.
+    if _is_there(place / INDEX):
+        return Form.CHECKPOINT
+    if any(_is_there(place / name) for name in _LEAVES):
+        return Form.LEAVES
+    if _is_run(place):
+        return Form.RUN
+    holds_arrays = _holds_arrays(place)
+    around = next((above for above in place.absolute().parents if os.path.lexists(above / _LEAVES[0])), None)
+    if around is not None and (holds_arrays or os.path.lexists(place / ".zarray")):
+        raise NotFound(
+            f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}",
+            hint="give that one; a glob or at= chooses what lies here",
+        )
+    other = other_folder(place)
+    if other is not None:
+        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
+    return Form.LEAVES if holds_arrays else Form.CHECKPOINT
+
+
+def other_folder(place: Path) -> str | None:
+    """Say what form of others a folder has, by the names in it; None where they say nothing.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> step = pathlib.Path(tempfile.mkdtemp())
+        >>> (step / "_CHECKPOINT_METADATA").touch()
+        >>> other_folder(step)
+        'an Orbax checkpoint'
+    """
+    return next((other for name, other in _OTHER_FOLDERS.items() if os.path.lexists(place / name)), None)
+
+
+def _is_run(place: Path) -> bool:
+    """Tell whether a folder has steps, or the document that a run keeps about them."""
+    with RunFolder(place) as run:
+        if run.latest() is not None:
+            return True
+        data = run.read_document()
+    if data is None:
+        return False
+    from treering._format.run_document import parse_run
+
+    try:
+        parse_run(data)
+    except (Corrupt, Format, Unsupported) as error:
+        # One of a newer version is a run's too.
+        return isinstance(error, Format)
+    return True
+
+
+def _holds_arrays(place: Path) -> bool:
+    """Tell whether arrays lie a few levels down, as in leaves whose index was lost; a short look, not a search."""
+    waiting, left = deque([place]), _LOOKED_AT
+    while waiting and left:
+        left -= 1
+        try:
+            with os.scandir(waiting.popleft()) as entries:
+                found = itertools.islice(entries, _LOOKED_AT)
+                below = [Path(entry.path) for entry in found if _is_plain_folder(entry)]
+        except OSError:
+            continue
+        if any(os.path.lexists(path / ".zarray") for path in below):
+            return True
+        waiting.extend(below)
+    return False
+
+
+def _is_plain_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False

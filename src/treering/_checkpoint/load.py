@@ -1,0 +1,285 @@
+"""A stored tree -> the tree, or the part of it that is wanted, where it is wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal
+
+import jax
+import numpy as np
+
+from treering._arrays.host import jax_holds
+from treering._arrays.jobs import Progress
+from treering._arrays.source import Source
+from treering._background.saves import settle
+from treering._checkpoint.arrivals import Report, planned
+from treering._checkpoint.into_like import into_like
+from treering._checkpoint.joint_load import Company, Named
+from treering._checkpoint.retry_on_overwrite import on_one_state
+from treering._checkpoint.source import opened_source, require_path
+from treering._format.index import Index
+from treering._format.selection import Selection, select
+from treering._format.structure import build
+from treering._printable import kind_of
+from treering._tree.flatten import Flattened, flatten_like
+from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
+from treering._tree.placement import Shardings, aval_of, is_rules, resolved, sharding_of
+from treering._values.warned import warn_of
+from treering._view.progress import reporter, showing
+from treering.errors import KeptOnHost, Unsupported
+
+OF_LIKE: Final = Wording()
+"""How one speaks to a user who gave ``like``."""
+
+_MISPLACED: Final[dict[Any, str]] = {
+    jax.sharding.Mesh: "mesh",
+    jax.sharding.Sharding: "shardings",
+    jax.sharding.PartitionSpec: "shardings",
+}
+"""What is never a tree, and the argument that it belongs to."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the caller of a load asks for beside the tree; ``treering.load`` says what each means.
+
+    With "leave" for ``missing`` leaves of ``like`` that are not stored stay in the result, abstract ones too. With
+    ``none_is_leaf`` a ``like`` of None is the tree that is one leaf, None, not the absence of one.
+    """
+
+    only: str | Sequence[str] | None = None
+    at: str | None = None
+    shardings: Shardings = None
+    mesh: Any = None
+    rename: Mapping[str, str] | None = None
+    missing: Literal["error", "keep", "leave"] = "error"
+    extra: Literal["error", "ignore"] = "error"
+    cast: bool = False
+    mapped: bool = False
+    progress: Progress | None = None
+    none_is_leaf: bool = False
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any,
+    *,
+    only: str | Sequence[str] | None,
+    at: str | None,
+    shardings: Shardings,
+    mesh: Any,
+    rename: Mapping[str, str] | None,
+    missing: Literal["error", "keep"],
+    extra: Literal["error", "ignore"],
+    cast: bool,
+    mapped: bool,
+    progress: Progress | bool | None,
+    timeout: float | None,
+) -> Any:
+    """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
+    require_path(path)
+    wishes = Wishes(
+        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
+        mapped=mapped, progress=reporter(progress, "loading"),
+    )  # fmt: skip
+    require_sense(like, wishes)
+    company = Company(path, timeout=timeout, named=Named(shardings, mesh, like))
+
+    def work(source: Source) -> Any:
+        (tree,) = loaded(source, [wanted(source, part_of(source, wishes), like, wishes)], wishes.progress, company)
+        return tree
+
+    def opened() -> AbstractContextManager[Source]:
+        settle(path)
+        return opened_source(path, mapped=mapped)
+
+    with showing(wishes.progress):
+        return on_one_state(opened, work, company)
+
+
+def part_of(source: Source, wishes: Wishes) -> Selection:
+    """Return the part of a stored tree that is wanted.
+
+    Raises:
+        Mismatch: nothing lies at ``at``, or nothing matches a glob.
+    """
+    if wishes.at is None and wishes.only is None:
+        source.check_files()  # also those that hold nothing: all of it was asked for
+    return select(source.index.structure, source.index.keys, at=wishes.at, only=wishes.only)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A part of a stored tree, what each of its leaves becomes, and what they are put into."""
+
+    part: Selection
+    """The part."""
+    like: Any
+    """The tree that it is put into; None for the containers that were saved."""
+    target: Flattened | None
+    """The same, flattened."""
+    matches: list[Matched]
+    """What each leaf of the result becomes."""
+    placements: list[Any]
+    """Where each leaf of the result goes."""
+
+    @property
+    def kept(self) -> list[str]:
+        """The keys of the leaves of ``like`` for which nothing is stored."""
+        if self.target is None:
+            return []
+        return [key for key, match in zip(self.target.keys, self.matches, strict=True) if match.fit is KEPT]
+
+    def tree(self, source: Source, leaves: list[Any]) -> Any:
+        """Return the leaves in their containers."""
+        if self.target is None:
+            return build(self.part.structure, leaves)
+        return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
+
+
+def wanted(source: Source, part: Selection, like: Any, wishes: Wishes, *, wording: Wording = OF_LIKE) -> Wanted:
+    """Hold a part of a stored tree against what is wanted of it.
+
+    Raises:
+        Mismatch: they do not fit; every difference is named.
+    """
+    index = source.index
+    known = select(index.structure, index.keys, at=wishes.at, only=None).keys
+    asked = _Asked(shardings=wishes.shardings, mesh=wishes.mesh, known=known)
+    if like is None and not wishes.none_is_leaf:
+        matches = as_stored(index, part)
+        placements = _placements(index, part.keys, matches, None, asked)
+        return Wanted(part=part, like=None, target=None, matches=matches, placements=placements)
+    target = flatten_like(like)
+    matches = matched(
+        index, part, target, rename=wishes.rename, missing=wishes.missing, extra=wishes.extra, cast=wishes.cast,
+        raw_keys=source.raw_keys, wording=wording,
+    )  # fmt: skip
+    placements = _placements(index, target.keys, matches, target, asked)
+    return Wanted(part=part, like=like, target=target, matches=matches, placements=placements)
+
+
+def loaded(source: Source, parts: Sequence[Wanted], progress: Progress | None, company: Company) -> list[Any]:
+    """Return the trees of some parts: all that is stored of them is read, checked and placed together."""
+    leaves = _leaves(
+        source,
+        [match for one in parts for match in one.matches],
+        [placement for one in parts for placement in one.placements],
+        progress,
+        company,
+    )
+    trees: list[Any] = []
+    done = 0
+    for one in parts:
+        trees.append(one.tree(source, leaves[done : done + len(one.matches)]))
+        done += len(one.matches)
+    return trees
+
+
+def require_sense(like: Any, wishes: Wishes) -> None:
+    """Refuse arguments of the wrong kind by their names, before anything is opened.
+
+    Raises:
+        Unsupported: one of them has no meaning.
+    """
+    only, rename = wishes.only, wishes.rename
+    globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
+    if not all(isinstance(glob, str) for glob in globs):
+        raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
+    if not isinstance(wishes.at, str | None):
+        raise Unsupported(f"at= is one key text, found {wishes.at!r:.100}")
+    if not isinstance(rename, Mapping | None):
+        raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
+    pairs: Mapping[Any, Any] = rename or {}
+    odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
+    if odd:
+        raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint="a key is one text, its parts joined by '/'")
+    if not isinstance(wishes.cast, bool | np.bool_):
+        raise Unsupported(f"cast={wishes.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
+    if wishes.missing not in ("error", "keep"):
+        raise Unsupported(f'missing={wishes.missing!r:.100} is neither "error" nor "keep"')
+    if wishes.extra not in ("error", "ignore"):
+        raise Unsupported(f'extra={wishes.extra!r:.100} is neither "error" nor "ignore"')
+    _require_tree(like)
+    if like is None and (rename or wishes.cast or wishes.missing == "keep" or wishes.extra == "ignore"):
+        raise Unsupported(
+            "rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none",
+            hint="give like=, for instance jax.eval_shape(init)",
+        )
+
+
+def _require_tree(like: Any) -> None:
+    """Refuse a ``like`` that was meant for another argument."""
+    meant = next((name for kind, name in _MISPLACED.items() if isinstance(like, kind)), None)
+    if meant is not None:
+        raise Unsupported(f"`like` is {kind_of(like)}, not a tree of arrays", hint=f"did you mean {meant}=?")
+    if is_rules(like) and any(isinstance(rule[-1], jax.sharding.PartitionSpec) for rule in like):
+        raise Unsupported("`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the user said of devices."""
+
+    shardings: Shardings
+    """``shardings=``."""
+    mesh: Any
+    """``mesh=``."""
+    known: Sequence[str]
+    """Every key of the checkpoint's part."""
+
+
+def _placements(
+    index: Index, keys: Sequence[str], matches: list[Matched], target: Flattened | None, asked: _Asked
+) -> list[Any]:
+    """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
+    placed: list[Any] = [None] * len(matches)
+    explicit = asked.shardings is not None or asked.mesh is not None
+    avals: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    too_wide: list[str] = []
+    holds: dict[np.dtype[Any], bool] = {}
+    for number, match in enumerate(matches):
+        like = target.leaves[number] if target is not None else None
+        place = sharding_of(like)
+        dtype = array_dtype(index, match) if explicit or place is not None else None
+        if dtype is None or isinstance(like, np.ndarray | np.generic):
+            continue
+        if dtype not in holds:
+            holds[dtype] = jax_holds(dtype)
+        if not holds[dtype]:
+            if explicit and match.fit.kind == "jax":
+                too_wide.append(f"{keys[number]} ({dtype.name})")
+            continue
+        if explicit or match.fit.kind in ("jax", "key"):
+            avals[keys[number]] = aval_of(aval_shape(index, match), dtype)
+            own[keys[number]] = place
+    if explicit or avals:
+        chosen = resolved(asked.shardings, asked.mesh, avals, [*keys, *asked.known], own)
+        for number, key in enumerate(keys):
+            placed[number] = chosen.get(key)
+            match = matches[number]
+            if placed[number] is not None and match.fit.kind == "numpy":
+                matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
+    if too_wide:
+        warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
+    return placed
+
+
+def _leaves(
+    source: Source,
+    matches: Sequence[Matched],
+    placements: Sequence[Any],
+    progress: Progress | None,
+    company: Company,
+) -> list[Any]:
+    """Return the leaves of the result: read, checked and placed."""
+    result, deliveries = planned(source, matches, placements)
+    company.agree(source, [deliveries])
+    report = Report(progress, sum(delivery.nbytes for delivery in deliveries))
+    for delivery, leaf in zip(deliveries, company.brought(source, deliveries, report), strict=True):
+        result[delivery.number] = leaf
+    return result

@@ -1,0 +1,94 @@
+"""A msgpack file as a source of leaves: its state dict, whose arrays are in memory once it is read. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from treering._arrays.held import held_index
+from treering._arrays.source import Source
+from treering._codec.gzip import decompressed
+from treering._codec.msgpack.scan import Leaves, Scanner
+from treering._codec.msgpack.views import Views
+from treering._codec.msgpack.window import WINDOW_BYTES
+from treering._format.index import Container, Token
+from treering._store.posix.reading import LocalFile
+from treering._values.keys import join_key
+from treering._values.trail import Trail, unwound
+from treering._wire.loaded import PlannedArrays
+from treering.errors import Corrupt, Format
+
+_KINDS: Final = {
+    "NoneType": "none",
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "complex": "complex",
+    "str": "str",
+    "bytes": "bytes",
+    "ndarray": "numpy",
+}
+
+
+def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
+    """Read a msgpack file, or one in gzip form.
+
+    Raises:
+        Corrupt, Format: it is damaged.
+        StoreFailed: the system refuses.
+    """
+    try:
+        with LocalFile(path) as file:
+            state = _unzipped(file) if zipped else _mapped(file) if mapped else _read(file)
+    except (Corrupt, Format) as error:
+        error.message = f"{str(path)!r}: {error.message}"
+        raise
+    structure, keys, leaves = _flattened(state)
+    kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
+    index, arrays = held_index(structure, keys, kinds, leaves)
+    return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True)
+
+
+def _unzipped(file: LocalFile) -> Any:
+    data = decompressed(file.read(0, file.size), None)
+    return _scanned(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data))
+
+
+def _mapped(file: LocalFile) -> Any:
+    return _scanned(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, Views(file.map()))
+
+
+def _read(file: LocalFile) -> Any:
+    arrays = PlannedArrays(file.read)
+    state = _scanned(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, arrays)
+    file.read_into(arrays.reads())
+    return state
+
+
+def _scanned(first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: Leaves) -> Any:
+    return Scanner(first, size, fetch, leaves).run()
+
+
+def _flattened(state: Any) -> tuple[list[Token], list[str], list[Any]]:
+    """Return the containers, keys and leaves of nested dicts, lists and tuples, in order."""
+    structure: list[Token] = []
+    keys: list[str] = []
+    leaves: list[Any] = []
+    pending: list[tuple[Trail, Any]] = [(None, state)]
+    while pending:
+        trail, value = pending.pop()
+        if isinstance(value, dict | list | tuple):
+            names = tuple(value) if isinstance(value, dict) else tuple(range(len(value)))
+            children = value.values() if isinstance(value, dict) else value
+            structure.append(Container(node=type(value).__name__, keys=names))
+            below = [((trail, str(name)), child) for name, child in zip(names, children, strict=True)]
+            pending.extend(reversed(below))
+            continue
+        keys.append(join_key(unwound(trail)))
+        leaves.append(value)
+        if structure and isinstance(structure[-1], int):
+            structure[-1] += 1
+        else:
+            structure.append(1)
+    return structure, keys, leaves

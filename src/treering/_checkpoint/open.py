@@ -1,0 +1,226 @@
+"""A checkpoint opened lazily: its keys, and views that read only what is asked of them."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import html
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from treering._arrays.incoming import Wish
+from treering._arrays.on_host import on_host
+from treering._arrays.slicing import Key, box_and_rest
+from treering._arrays.source import Source
+from treering._background.saves import settle
+from treering._checkpoint.source import open_source, require_path
+from treering._format.blocks import leaf_bytes
+from treering._format.index import ARRAY_KINDS, Index, LeafType
+from treering._format.structure import build
+from treering._printable import printable
+from treering._values.boxes import whole
+from treering._values.human import bytes_text, counted
+from treering.errors import Busy, Corrupt, NotFound, TreeringError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_SHOWN: Final = 20
+_MOST_SHOWN_BITS: Final = 14_000
+
+
+class NoSuchLeaf(TreeringError, KeyError):
+    """No leaf has that key; mappings raise ``KeyError``."""
+
+
+class ClosedCheckpoint(TreeringError, ValueError):
+    """The checkpoint was closed; files say ``ValueError`` then."""
+
+
+class LeafView:
+    """An array that still lies in its file. Slicing it reads what the slice needs, checked, as numpy.
+
+    Basic indexing only: integers, slices, ``...`` and None. ``view[...]`` and ``numpy.asarray(view)`` read all of it.
+
+    Attributes:
+        key: key text of the leaf.
+        kind: "jax", "numpy", "numpy scalar", or "key" (a typed PRNG key, of which the uint32 data is shown).
+        shape: shape of the array.
+        dtype: numpy dtype of the array.
+        nbytes: its bytes.
+        sharding: how it lay on devices when it was saved, as text; None where it was on one device.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, number: int, leaf_type: LeafType, dtype: np.dtype[Any]) -> None:
+        self._checkpoint = checkpoint
+        self._number = number
+        self.key: str = checkpoint.index.keys[number]
+        self.kind: str = leaf_type.kind
+        self.shape: tuple[int, ...] = leaf_type.shape or ()
+        self.dtype = dtype
+        self.nbytes: int = leaf_bytes(leaf_type)
+        self.sharding: str | None = leaf_type.sharding
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many items it has."""
+        return self.nbytes // self.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a leaf without axes")
+        return self.shape[0]
+
+    def __getitem__(self, key: Key) -> NDArray[Any]:
+        box, steps, rest = box_and_rest(key, self.shape)
+        array: NDArray[Any] = self._checkpoint.box(self._number, box, steps)[rest]
+        return array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("the array lies in a file: reading it is a copy")
+        array: NDArray[Any] = self._checkpoint.box(self._number, whole(self.shape))
+        return array if dtype is None else array.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"LeafView({self.key!r}: {self.dtype.name}{list(self.shape)}, {bytes_text(self.nbytes)}, {self.kind})"
+
+
+class Checkpoint(Mapping[str, Any]):
+    """A checkpoint or single file opened for reading: key text -> ``LeafView``, or the value of a Python leaf.
+
+    A context manager; views work until it is closed. What a later save does to the path is not seen here, but a save
+    into a leaves directory takes away what it replaces: reading that is ``Busy`` then, or, where another program made
+    both, something of the new one.
+
+    Attributes:
+        index: everything that is known without reading an array; its form may change between versions.
+    """
+
+    def __init__(self, path: str, source: Source, closing: contextlib.ExitStack) -> None:
+        self._path = path
+        self._source = source
+        self._closing = closing
+        self._closed = False
+        self._numbers: dict[str, int] | None = None
+        self.index: Index = source.index
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._closed = True
+        self._closing.close()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the user wrote beside the tree."""
+        return self.index.metadata
+
+    @property
+    def structure(self) -> Any:
+        """The tree with its own containers; in place of each leaf its ``LeafView``, or its value."""
+        return build(self.index.structure, list(self.values()))
+
+    def __getitem__(self, key: str) -> Any:
+        number = self._known.get(key)
+        if number is None:
+            raise self._no_such(key)
+        return self._leaf(number)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.index.keys)
+
+    def __len__(self) -> int:
+        return len(self.index.keys)
+
+    def box(self, number: int, box: tuple[tuple[int, int], ...], steps: tuple[int, ...] | None = None) -> NDArray[Any]:
+        """Return one box of a stored leaf, or each so manyth item of it along its axes, read and checked."""
+        if self._closed:
+            raise ClosedCheckpoint(
+                f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it",
+                hint="read what is needed before it is closed, inside the `with` block",
+            )
+        wish = Wish(number, (box,), steps=steps)
+        try:
+            self._source.read([wish], None)
+        except (Corrupt, NotFound) as error:
+            if self._source.is_current():
+                raise
+            message = f"{self._path!r} was saved anew after it was opened, and {self.index.keys[number]!r} is gone"
+            raise Busy(message, hint="open it again") from error
+        return wish.arrays[0].copy() if self._source.held else wish.arrays[0]
+
+    def _leaf(self, number: int) -> Any:
+        leaf_type = self.index.type_of(number)
+        if not leaf_type.stored:
+            return self.index.values[number]
+        if leaf_type.kind in ARRAY_KINDS:
+            return LeafView(self, number, leaf_type, self._source.dtype_of(number))
+        return on_host(self.box(number, whole(leaf_type.shape or ())), leaf_type.kind)
+
+    @property
+    def _known(self) -> dict[str, int]:
+        if self._numbers is None:
+            self._numbers = {key: number for number, key in enumerate(self.index.keys)}
+        return self._numbers
+
+    def _no_such(self, key: object) -> NoSuchLeaf:
+        near = difflib.get_close_matches(str(key), self.index.keys[:2000], n=1)
+        branch = sum(text.startswith(f"{key}/") for text in self.index.keys)
+        found = (
+            f"; {counted(branch, 'leaves lie')} below it" if branch else f"; did you mean {near[0]!r}?" if near else ""
+        )
+        hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
+        return NoSuchLeaf(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
+
+    def __repr__(self) -> str:
+        arrays = sum(leaf_bytes(self.index.type_of(number)) for number in range(len(self)))
+        shown = [f"  {printable(key)}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
+        more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
+        return "\n".join(
+            [f"Checkpoint({self._path!r}: {counted(len(self), 'leaves')}, {bytes_text(arrays)})", *shown, *more]
+        )
+
+    def _short(self, number: int) -> str:
+        leaf_type = self.index.type_of(number)
+        if leaf_type.stored:
+            return f"{leaf_type.dtype}{list(leaf_type.shape or ())} {leaf_type.kind}"
+        value = self.index.values[number]
+        if type(value) is int and value.bit_length() > _MOST_SHOWN_BITS:  # Python makes no text of more digits
+            return f"an int of {value.bit_length()} bits"
+        return f"{value!r:.60}"
+
+    def _repr_html_(self) -> str:
+        lines = repr(self).splitlines()
+        return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+
+def open_path(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open what stands at ``path``; ``treering.open`` says more."""
+    require_path(path)
+    settle(path)
+    with contextlib.ExitStack() as files:
+        source = open_source(path, files, mapped=False)
+        checkpoint = Checkpoint(os.fspath(path), source, closing := files.pop_all())
+    # For one that nobody closes. At the end of the program the system does it.
+    weakref.finalize(checkpoint, closing.close).atexit = False
+    return checkpoint

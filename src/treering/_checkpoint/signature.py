@@ -1,0 +1,220 @@
+"""What each process says of its tree before a joint save: a few bytes for each leaf, and of what it holds alone.
+
+Leaves are compared by key, kind, dtype, shape and by who holds which box; what they hold is not. A leaf that a process
+holds alone is taken from process 0, whatever the others have in its place, so how it is cut there says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import xxhash
+
+from treering._arrays.outgoing import HeldBoxes, Outgoing
+from treering._arrays.parted import Parted, host_blocks
+from treering._codec.documents import json_text
+from treering._format.index import LeafType
+from treering._format.leaf_values import encoded_value
+from treering._tree.flatten import Flattened
+from treering._values.boxes import text_of
+from treering._values.checksums import packed, unpacked
+from treering._values.human import counted
+from treering._values.processes import named
+from treering.errors import Mismatch
+
+_BYTES: Final = 8
+_SHOWN: Final = 10
+_SHOWN_BOXES: Final = 4
+_NOTHING: Final = 0
+
+
+def signature_of(flat: Flattened, leaves: Outgoing) -> bytes:
+    """Return 8 bytes for each leaf; those of one leaf are equal on all processes that may save together.
+
+    Example:
+        >>> from treering._arrays.outgoing import outgoing
+        >>> from treering._tree.flatten import flatten
+        >>> one, other = flatten({"a": 1.5, "b": 2}), flatten({"a": 2.5, "b": 2.0})
+        >>> mine, theirs = signature_of(one, outgoing(one)), signature_of(other, outgoing(other))
+        >>> mine[:8] == theirs[:8], mine[8:] == theirs[8:]
+        (True, False)
+    """
+    known: dict[tuple[int, int], bytes] = {}
+    signature = array("Q")
+    for number, key in enumerate(flat.keys):
+        kind, held = leaves.leaf_types[number], _shared(leaves, number)
+        facts = known.get((kind, id(held)))
+        if facts is None:
+            facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
+        signature.append(_leaf_digest(key, facts))
+    return packed(signature)
+
+
+def claimed(flat: Flattened, leaves: Outgoing, theirs: bytes, this: int) -> Outgoing:
+    """Return the leaves as process 0 sees them, as far as that cannot be known here.
+
+    An array that lies on this process's devices alone looks the same here whether each process has one of its own, or
+    all mean this very one. Process 0 can tell: it has an array of its own, or a handle on this one.
+
+    Args:
+        flat: the tree.
+        leaves: its leaves.
+        theirs: process 0's signature.
+        this: number of this process, not 0.
+    """
+    mine = signature_of(flat, leaves)
+    if len(theirs) != len(mine) or theirs == mine:
+        return leaves
+    spread = dict(leaves.spread)
+    equal: dict[HeldBoxes, HeldBoxes] = {held: held for held in spread.values()}
+    for number, kind in enumerate(flat.kinds):
+        if kind in ("jax", "key") and number not in spread and _part(theirs, number) != _part(mine, number):
+            held = tuple((source.box, (this,)) for source in leaves.sources[number])
+            digest = _leaf_digest(flat.keys[number], _facts(leaves.types[leaves.leaf_types[number]], held))
+            if packed(array("Q", [digest])) == _part(theirs, number):
+                spread[number] = equal.setdefault(held, held)
+    return leaves if len(spread) == len(leaves.spread) else dataclasses.replace(leaves, spread=spread)
+
+
+def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]) -> Callable[[bytes], None]:
+    """Return what compares process 0's signature with this process's.
+
+    Args:
+        mine: this process's signature.
+        keys: key text of each leaf.
+        text: says what a leaf is here, such as `leaf_text` with its first two arguments given.
+
+    Returns:
+        A function of process 0's signature. It raises ``Mismatch``, naming the first few leaves that differ.
+
+    Example:
+        >>> check_signature(b"12345678", ["w"], lambda leaf: "an int")(b"87654321")
+        Traceback (most recent call last):
+            ...
+        treering.errors.Mismatch: process 0 has another tree:
+          leaf 'w' is not what it is there; here it is an int
+    """
+
+    def check(theirs: bytes) -> None:
+        if theirs == mine:
+            return
+        differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
+        if len(theirs) != len(mine):
+            found = f"process 0 has {counted(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
+            first = f"; the first that is not the same is {keys[differing[0]]!r:.200}" if differing else ""
+            raise Mismatch(f"the processes have different trees: {found}{first}")
+        lines = [f"leaf {keys[n]!r:.200} is not what it is there; here it is {text(n)}" for n in differing[:_SHOWN]]
+        more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
+        error = Mismatch("process 0 has another tree:" + "".join(f"\n  {line}" for line in [*lines, *more]))
+        error.differences = tuple(lines)
+        raise error
+
+    return check
+
+
+def leaf_text(leaves: Outgoing, leaf: int) -> str:
+    """Return for people what a leaf is to this process.
+
+    Example:
+        >>> import numpy as np
+        >>> from treering._arrays.outgoing import outgoing
+        >>> from treering._tree.flatten import flatten
+        >>> leaf_text(outgoing(flatten({"w": np.zeros((2, 3), "f4")})), 0)
+        'numpy float32 [2, 3], held by each process alone'
+    """
+    kind = leaves.types[leaves.leaf_types[leaf]]
+    if not kind.stored:
+        return kind.kind
+    what = f"{kind.kind} {kind.dtype} {list(kind.shape or ())}"
+    held = _shared(leaves, leaf)
+    if held is None:
+        return f"{what}, held by each process alone"
+    boxes = [f"[{text_of(box)}] by {named(owners)}" for box, owners in held[:_SHOWN_BOXES]]
+    more = f" and {counted(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""
+    return f"{what}, held: {', '.join(boxes)}{more}"
+
+
+def local_digests(flat: Flattened, leaves: Outgoing) -> bytes:
+    """Return 8 bytes for each leaf that a process holds alone, in the order of the leaves: a digest of what it holds.
+
+    A leaf of which this process holds nothing has eight zeros.
+    """
+    digests = array("Q")
+    for number in _local(leaves):
+        if number in leaves.values:
+            value = encoded_value(flat.kinds[number], leaves.values[number])
+            digests.append(xxhash.xxh3_64_intdigest(json_text(value).encode("ascii")) or 1)
+        elif number in leaves.spread:
+            digests.append(_NOTHING)
+        else:
+            state = xxhash.xxh3_64()
+            for piece in _bytes_of(leaves, number):
+                state.update(piece)
+            digests.append(state.intdigest() or 1)
+    return packed(digests)
+
+
+def check_local(keys: Sequence[str], leaves: Outgoing, digests: Sequence[bytes]) -> None:
+    """Compare what `local_digests` gave on each process.
+
+    Raises:
+        Mismatch: some leaf is not the same everywhere; leaves and processes are named.
+    """
+    numbers = _local(leaves)
+    wrong = [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]
+    if wrong:
+        raise Mismatch(f'{named(wrong)} did not pass host_local="equal", as process 0 did')
+    columns = list(map(unpacked, digests))
+    wanted = columns[0]
+    differing: dict[int, list[int]] = {}
+    for process, found in enumerate(columns[1:], 1):
+        if found != wanted:
+            for number, mine, theirs in zip(numbers, wanted, found, strict=True):
+                if theirs not in (mine, _NOTHING):
+                    differing.setdefault(number, []).append(process)
+    if not differing:
+        return
+    lines = [f"leaf {keys[number]!r:.200} differs on {named(differing[number])}" for number in sorted(differing)]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    shown = "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
+    hint = 'host_local="first" saves what process 0 has'
+    error = Mismatch(f"leaves that each process holds alone are not those of process 0:{shown}\n{hint}")
+    error.differences = tuple(lines)
+    raise error
+
+
+def _part(signature: bytes, leaf: int) -> bytes:
+    return signature[_BYTES * leaf : _BYTES * leaf + _BYTES]
+
+
+def _facts(kind: LeafType, held: HeldBoxes | None) -> bytes:
+    return repr((kind.kind, kind.dtype, kind.shape, kind.impl, held)).encode()
+
+
+def _leaf_digest(key: str, facts: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") + b"\0" + facts)
+
+
+def _shared(leaves: Outgoing, leaf: int) -> HeldBoxes | None:
+    """Return who holds a leaf that others than process 0 hold, None for one that is process 0's."""
+    held = leaves.spread.get(leaf)
+    return None if held is None or all(owners == (0,) for _, owners in held) else held
+
+
+def _local(leaves: Outgoing) -> list[int]:
+    """Return the leaves that are process 0's."""
+    opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
+    return [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
+
+
+def _bytes_of(leaves: Outgoing, leaf: int) -> Iterator[bytes | memoryview]:
+    sources = leaves.sources[leaf]
+    if len(sources) == 1:
+        data = sources[0].data
+    else:
+        shape = leaves.types[leaves.leaf_types[leaf]].shape or ()
+        data = Parted(shape, [(source.box, source.data) for source in sources])
+    yield from host_blocks(data, 0, data.size)

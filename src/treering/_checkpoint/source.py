@@ -1,0 +1,168 @@
+"""Whatever stands at a path, opened for reading leaves: a checkpoint, the latest of a run, leaves, a single file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treering._arrays.incoming import StoredArrays
+from treering._arrays.source import Source
+from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.msgpack_source import msgpack_source
+from treering._checkpoint.naming import naming
+from treering._format.blocks import file_digest
+from treering._format.document import parse_index
+from treering._format.index import Index
+from treering._format.safetensors import parse_safetensors
+from treering._printable import kind_of
+from treering._store.posix.open_folder import DataFileMissing, OpenFolder
+from treering._store.posix.reading import LocalFile
+from treering._values.human import counted
+from treering.errors import Corrupt, Unsupported
+
+# Each try needs a whole overwrite between reading the index and opening the files that it names.
+_TRIES: Final = 100
+_PIECE_BYTES: Final = 1 << 20
+
+
+@contextlib.contextmanager
+def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
+    """Open what stands at ``path`` for as long as the block runs.
+
+    Raises:
+        NotFound, Format, Unsupported: as ``detect`` says.
+        Corrupt: its headers contradict themselves.
+        StoreFailed: the system refuses.
+    """
+    with contextlib.ExitStack() as files:
+        yield open_source(path, files, mapped=mapped)
+
+
+def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open what stands at ``path``; it stays open until ``files`` closes it.
+
+    Raises:
+        TreeringError: as `opened_source` says.
+    """
+    form = detect(path)
+    if form in (Form.MSGPACK, Form.GZIP):
+        return msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
+    if form is Form.LEAVES:
+        leaves: Any = importlib.import_module("treering._leaves.leaves_source")
+        source: Source = leaves.opened_leaves(path, files, mapped=mapped)
+        return source
+    index, arrays = open_stored(path, form, files, mapped=mapped)
+    return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
+
+
+def require_path(path: object) -> None:
+    """Refuse what is no path, such as a tree in its place.
+
+    Raises:
+        Unsupported: neither a str nor an ``os.PathLike``.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise Unsupported(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
+
+
+def open_stored(
+    path: str | os.PathLike[str], form: Form, files: contextlib.ExitStack, *, mapped: bool
+) -> tuple[Index, StoredArrays]:
+    """Open a checkpoint, a run's latest, or a safetensors file; its files stay open until ``files`` closes them."""
+    place = Path(path)
+    if form is Form.SAFETENSORS:
+        file = files.enter_context(LocalFile(place))
+        with naming(place):
+            index = parse_safetensors(file.size, file.read)
+        return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
+    if form is Form.RUN:
+        runs: Any = importlib.import_module("treering._runs.latest")
+        place, index, opened = runs.of_latest(place, _opened)
+    else:
+        place, index, opened = _opened(place)
+    for data in opened:
+        if data is not None:
+            files.enter_context(data)
+
+    def check_header(number: int) -> None:
+        data = opened[number]
+        if data is None:
+            raise _lost(index, number, place)
+        check_data_file(index, number, data)
+
+    return index, StoredArrays(index, opened, check_header, mapped=mapped)
+
+
+def check_data_file(index: Index, number: int, file: LocalFile) -> None:
+    """Compare a data file's size and header with what the index says.
+
+    Raises:
+        Corrupt: they differ.
+    """
+    entry = index.files[number]
+    if file.size != entry.nbytes:
+        how = "cut short" if file.size < entry.nbytes else "too long"
+        wanted = f"{counted(entry.nbytes, 'bytes were')} written, {file.size} are there"
+        raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
+    if entry.digest is not None and file_digest(index, number, _pieces(file, entry.header)) != entry.digest:
+        raise Corrupt(
+            f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
+            hint="use another copy; `treering verify` lists all damage",
+        )
+
+
+def _pieces(file: LocalFile, end: int) -> Iterator[bytes]:
+    """Read a header bit by bit: how long it is, the file says."""
+    for start in range(0, end, _PIECE_BYTES):
+        yield file.read(start, min(_PIECE_BYTES, end - start))
+
+
+def _opened(path: str | os.PathLike[str]) -> tuple[Path, Index, list[LocalFile | None]]:
+    return (Path(path), *_open_checkpoint(Path(path)))
+
+
+def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
+    """Read the index and open every file that it names, all of one commit; None for one that is lost."""
+    attempt = ""
+    for _ in range(_TRIES):
+        with OpenFolder(path) as folder:
+            with naming(path / "treering.json"):
+                index = parse_index(folder.read_index())
+            names = [file.name for file in index.files]
+            try:
+                found = folder.open_files(names)
+            except DataFileMissing:
+                if index.attempt == attempt:
+                    return index, _those_there(folder, names)
+                # Perhaps an overwrite committed meanwhile, and its index is there now.
+                attempt = index.attempt
+                continue
+            return index, [found[name] for name in names]
+    raise Corrupt(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
+
+
+def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | None]:
+    """Open what is left of a damaged checkpoint: leaves in other files can still be read."""
+    with contextlib.ExitStack() as undo:
+        files: list[LocalFile | None] = []
+        for name in names:
+            try:
+                files.append(undo.enter_context(folder.open_files([name])[name]))
+            except DataFileMissing:
+                files.append(None)
+        undo.pop_all()
+    return files
+
+
+def _lost(index: Index, number: int, path: Path) -> Corrupt:
+    lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
+    more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
+    held = f", and with it {lost[0]!r:.200}{more}" if lost else ""
+    return Corrupt(
+        f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",
+        hint="copy the whole folder, every file that treering.json names",
+    )

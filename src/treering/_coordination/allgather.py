@@ -1,0 +1,257 @@
+"""All processes of a job meet: each brings a few bytes and gets those of all, or an error before long.
+
+A collective whose peer does not come blocks the thread that asked for it, for ever. So it runs in a thread of its own,
+while the caller's thread stands still (the collective keeps its place in the caller's order) and waits with a deadline.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import jax
+
+from treering._coordination.gathered import gathered
+from treering._coordination.heartbeat import Signs
+from treering._values.human import counted
+from treering._values.processes import Processes, named
+from treering.errors import ProcessFailed, Timeout
+
+if TYPE_CHECKING:
+    from treering._coordination.message_board import Notes
+from treering._store.waiters import Latch
+
+T = TypeVar("T")
+
+PAYLOAD_BYTES: Final = 512
+"""What a process can bring to an assembly, at most."""
+
+# Before the payload of a row: how many calls this process has given up, and the payload's length.
+_HEADER: Final = struct.Struct("<IH2x")
+_ROW_BYTES: Final = _HEADER.size + PAYLOAD_BYTES
+
+_AFTER_ERROR_SECONDS: Final = 2.0
+_OF_OTHERS: Final = tuple(
+    f"{code}: "
+    for code in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN")
+)
+
+
+class _Line:
+    """The work of this process that needs all others: one thing after the other.
+
+    Attributes:
+        turn: held by the thread whose work is on.
+        last: the work that is on, or that was left behind when its deadline had passed.
+        given_up: how many calls ended here while others may still be in them. Processes that disagree on it would
+            take an answer to one question for that to another.
+        calls: how many calls have begun.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.last: _Work[Any] | None = None
+        self.given_up = 0
+        self.calls = 0
+
+
+_line = _Line()
+
+
+class _Behind(Timeout):
+    """The others have gone on to a later call than this process."""
+
+
+class _Work(Generic[T]):
+    """Work in a thread of its own."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.ended = Latch()
+        self._work = work
+        # Settings of a `with` block of the caller's do not reach other threads; this one decides what dtypes are.
+        self._x64 = bool(jax.config.jax_enable_x64)
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        try:
+            with jax.enable_x64(self._x64), jax.disable_jit(False), jax.transfer_guard("allow"):
+                self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
+            self._error = error
+        self.ended.set()
+
+    def missed(self) -> Timeout | None:
+        """Return the error of a call of the others that met this work in place of this process's call, if one did."""
+        return self._error if isinstance(self._error, _Behind) else None
+
+    def met(self) -> bool:
+        """Tell, once it has ended, whether the others are through with it too: where it failed here, they may wait."""
+        # Of a call that some had given up all hear alike.
+        return self._error is None or isinstance(self._error, Timeout)
+
+    def result(self) -> T:
+        """Return what came of it, once it has ended."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def assembled(payload: bytes, processes: Processes, *, timeout: float, notes: Notes | None, doing: str) -> list[bytes]:
+    """Return what each process brought, in their order; all processes have to call this.
+
+    Args:
+        payload: what this one brings, up to ``PAYLOAD_BYTES``.
+        processes: those of the job; for one alone its own payload comes back.
+        timeout: seconds to wait for the others.
+        notes: where signs of life are left and looked for; None where nothing can be written.
+        doing: what the caller is about to do, as in ``"load '/runs/7'"``.
+
+    Raises:
+        Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
+        ProcessFailed: another process broke off.
+
+    Example:
+        >>> assembled(b"here", Processes(this=0, count=1), timeout=10, notes=None, doing="load 'x'")
+        [b'here']
+    """
+    work = functools.partial(exchanged, payload, processes, doing)
+    return in_step(work, processes, timeout=timeout, notes=notes, doing=doing)
+
+
+def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
+    """Return what each process brought, as `assembled` does, but wait for the others for ever.
+
+    Raises:
+        Timeout: another process is in a call that this one has given up, or the other way round.
+    """
+    if len(payload) > PAYLOAD_BYTES:
+        raise ValueError(f"a payload of {counted(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
+    if processes.count == 1:
+        return [payload]
+    rows = gathered((_HEADER.pack(_line.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
+    headers = [_HEADER.unpack_from(row) for row in rows]
+    latest = max(given_up for given_up, _ in headers)
+    behind = [number for number, (given_up, _) in enumerate(headers) if given_up < latest]
+    if behind:
+        # All raise, and all are at the same call again.
+        _line.given_up = latest
+        text = f"could not {doing}: {named(behind)} came to a call that the others had given up"
+        error = _Behind(text) if processes.this in behind else Timeout(text)
+        error.missing = tuple(number for number in behind if number != processes.this)
+        raise error
+    return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
+
+
+def give_up() -> None:
+    """Count a call that ends here while other processes may still be in it."""
+    _line.given_up += 1
+
+
+def in_step(
+    work: Callable[[], T],
+    processes: Processes,
+    *,
+    timeout: float,
+    notes: Notes | None,
+    doing: str,
+    maker: int | None = None,
+) -> T:
+    """Return what ``work`` returns: something that needs all processes, such as a collective.
+
+    It runs in a thread of its own, which is left behind when the deadline passes. Later work begins after it has
+    ended, so that all processes do the same things in the same order.
+
+    Args:
+        work: what is done; all processes have to do the same.
+        processes: those of the job.
+        timeout: seconds to wait for it.
+        notes: where signs of life are left and looked for; None where nothing can be written.
+        doing: what the caller is about to do, as in ``"load '/runs/7'"``.
+        maker: the process that makes the folder of the notes before it comes, if one does.
+
+    Raises:
+        Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
+        ProcessFailed: another process broke off.
+    """
+    if processes.count == 1:
+        return work()
+    deadline = time.monotonic() + timeout
+    _line.calls += 1
+    signs = Signs(processes, notes, doing, timeout, maker, number=_line.calls)
+    ended = False
+    try:
+        with _turn(deadline) as has_turn:
+            left = _line.last
+            if has_turn and (left is None or signs.wait(left.ended, deadline)):
+                _line.last = None
+                if left is not None and (missed := left.missed()):
+                    # What was left behind has met the others' present call, which failed by that: so does this one.
+                    ended = True
+                    raise missed
+                _line.last = own = _Work(work)
+                if signs.wait(own.ended, deadline):
+                    ended, _line.last = own.met(), None
+                    return _outcome(own, signs, doing)
+        raise _late(signs, timeout, doing)
+    finally:
+        if not ended:
+            give_up()
+        signs.end()
+
+
+@contextmanager
+def _turn(deadline: float) -> Iterator[bool]:
+    """Wait until no other thread of this process is in step with others; tell whether that came in time."""
+    has_turn = _line.turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    try:
+        yield has_turn
+    finally:
+        if has_turn:
+            _line.turn.release()
+
+
+def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
+    try:
+        return ended.result()
+    except Exception as error:
+        text = str(error)
+        # jax raises what XLA says of a broken connection as an error of its own or as a ValueError. Other words of
+        # XLA, of memory that is short or of wrong arguments, are this process's own trouble.
+        if not text.startswith(_OF_OTHERS):
+            raise
+        silent = signs.silent_after(_AFTER_ERROR_SECONDS) or ()
+        signs.part()
+        who = named(silent) if silent else "another process"
+        reason = f"{text.splitlines()[0]:.200}"
+        if "DEADLINE_EXCEEDED" in text:
+            # jax connects processes when they first need each other, and gives them 30 s on CPU.
+            late = Timeout(f"could not {doing}: {who} did not come before jax gave up ({reason})")
+            late.missing = silent
+            raise late from error
+        # A process that is elsewhere, and has not heard of it, gives no sign either.
+        several = f"one of {named(silent)} broke off: none gave a sign of life"
+        what = several if silent[1:] else f"{who} broke off"
+        failed = ProcessFailed(f"could not {doing}: {what} ({reason})")
+        failed.processes = silent
+        raise failed from error
+
+
+def _late(signs: Signs, timeout: float, doing: str) -> Timeout:
+    silent = signs.silent()
+    if silent:
+        what = f"{named(silent)} did not come within {timeout:g} s"
+    elif silent is None:
+        what = f"other processes did not come within {timeout:g} s; which, cannot be told: no notes can be left there"
+    else:
+        what = f"the processes did not come together within {timeout:g} s, though all give signs of life"
+    error = Timeout(f"could not {doing}: {what}", hint="look what became of them, or give them more time (timeout=)")
+    error.missing = silent or ()
+    return error

@@ -1,0 +1,357 @@
+"""Joint saves are counted: all processes know the name of the next one without a word.
+
+At the first one the processes agree on a random name of the job, and that they all see the same folder. After that
+call number 7 of one process is call number 7 of every other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import jax
+
+from treering._codec.documents import json_text, parsed
+from treering._coordination.allgather import PAYLOAD_BYTES, exchanged, give_up, in_step
+from treering._coordination.message_board import PathNotes
+from treering._coordination.messages import Failure
+from treering._coordination.steps import Call
+from treering._store.posix import open_descriptor
+from treering._store.posix.failures import naming
+from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
+from treering._values.checkpoint_names import waiting_note
+from treering._values.processes import Processes, named
+from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
+
+T = TypeVar("T")
+
+# A network file system may hide a new name for as long as it believes what it knew of the folder.
+_LOOK_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.02
+_REFRESHED_AFTER: Final = 1.0
+
+_TRIES: Final = 5
+_REMOVALS: Final = 50
+
+_UNSEEN: Final = b"unseen"
+_GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
+# What any note of these meetings ends with: whose it is, in which call.
+_OF_CALL: Final = re.compile(rb"([0-9a-f]{16}) (\d{1,18})\Z")
+
+
+class _Job:
+    """What this process knows of its job.
+
+    Attributes:
+        device: one of jax's; another one stands for another job.
+        processes: which one this is, of how many.
+        own_name: what this process is called; the job is called as its process 0 is.
+        names: what each process is called; empty until all have told.
+        name: what all have agreed to call it; None until they have.
+        shared: whether all have seen the same folder.
+        number: how many joint saves this process has begun.
+        lock: held while those are changed.
+    """
+
+    def __init__(self, device: jax.Device, processes: Processes) -> None:
+        self.device = device
+        self.processes = processes
+        self.own_name = secrets.token_hex(8)
+        self.names: list[bytes] = []
+        self.name: str | None = None
+        self.shared = False
+        self.number = 0
+        self.lock = threading.Lock()
+
+    def agree(self, failure: bytes, doing: str) -> bytes:
+        """Agree on the name, if that is not done; return what process 0 failed at."""
+        if self.name is not None:
+            return b""
+        said = exchanged(self.own_name.encode() + failure, self.processes, doing)
+        self.names = [name[: len(self.own_name)] for name in said]
+        self.name = self.names[0].decode()
+        return said[0][len(self.own_name) :]
+
+    def compare(self, seen: bytes, doing: str) -> list[bytes]:
+        """Bring together who sees the folder; return what each process says."""
+        said = exchanged(seen, self.processes, doing)
+        self.shared = not any(said)
+        return said
+
+
+@dataclasses.dataclass(slots=True)
+class _Jobs:
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    latest: _Job | None = None
+
+
+_jobs = _Jobs()
+
+
+def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
+    """Count a joint save of this process and return it; the first one lets all processes agree on the job's name.
+
+    Args:
+        path: the folder that is saved into. Process 0 makes it, if it is missing, at the first call.
+        processes: those of the job, more than one.
+        timeout: seconds to wait for the others.
+        doing: what the caller is about to do, as in ``"save '/runs/7'"``.
+
+    Raises:
+        Timeout: others did not come in time.
+        ProcessFailed: another process broke off.
+        NotShared: not all processes see the same folder at the path; ``processes`` holds those that do not see what
+            process 0 writes.
+        StoreFailed: process 0 cannot write there.
+    """
+    job = _this_job(processes)
+    with job.lock:
+        job.number += 1
+        number = job.number
+    if job.name is None or not job.shared:
+        with _Meeting(job, number, path, timeout, doing) as meeting:
+            meeting.agree()
+            if not job.shared:
+                meeting.compare()
+    if job.name is None:
+        raise RuntimeError("the job has no name")
+    return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)
+
+
+def _this_job(processes: Processes) -> _Job:
+    """Return what is known of the job that runs; after ``jax.distributed`` was begun anew, it is another one."""
+    device = jax.devices()[0]
+    with _jobs.lock:
+        job = _jobs.latest
+        if job is None or job.device is not device or job.processes != processes:
+            job = _jobs.latest = _Job(device, processes)
+        return job
+
+
+class _Meeting:
+    """The first call of a job: on its name, and on the folder."""
+
+    def __init__(self, job: _Job, number: int, path: Path, timeout: float, doing: str) -> None:
+        self._job = job
+        self._number = number
+        self._path = path
+        self._shown = os.fspath(path)
+        self._timeout = timeout
+        self._look_seconds = min(timeout, _LOOK_SECONDS)
+        self._doing = doing
+        self._leads = job.processes.leads
+        self._made: list[str] = []
+        self._failed: TreeringError | None = None
+        self._notes = _MarkedNotes(self._shown)
+        if not self._leads:
+            self._sign()
+
+    def __enter__(self) -> Self:
+        if self._leads:
+            try:
+                with naming(self._shown, "write"):
+                    self._begin()
+            except TreeringError as error:
+                remove_folders(self._made)
+                self._failed = error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._failed is not None:
+            return
+        name = waiting_note(self._job.processes.this)
+        if not self._leads and isinstance(error, Timeout) and error.__cause__ is not None:
+            return  # jax gave up first, and this process has left a note that says so
+        if isinstance(error, Timeout | KeyboardInterrupt):
+            # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
+            self._sign()
+            with contextlib.suppress(OSError):
+                make_folder(resolved_folder(self._shown))
+                self._notes.put(name, b"call %d is given up " % self._number)
+            return
+        if isinstance(error, ProcessFailed):  # as does the note of this process, for those that hear of it later
+            return
+        with contextlib.suppress(OSError):
+            PathNotes(self._shown).remove(name)
+        if error is not None:
+            self._remove_made()
+
+    def agree(self) -> None:
+        """Agree on the job's name.
+
+        Raises:
+            TreeringError: another process did not come, or process 0 cannot write.
+        """
+        failure = _text_of(self._failed) if self._failed else b""
+        failed = self._in_step(functools.partial(self._job.agree, failure, self._doing), self._timeout)
+        self._raise(failed)
+
+    def compare(self) -> None:
+        """Make sure that all processes see what process 0 writes.
+
+        Raises:
+            NotShared: some do not.
+            TreeringError: another process did not come, or process 0 cannot write.
+        """
+        if self._leads:
+            own = _text_of(self._failed) if self._failed else b""
+            if self._failed is None:
+                self._require_others()
+                self._sign()  # from here on its note is the mark
+                with contextlib.suppress(OSError):  # the sign of life that follows tries again
+                    self._mark()
+        else:
+            own = b"" if self._sees_mark() else _UNSEEN
+        work = functools.partial(self._job.compare, own, self._doing)
+        # Those that see nothing come when they have looked long enough.
+        failed, *others = self._in_step(work, self._timeout + self._look_seconds)
+        self._raise(failed)
+        unseen = tuple(number for number, said in enumerate(others, 1) if said)
+        if unseen:
+            verb = "does" if len(unseen) == 1 else "do"
+            error = NotShared(
+                f"could not {self._doing}: {named(unseen)} {verb} not see what process 0 writes there",
+                hint="use a file system that all processes share",
+            )
+            error.processes = unseen
+            raise error
+
+    def _in_step(self, work: Callable[[], T], timeout: float) -> T:
+        return in_step(
+            work,
+            self._job.processes,
+            timeout=timeout,
+            notes=self._notes,
+            doing=self._doing,
+            # Where the others find no folder, it is process 0 that has not come.
+            maker=None if self._leads else 0,
+        )
+
+    def _raise(self, failed: bytes) -> None:
+        """Raise what process 0 failed at, if it did."""
+        if failed and self._failed is not None:
+            raise self._failed
+        if failed:
+            failure = Failure.from_node(parsed(failed.decode(), "what process 0 says"), "what process 0 says")
+            raise failure.error(f"process 0 could not {self._doing}", (0,))
+
+    def _begin(self) -> None:
+        """Make the folder and leave the mark in it."""
+        for tries_left in reversed(range(_TRIES)):
+            self._made = make_folder(resolved_folder(self._shown))
+            try:
+                self._mark()
+            except FileNotFoundError:  # another saver failed, and has removed what it had made
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    def _remove_made(self) -> None:
+        """Remove the folders that were made, once those who have seen them have taken their signs of life along."""
+        for _ in range(_REMOVALS):
+            remove_folders(self._made)
+            if not (self._made and self._path.exists()):
+                return
+            time.sleep(_PAUSE_SECONDS)
+
+    def _require_others(self) -> None:
+        """See that no other process had given up this call, when this one came to it.
+
+        Raises:
+            Timeout: some had.
+        """
+        gone: list[int] = []
+        for number in self._job.processes.others:
+            with contextlib.suppress(OSError):  # not to be read is not to be known
+                said = self._notes.get(waiting_note(number)) or b""
+                of = _OF_CALL.search(said)
+                left = self._number + (_GIVEN_UP.match(said) is None)
+                if of is not None and of[1] == self._job.names[number] and int(of[2]) >= left:
+                    gone.append(number)
+        if gone:
+            give_up()
+            error = Timeout(f"could not {self._doing}: {named(gone)} had given up before this process came")
+            error.missing = tuple(gone)
+            raise error
+
+    def _sign(self) -> None:
+        """Let the notes say from here on whose they are, and of which call."""
+        self._notes.signature = b"%s %d" % (self._job.own_name.encode(), self._number)
+
+    def _mark(self) -> None:
+        self._notes.put(waiting_note(0), b"")
+
+    def _sees_mark(self) -> bool:
+        """Look for the mark of process 0; whether it is there.
+
+        Raises:
+            Timeout: process 0 has given up this call.
+        """
+        mark = (self._job.name or "").encode()
+        deadline = time.monotonic() + self._look_seconds
+        refreshed = time.monotonic()
+        while True:
+            found = None
+            with contextlib.suppress(OSError):  # not to be read is not to be seen
+                found = self._notes.get(waiting_note(0))
+            if found is not None and mark in found:
+                given_up = _GIVEN_UP.match(found)
+                if given_up is None:
+                    return True
+                if int(given_up[1]) >= self._number:  # else it is of an earlier call, and process 0 is on its way
+                    give_up()
+                    raise Timeout(f"could not {self._doing}: process 0 had given up before this process came")
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            if now >= refreshed + _REFRESHED_AFTER:
+                _look_anew(self._path.parent)
+                refreshed = now
+            time.sleep(_PAUSE_SECONDS)
+
+
+class _MarkedNotes(PathNotes):
+    """Notes that also say whose they are and of which call, so that signs of life of process 0 are its mark as well.
+
+    Attributes:
+        signature: what they end with.
+    """
+
+    signature = b""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Put the note with the signature."""
+        super().put(name, data + self.signature)
+
+    def remove(self, name: str) -> None:
+        """Leave it until the call's end: process 0 may yet have to read in it which call that is."""
+
+
+def _look_anew(folder: Path) -> None:
+    """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
+    with contextlib.suppress(OSError):
+        open_descriptor.open_folder(os.fspath(folder))
+
+
+def _text_of(error: TreeringError) -> bytes:
+    """Return an error as it fits into a payload."""
+    failure = Failure.of(error)
+    for length in (300, 100, 30):
+        short = dataclasses.replace(failure, message=failure.message[:length], hint=None)
+        text = json_text(short.node()).encode()
+        if len(text) <= PAYLOAD_BYTES - 16:
+            return text
+    return json_text(dataclasses.replace(failure, message="", hint=None).node()).encode()

@@ -1,0 +1,349 @@
+"""What the processes of a job write into their notes: strict JSON, and never believed where it is damaged."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import enum
+import functools
+import re
+from typing import Any, Final
+
+from treering import errors
+from treering._codec.documents import json_text, member, parsed
+from treering.errors import Corrupt, NotShared, ProcessFailed, Timeout, TreeringError
+
+# What another process raised is raised here as the same class where a caller would do the same about it.
+_CLASSES: Final[dict[str, type[TreeringError]]] = {
+    known.__name__: known
+    for known in (
+        errors.Busy,
+        errors.Cancelled,
+        errors.Corrupt,
+        errors.Exists,
+        errors.Format,
+        errors.IsDirectory,
+        errors.Mismatch,
+        errors.NotDirectory,
+        errors.NotFound,
+        errors.NotShared,
+        errors.PermissionDenied,
+        errors.ProcessFailed,
+        errors.StoreFailed,
+        errors.Timeout,
+        errors.Unsupported,
+    )
+}
+_LONGEST_TEXT: Final = 4000
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
+
+
+class Stage(enum.StrEnum):
+    """How far a process is with an attempt."""
+
+    AT_WORK = "at work"
+    """It knows of the attempt and writes its data."""
+    WRITTEN = "written"
+    """Its data is durable; it is not withdrawn unless process 0 says that the attempt failed."""
+    FAILED = "failed"
+    """It will not take part."""
+    SEEN = "seen"
+    """It knows what became of the attempt, and has left."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a process, or an attempt, failed."""
+
+    name: str
+    """Name of the error's class in `treering.errors`; ``ProcessFailed`` for a class that is none of ours."""
+    message: str
+    """What it says."""
+    hint: str | None = None
+    """What it says to do."""
+    errno: int | None = None
+    """The number of the system's refusal."""
+    missing: tuple[int, ...] = ()
+    """Processes that did not come."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an error.
+
+        Example:
+            >>> Failure.of(KeyError("a"))
+            Failure(name='ProcessFailed', message="KeyError: 'a'", hint=None, errno=None, missing=())
+        """
+        for known in type(error).__mro__:
+            if isinstance(error, TreeringError) and _CLASSES.get(known.__name__) is known:
+                number = getattr(error, "errno", None)
+                return cls(
+                    name=known.__name__,
+                    message=_where(error)[:_LONGEST_TEXT],
+                    hint=error.hint[:_LONGEST_TEXT] if error.hint else None,
+                    errno=number if type(number) is int else None,
+                    missing=error.missing if isinstance(error, Timeout) else (),
+                )
+        message = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST_TEXT])))
+        return cls(name=ProcessFailed.__name__, message=message)
+
+    def blamed_on(self, who: str) -> Failure:
+        """Return the same as others are told it: with the process that it happened to.
+
+        Example:
+            >>> Failure.of(KeyError("a")).blamed_on("process 3 (host, pid 7)").message
+            "process 3 (host, pid 7): KeyError: 'a'"
+        """
+        return dataclasses.replace(self, message=f"{who}: {self.message}")
+
+    def error(self, undone: str, processes: tuple[int, ...]) -> TreeringError:
+        """Return the error to raise where it did not happen.
+
+        Args:
+            undone: what could not be done.
+            processes: the numbers of those that failed.
+
+        Example:
+            >>> Failure.of(errors.Exists("it is there")).blamed_on("process 0").error("could not save 'x'", (0,))
+            Exists("could not save 'x': process 0: it is there")
+        """
+        error = _CLASSES.get(self.name, ProcessFailed)(f"{undone}: {self.message}", hint=self.hint)
+        if isinstance(error, OSError) and self.errno is not None:
+            error.errno = self.errno
+        if isinstance(error, Timeout):
+            error.missing = self.missing
+        if isinstance(error, ProcessFailed | NotShared):
+            error.processes = processes
+        return error
+
+    def node(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "class": self.name,
+            "message": self.message,
+            "hint": self.hint,
+            "errno": self.errno,
+            "missing": list(self.missing),
+        }
+
+    @classmethod
+    def from_node(cls, node: dict[str, Any], what: str) -> Failure:
+        """Return what `node` made.
+
+        Raises:
+            Corrupt: it was not made by it.
+        """
+        hint, number = node.get("hint"), node.get("errno")
+        if type(hint) not in (str, type(None)) or type(number) not in (int, type(None)):
+            raise Corrupt(f"{what} has a hint or an errno of another type")
+        return cls(
+            name=member(node, "class", str, what),
+            message=member(node, "message", str, what),
+            hint=hint,
+            errno=number,
+            missing=_numbers(node, "missing", what),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Process 0 has begun with a call."""
+
+    number: int
+    """Which joint save of the job it is."""
+    attempt: str
+    """Its attempt."""
+    signature: bytes
+    """What process 0 is saving, for comparison."""
+    who: str
+    """Where process 0 runs."""
+    processes: int
+    """How many processes the job has: `treering doctor` tells which of them have said nothing."""
+
+    def text(self) -> bytes:
+        """Return the content of the note.
+
+        Example:
+            >>> note = Begin(number=1, attempt="0123456789abcdef", signature=b"ab", who="host, pid 7", processes=2)
+            >>> Begin.read(note.text()) == note
+            True
+        """
+        node = {
+            "number": self.number,
+            "attempt": self.attempt,
+            "signature": _text(self.signature),
+            "who": self.who,
+            "processes": self.processes,
+        }
+        return json_text(node).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Begin:
+        """Return what a note says.
+
+        Raises:
+            Corrupt: it is damaged.
+        """
+        return _read_begin(data)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a process says of its part of an attempt."""
+
+    stage: Stage
+    """How far it is."""
+    who: str
+    """Where it runs."""
+    payload: bytes = b""
+    """What process 0 needs for the commit, once it is written."""
+    failure: Failure | None = None
+    """Why it failed."""
+    left: bool = False
+    """Whether it will touch nothing of the attempt any more."""
+
+    def text(self) -> bytes:
+        """Return the content of the note.
+
+        Example:
+            >>> note = Part(stage=Stage.WRITTEN, who="host, pid 7", payload=b"checksums")
+            >>> Part.read(note.text()) == note
+            True
+        """
+        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.left}
+        if self.payload:
+            node["payload"] = _text(self.payload)
+        if self.failure:
+            node["failure"] = self.failure.node()
+        return json_text(node).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Part:
+        """Return what a note says.
+
+        Raises:
+            Corrupt: it is damaged.
+        """
+        return _read_part(data)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of an attempt."""
+
+    who: str
+    """Where process 0 runs."""
+    failure: Failure | None = None
+    """Why nothing was committed; None when it was."""
+    processes: tuple[int, ...] = ()
+    """Those that failed."""
+    kept: bool = False
+    """Whether the data has to stay although it failed: the commit may have happened."""
+
+    def text(self) -> bytes:
+        """Return the content of the note.
+
+        Example:
+            >>> note = Verdict(who="host, pid 7", failure=Failure.of(ValueError("no")), processes=(3,))
+            >>> Verdict.read(note.text()) == note
+            True
+        """
+        node: dict[str, Any] = {"committed": self.failure is None, "who": self.who}
+        if self.failure:
+            node |= {"failure": self.failure.node(), "processes": list(self.processes), "kept": self.kept}
+        return json_text(node).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Verdict:
+        """Return what a note says.
+
+        Raises:
+            Corrupt: it is damaged.
+        """
+        return _read_verdict(data)
+
+
+# Whoever polls reads the same few bytes again and again.
+@functools.lru_cache(maxsize=8)
+def _read_begin(data: bytes) -> Begin:
+    what = "the note of process 0"
+    node = _parsed(data, what)
+    attempt = member(node, "attempt", str, what)
+    if not _ATTEMPT.fullmatch(attempt):  # it becomes the name of a folder
+        raise Corrupt(f"{what} names no attempt")
+    return Begin(
+        number=member(node, "number", int, what),
+        attempt=attempt,
+        signature=_bytes(member(node, "signature", str, what), what),
+        who=member(node, "who", str, what),
+        processes=member(node, "processes", int, what),
+    )
+
+
+def _read_part(data: bytes) -> Part:
+    what = "the note of a process"
+    node = _parsed(data, what)
+    try:
+        stage = Stage(member(node, "stage", str, what))
+    except ValueError as error:
+        raise Corrupt(f"{what} is of no stage: {error}"[:_LONGEST_TEXT]) from None
+    failure = Failure.from_node(member(node, "failure", dict, what), what) if "failure" in node else None
+    if (failure is None) is (stage is Stage.FAILED):
+        raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
+    return Part(
+        stage=stage,
+        who=member(node, "who", str, what),
+        payload=_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
+        failure=failure,
+        left=member(node, "left", bool, what),
+    )
+
+
+def _read_verdict(data: bytes) -> Verdict:
+    what = "the verdict of process 0"
+    node = _parsed(data, what)
+    who = member(node, "who", str, what)
+    if member(node, "committed", bool, what):
+        if "failure" in node:
+            raise Corrupt(f"{what} says that it is committed, and that it failed")
+        return Verdict(who=who)
+    return Verdict(
+        who=who,
+        failure=Failure.from_node(member(node, "failure", dict, what), what),
+        processes=_numbers(node, "processes", what),
+        kept=member(node, "kept", bool, what),
+    )
+
+
+def _parsed(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        node = parsed(data.decode("ascii"), what)
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{what} is no JSON in ASCII", offset=error.start) from None
+    if type(node) is not dict:
+        raise Corrupt(f"{what} is no JSON object")
+    return node
+
+
+def _numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]:
+    numbers = member(node, name, list, what)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise Corrupt(f"{what} names a process that is no number")
+    return tuple(numbers)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise Corrupt(f"{what} holds bytes that are no base64") from None
+
+
+def _where(error: TreeringError) -> str:
+    """Return what an error says, with its place and without its hint."""
+    return str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)

@@ -1,0 +1,239 @@
+"""What the steps of a joint save are made of: the operations that they yield, the call, and what both sides share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
+
+from treering._coordination.messages import Begin, Failure, Part, Verdict
+from treering._values.processes import Processes
+from treering.errors import Corrupt, StoreFailed, Timeout, TreeringError
+
+_Note = TypeVar("_Note", Begin, Part, Verdict)
+
+
+# Tuples: the simulation makes a hundred million of them.
+class Put(NamedTuple):
+    """Make ``data`` the content of a note."""
+
+    name: str
+    data: bytes
+
+
+class Get(NamedTuple):
+    """Read a note; answered with its content, or None where it is not there or cannot be read now."""
+
+    name: str
+
+
+class Remove(NamedTuple):
+    """Remove a note."""
+
+    name: str
+
+
+class Make(NamedTuple):
+    """Make the folder that the notes lie in, if it is not there."""
+
+
+class Sleep(NamedTuple):
+    """Wait so many seconds."""
+
+    seconds: float
+
+
+class Now(NamedTuple):
+    """Ask what time it is; answered in seconds."""
+
+
+class Work(NamedTuple):
+    """Write the own data and make it durable; answered with what process 0 needs for the commit."""
+
+
+class Commit(NamedTuple):
+    """Commit; only process 0 is asked."""
+
+    parts: tuple[bytes, ...]
+    """What the work of each process has answered, in order."""
+
+
+class Withdraw(NamedTuple):
+    """Remove the own data, if any was written.
+
+    Process 0 is asked when all others have left: it may then remove whatever there is of the attempt, unless it finds
+    that the commit did happen. Where it is not asked, what proves that the attempt's data are leftovers has to stay.
+    """
+
+
+Operation: TypeAlias = Put | Get | Remove | Make | Sleep | Now | Work | Commit | Withdraw
+Steps: TypeAlias = Generator[Operation, Any, None]
+
+
+class Pace(NamedTuple):
+    """How often one looks, and how long one stays for those who are late."""
+
+    first: float = 0.001
+    """Seconds of the first pause between two looks."""
+    most: float = 0.05
+    """Seconds of the longest."""
+    growth: float = 1.1
+    """How much longer each is than the one before: of a short wait at most a tenth is lost."""
+    linger: float = 5.0
+    """Seconds that process 0 stays, at most, to see that all have read its verdict."""
+
+
+USUAL_PACE: Final = Pace()
+
+
+_LATER_CALLS: Final = 64
+
+
+class OutOfStep(Timeout):
+    """Process 0 has gone on to a later call.
+
+    Attributes:
+        number: that call.
+    """
+
+    number: int = 0
+
+
+@functools.lru_cache(maxsize=2 * _LATER_CALLS)
+def attempt_of(job: str, number: int) -> str:
+    """Return the attempt of one call of a job, which all its processes know without talking.
+
+    Example:
+        >>> attempt_of("0123456789abcdef", 1)
+        '5d2a91aff8af74fb'
+    """
+    return hashlib.sha256(f"{job} {number}".encode()).hexdigest()[:16]
+
+
+def _this_one() -> str:
+    return f"{platform.node() or 'this machine'}, pid {os.getpid()}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One joint save, seen by one of the processes.
+
+    Example:
+        >>> two = Processes(this=0, count=2)
+        >>> call = Call(job="0123456789abcdef", number=1, processes=two, timeout=60.0, doing="save 'x'")
+        >>> call.attempt == attempt_of("0123456789abcdef", 1)
+        True
+    """
+
+    job: str
+    """16 hexadecimal digits that all processes agreed on."""
+    number: int
+    """How many joint saves the process has made, this one included."""
+    processes: Processes
+    """Which one this is, of how many."""
+    timeout: float
+    """Seconds to wait at one point for others."""
+    doing: str
+    """What it does, for messages: ``save '/x/ckpt'``."""
+    who: str = dataclasses.field(default_factory=_this_one)
+    """Where this process runs, for the messages of others."""
+    pace: Pace = USUAL_PACE
+    """How often it looks."""
+
+    @property
+    def attempt(self) -> str:
+        """The attempt of this call."""
+        return attempt_of(self.job, self.number)
+
+    @property
+    def live_attempts(self) -> frozenset[str]:
+        """The attempts of this call and of the next ones, which others may have given up while process 0 was late."""
+        return frozenset(attempt_of(self.job, self.number + later) for later in range(_LATER_CALLS))
+
+    @property
+    def linger(self) -> float:
+        """Seconds to stay for those who are late; less than those who are in the next call already wait for us."""
+        return min(self.pace.linger, self.timeout / 2)
+
+
+MAKE: Final = Make()
+NOW: Final = Now()
+WORK: Final = Work()
+WITHDRAW: Final = Withdraw()
+NOTHING_SAVED: Final = "nothing was saved, and what stood at the path is untouched"
+"""What is left, for messages."""
+LOOK: Final = (
+    "look what became of them; should they live, the path may not be shared by all machines, or the time is too short: "
+    "raise timeout= or TREERING_TIMEOUT_S"
+)
+"""What to do about those who did not come."""
+
+
+class Told(Exception):
+    """All know that the attempt failed, and why."""
+
+    def __init__(self, error: TreeringError, *, kept: bool) -> None:
+        super().__init__()
+        self.error = error
+        self.kept = kept
+
+
+def withdrawn() -> Steps:
+    """Remove the own data; what cannot be removed stays, and the next saver sweeps it."""
+    with contextlib.suppress(OSError):
+        yield WITHDRAW
+
+
+def pauses(pace: Pace) -> Iterator[float]:
+    """Yield the pauses between looks."""
+    pause = pace.first
+    while True:
+        yield pause
+        pause = min(pause * pace.growth, pace.most)
+
+
+def understood(read: Callable[[bytes], _Note], data: bytes | None) -> _Note | Corrupt | None:
+    """Return what a note says; an error, not raised, where it is damaged: then it may yet be written anew."""
+    if data is None:
+        return None
+    try:
+        return read(data)
+    except Corrupt as error:
+        return error
+
+
+def called(process: int, who: str) -> str:
+    """Return a process for messages."""
+    return f"process {process} ({who})"
+
+
+def undone(call: Call) -> str:
+    """Return what failed, for messages."""
+    return f"could not {call.doing}"
+
+
+def own_failure(call: Call, error: BaseException) -> Failure:
+    """Describe an error of this process for the others."""
+    return Failure.of(ours(call, error)).blamed_on(called(call.processes.this, call.who))
+
+
+def ours(call: Call, error: BaseException) -> BaseException:
+    """Return an error of the notes as one of ours; any other as it is."""
+    if not isinstance(error, OSError) or isinstance(error, TreeringError):
+        return error
+    refusal = StoreFailed(f"{undone(call)}: {error.strerror or error}")
+    refusal.errno = error.errno
+    return refusal
+
+
+def raise_ours(call: Call, error: BaseException) -> NoReturn:
+    """Raise an error, as one of ours."""
+    raised = ours(call, error)
+    if raised is error:
+        raise error
+    raise raised from error

@@ -1,0 +1,1 @@
+"""What looks without loading: listings, differences, verification, diagnosis."""

@@ -1,0 +1,268 @@
+"""What attempts to save have in a folder, found by looking alone: nothing is locked, made, changed or removed.
+
+Both forms are looked for: journals, data files and notes of a checkpoint, staged folders of a leaves directory. What
+is met may be changing meanwhile, and may be hostile: links, pipes, a million names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from treering._coordination.message_board import LARGEST_NOTE
+from treering._coordination.messages import Begin, Part, Verdict
+from treering._leaves.folder.attempt_folder import attempts_in
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_lock import LOCK_FILE
+from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
+from treering._store.posix.folders import resolved_folder
+from treering._store.posix.open_folder import LinkRefused
+from treering._store.posix.seen_locks import Process, SeenLocks, seen_locks
+from treering._values import checkpoint_names, leaves_names
+from treering.errors import Corrupt, StoreFailed
+
+_PIECE: Final = 1 << 20
+# The number of its process, where a note's name has one.
+_NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|begin|verdict)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NoteFile:
+    """A note that processes of a job talk through."""
+
+    name: str
+    """Its name."""
+    changed: float
+    """When it was put there, as seconds since 1970 by the clock of the file system."""
+    process: int | None
+    """The process that it is of, where its name says so."""
+    attempt: str | None
+    """The attempt that it is about; None where neither its name nor its content says so."""
+    said: Begin | Part | Verdict | None
+    """What it says, without checksums; None for a sign of life, and where it cannot be read."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """What one attempt has in the folder."""
+
+    attempt: str
+    """Its 16 hexadecimal digits."""
+    files: Mapping[str, int]
+    """Its files with their bytes; of a staged attempt the names in its own folder, with all that is below them."""
+    count: int
+    """How many files that are."""
+    changed: float
+    """When the newest of them was changed, as seconds since 1970 by the clock of the file system."""
+    holder: Process | None
+    """The process of this machine that holds the lock of its journal or of its folder; None where none is seen."""
+    journal: bool = False
+    """Whether its journal is there, which proves that its data files are no checkpoint's."""
+    index_itself: bool = False
+    """Whether that journal is the index under another name: a power cut came between two steps of the commit."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these files together."""
+        return sum(self.files.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What is in a folder."""
+
+    names: Sequence[str]
+    """All names in it, sorted."""
+    saved: Mapping[str, Remains]
+    """Journals and data files, by attempt."""
+    staged: Mapping[str, Remains]
+    """Folders of attempts under ``.treering``, by attempt."""
+    notes: Sequence[NoteFile]
+    """Notes, by name."""
+    sizes: Mapping[str, int | None]
+    """Data files by name, with their bytes; None for what is no file."""
+    saver: Process | None
+    """The process of this machine that holds the lock of the folder itself; None where none is seen."""
+    lock_file: bool
+    """Whether a lock file stands for that lock."""
+    locks: SeenLocks
+    """What is known of locks there."""
+    trouble: str | None
+    """Why the staged attempts could not be looked at."""
+
+
+def looked_at(path: str) -> Looked:
+    """Look at the folder at a path.
+
+    Raises:
+        NotFound: nothing is there.
+        StoreFailed: a file is there, or the system refuses.
+
+    Example:
+        >>> import tempfile
+        >>> found = looked_at(tempfile.mkdtemp())
+        >>> found.names, found.saver
+        ([], None)
+    """
+    try:
+        with Folder(resolved_folder(path)) as folder:
+            return _looked(folder, path)
+    except OSError as error:
+        raise StoreFailed.of(error, Path(path), "read") from error
+
+
+def _looked(folder: Folder, path: str) -> Looked:
+    locks = seen_locks(folder.descriptor)
+    names = sorted(folder.names())
+    here = folder.find(".") if folder.descriptor is None else os.fstat(folder.descriptor)
+    sizes: dict[str, int | None] = {}
+    times: dict[str, float] = {}
+    for name in names:
+        if checkpoint_names.is_data(name) and (found := folder.find(name)) is not None:
+            sizes[name] = found.st_size if stat.S_ISREG(found.st_mode) else None
+            times[name] = found.st_mtime
+    staged, trouble = _staged(folder, path, locks)
+    return Looked(
+        names=names,
+        saved={remains.attempt: remains for remains in _saved(folder, names, sizes, times, locks)},
+        staged=staged,
+        notes=list(_notes(folder, names)),
+        sizes=sizes,
+        saver=locks.holder(here) if here is not None else None,
+        lock_file=LOCK_FILE in names,
+        locks=locks,
+        trouble=trouble,
+    )
+
+
+def _saved(
+    folder: Folder,
+    names: Sequence[str],
+    sizes: Mapping[str, int | None],
+    times: Mapping[str, float],
+    locks: SeenLocks,
+) -> Iterator[Remains]:
+    """Walk through the attempts that have a journal or data files in a checkpoint's folder."""
+    index = folder.find(checkpoint_names.INDEX)
+    data: dict[str, list[str]] = {}
+    for name in sizes:
+        data.setdefault(name.split("-")[1], []).append(name)
+    journals = {attempt: name for name in names if (attempt := checkpoint_names.attempt_of_journal(name))}
+    for attempt in sorted({*data, *journals}):
+        own = data.get(attempt, [])
+        files = {name: sizes[name] or 0 for name in own}
+        newest = max((times[name] for name in own), default=0.0)
+        journal = folder.find(journals[attempt]) if attempt in journals else None
+        same = journal is not None and index is not None and os.path.samestat(journal, index)
+        if journal is not None:
+            newest = max(newest, journal.st_mtime)
+            files[journals[attempt]] = 0 if same else journal.st_size
+        if files:
+            yield Remains(
+                attempt=attempt,
+                files=files,
+                count=len(files),
+                changed=newest,
+                holder=locks.holder(journal) if journal is not None else None,
+                journal=journal is not None,
+                index_itself=same,
+            )
+
+
+def _staged(folder: Folder, path: str, locks: SeenLocks) -> tuple[dict[str, Remains], str | None]:
+    """Return the attempts under ``.treering``, and why they could not be looked at."""
+    tree = FolderTree(folder, path)
+    try:
+        found: dict[str, Remains] = {}
+        for attempt in attempts_in(tree):
+            with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+                found[attempt] = _staged_one(tree, attempt, locks)
+    except (LinkRefused, OSError) as error:
+        return {}, str(error)
+    else:
+        return found, None
+    finally:
+        tree.close()
+
+
+def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
+    top = leaves_names.attempt_folder(attempt)
+    itself = tree.find(top[:-1], top[-1])
+    files = dict.fromkeys(tree.scan(top), 0)
+    newest = itself.st_mtime if itself is not None else 0.0
+    count = 0
+    waiting: list[Parts] = [top]
+    while waiting:
+        here = waiting.pop()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, LinkRefused):  # it is changing
+            for name, kind in tree.scan(here).items():
+                within = here[len(top)] if len(here) > len(top) else name
+                if kind == FOLDER:
+                    waiting.append((*here, name))
+                elif (found := tree.find(here, name)) is not None and stat.S_ISREG(found.st_mode):
+                    files[within] = files.get(within, 0) + found.st_size
+                    count += 1
+                    newest = max(newest, found.st_mtime)
+    return Remains(
+        attempt=attempt,
+        files=files,
+        count=count,
+        changed=newest,
+        holder=locks.holder(itself) if itself is not None else None,
+    )
+
+
+def _notes(folder: Folder, names: Sequence[str]) -> Iterator[NoteFile]:
+    """Walk through the notes and read them; those that are being written are left out."""
+    for name in names:
+        kind = _NOTE.fullmatch(name)
+        if kind is None or not checkpoint_names.is_note(name):
+            continue
+        found = folder.find(name)
+        if found is None:  # it was taken away meanwhile
+            continue
+        said: Begin | Part | Verdict | None = None
+        with contextlib.suppress(OSError, Corrupt):  # no note, or a damaged one
+            said = _said(name, _content(folder, name))
+        yield NoteFile(
+            name=name,
+            changed=found.st_mtime,
+            process=int(kind[1]) if kind[1] else None,
+            attempt=said.attempt if isinstance(said, Begin) else checkpoint_names.attempt_of_note(name),
+            said=said,
+        )
+
+
+def _said(name: str, data: bytes) -> Begin | Part | Verdict | None:
+    if checkpoint_names.is_begin_note(name):
+        return dataclasses.replace(Begin.read(data), signature=b"")
+    if name.endswith("-verdict"):
+        return Verdict.read(data)
+    if checkpoint_names.attempt_of_note(name) is None:
+        return None
+    return dataclasses.replace(Part.read(data), payload=b"")
+
+
+def _content(folder: Folder, name: str) -> bytes:
+    """Read a note; whoever waits for notes may touch the folder to see the newest, and this may not.
+
+    Raises:
+        OSError: it is a link, or cannot be read.
+        Corrupt: it is no file, or larger than any note.
+    """
+    # Without waiting, should it be a pipe that nobody writes to.
+    with folder.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
+        if not stat.S_ISREG(os.fstat(opened.number).st_mode):
+            raise Corrupt(f"{name!r} is no file")
+        data = bytearray()
+        while piece := os.read(opened.number, _PIECE):
+            data += piece
+            if len(data) > LARGEST_NOTE:
+                raise Corrupt(f"{name!r} is larger than any note")
+        return bytes(data)

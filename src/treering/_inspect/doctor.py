@@ -1,0 +1,120 @@
+"""A folder -> what is committed in it, which attempts to save are in flight or dead, what to do. Nothing is changed.
+
+Neither jax nor numpy is needed, and no array is read: that is `verify`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.detect import detect
+from treering._format.diagnosis import Diagnosis, Life
+from treering._inspect.attempts import Looked, looked_at
+from treering._inspect.doctor_attempts import Known, judged_attempts
+from treering._store.posix.folder_lock import LOCK_FILE
+from treering._store.posix.open_folder import shown_names
+from treering._values import checkpoint_names, leaves_names
+from treering._values.human import duration_text
+from treering.errors import NotFound, Unsupported
+
+# A save that is committed while we look makes files of the index before vanish.
+_TRIES: Final = 5
+# They are put anew twice a second; clocks may differ.
+_SIGN_OF_LIFE_S: Final = 30.0
+_LOCKED: Final = f"{LOCK_FILE} is there, which stands for the lock of the folder"
+
+
+def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
+    """Look at a checkpoint's folder or a leaves directory, also at one that holds only what attempts left there.
+
+    Nothing is locked, written or removed, so a saver that is at work does not notice.
+
+    Raises:
+        NotFound: nothing is there, or a folder with nothing of treering's in it.
+        Unsupported: it is a file.
+        StoreFailed: the system refuses.
+
+    Example:
+        >>> import os
+        >>> os.mkdir("ckpt")
+        >>> diagnosed("ckpt").notes
+        ('the folder is empty',)
+    """
+    shown = os.fspath(path)
+    if not os.path.lexists(shown):
+        detect(shown)  # says what was probably meant
+    if Path(shown).is_file():
+        raise Unsupported(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
+    before = looked_at(shown)
+    for _ in range(_TRIES):
+        found = _diagnosed(shown, before)
+        now = looked_at(shown)
+        if found.ok or _still(now) == _still(before):
+            return found
+        before = now
+    return _diagnosed(shown, before)
+
+
+def _still(looked: Looked) -> object:
+    """Return what is as it was between two looks at a folder in which nobody works."""
+    # Locks are looked at before names: somebody may have come between the two, whose work then seems dead.
+    holders = [(remains.attempt, remains.holder) for remains in (*looked.saved.values(), *looked.staged.values())]
+    return looked.names, looked.saver, holders
+
+
+def _diagnosed(path: str, looked: Looked) -> Diagnosis:
+    names = set(looked.names)
+    known, problems, notes = Known(), list[str](), list[str]()
+    removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]
+    committed = None
+    # Their readers take a moment to import, and a folder of leftovers needs none.
+    if checkpoint_names.INDEX in names:
+        from treering._inspect.doctor_files import checkpoint_state
+
+        committed, known, problems = checkpoint_state(path)
+    elif leaves_names.INDEX in names:
+        from treering._inspect.doctor_files import leaves_state
+
+        committed, known, problems = leaves_state(path)
+    elif not names:
+        notes.append("the folder is empty")
+    elif not (looked.saved or looked.staged or looked.notes or looked.lock_file or looked.trouble or removed):
+        if leaves_names.ATTEMPTS not in names:
+            detect(path)  # says what it is, where it is well known
+            raise NotFound(f"there is nothing of treering's in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
+        notes.append("nothing was saved here")
+    else:
+        notes.append("nothing is committed here")
+    if removed:
+        notes.append(f"a checkpoint was removed here, which was cut short: {shown_names(removed)} goes last")
+    if looked.trouble is not None:
+        problems.append(f"staged files cannot be looked at: {looked.trouble}")
+    attempts = judged_attempts(looked, known, time.time())
+    if looked.lock_file:
+        lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
+        (notes if lives else problems).append(_LOCKED if lives else f"{_LOCKED}; if nobody is saving here, remove it")
+    return Diagnosis(
+        path=path,
+        committed=committed,
+        attempts=attempts,
+        problems=tuple(problems),
+        notes=(*notes, *_waiting(looked)),
+    )
+
+
+def _waiting(looked: Looked) -> Iterator[str]:
+    """Say which processes show that they wait for others."""
+    for note in looked.notes:
+        if note.attempt is None and note.process is not None:
+            age = max(time.time() - note.changed, 0.0)
+            if age < _SIGN_OF_LIFE_S:
+                yield f"process {note.process} of a job is waiting for others"
+            else:
+                since = (
+                    f"process {note.process} of a job waited for others {duration_text(age)} ago and gives no sign now"
+                )
+                yield f"{since}: it was killed or sleeps; its note goes with the next save"

@@ -1,0 +1,264 @@
+"""What lies in a folder of attempts to save -> what they are, and what to do about each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from treering._coordination.messages import Begin, Failure, Part, Stage, Verdict
+from treering._format.diagnosis import Attempt, Life, ProcessState
+from treering._inspect.attempts import Looked, NoteFile, Remains
+from treering._inspect.liveness import life_of
+from treering._values.checkpoint_names import attempt_of_tombstone
+from treering._values.leaves_names import INDEX as LEAVES_INDEX
+from treering._values.leaves_names import PENDING, RECORD
+from treering._values.processes import named
+from treering.errors import ProcessFailed
+
+_ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
+_SWEPT: Final = "the next save removes it: nothing to do"
+_NOTES_GO: Final = "its notes go when all its processes know, or with the next save: nothing to do"
+_WAIT: Final = "wait: it ends by itself"
+_REMOVED: Final = "it was removed, which was cut short"
+_GOES_ON: Final = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
+_TAKEN_UP: Final = "treering.leaves.index_leaves takes it up"
+_NO_LOCK: Final = "nothing but notes is there, which have none"
+_LOOK: Final = "look there whether it still runs; if not, the next save removes it"
+_MISSING: Final = "missing"
+_MOST_PROCESSES: Final = 100_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the indexes in a folder say."""
+
+    files: Collection[str] = ()
+    """Data files that the index of the checkpoint names."""
+    replaced: Collection[str] = ()
+    """Data files that it superseded."""
+    attempts: Collection[str] = ()
+    """Attempts that an index names."""
+    moving: Collection[str] = ()
+    """Those of them whose files are not all moved to their places."""
+    damaged: bool = False
+    """Whether there is an index that cannot be read, so that nobody can tell what it names."""
+
+
+class _Judgement(NamedTuple):
+    """Whether an attempt lives, why that is known, what to do."""
+
+    life: Life
+    reason: str
+    advice: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Notes:
+    """What the notes of one attempt say."""
+
+    begin: Begin | None
+    verdict: Verdict | None
+    parts: Mapping[int, NoteFile]
+    changed: float
+
+    @property
+    def leader(self) -> str | None:
+        """Where process 0 runs."""
+        if self.begin is not None:
+            return self.begin.who
+        if self.verdict is not None:
+            return self.verdict.who
+        return self.who(0)
+
+    def has_written(self, process: int) -> bool:
+        """Whether a process has handed in its part."""
+        said = self.parts[process].said if process in self.parts else None
+        return isinstance(said, Part) and said.stage is Stage.WRITTEN
+
+    def who(self, process: int) -> str | None:
+        """Where a process runs."""
+        said = self.parts[process].said if process in self.parts else None
+        return said.who if isinstance(said, Part) else None
+
+
+def judged_attempts(looked: Looked, known: Known, now: float) -> list[Attempt]:
+    """Return the attempts that left something there, those in flight first, the newest first.
+
+    Args:
+        looked: what is there.
+        known: what the indexes say.
+        now: the time, as seconds since 1970.
+    """
+    notes = _notes_by_attempt(looked.notes)
+    found = [*_of_checkpoints(looked, known, notes, now), *_of_leaves(looked, known, notes, now)]
+    told = {attempt.attempt for attempt in found}
+    for attempt, said in notes.items():
+        if attempt not in told:
+            nothing = Remains(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
+            found.append(_attempt(nothing, "notes", _of_notes(attempt, said, looked, known), said=said, now=now))
+    return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
+
+
+def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
+    of: dict[str, list[NoteFile]] = {}
+    for file in files:
+        if file.attempt is not None:
+            of.setdefault(file.attempt, []).append(file)
+    found = {}
+    for attempt, notes in of.items():
+        found[attempt] = _Notes(
+            begin=next((note.said for note in notes if isinstance(note.said, Begin)), None),
+            verdict=next((note.said for note in notes if isinstance(note.said, Verdict)), None),
+            parts={note.process: note for note in notes if note.process is not None},
+            changed=max(note.changed for note in notes),
+        )
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
+    removed = {attempt_of_tombstone(name) for name in looked.names}
+    for remains in looked.saved.values():
+        files = {name: size for name, size in remains.files.items() if name not in known.files}
+        if not files:
+            continue
+        said = notes.get(remains.attempt)
+        proved = remains.journal
+        judged = _journaled(remains, looked, known, said) if proved else _without_journal(files, looked, known)
+        if remains.attempt in removed and not proved:
+            judged = _being_removed(looked)
+        lying = dataclasses.replace(remains, files=files, count=len(files))
+        yield _attempt(lying, "checkpoint", judged, said=said, now=now)
+
+
+def _journaled(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
+    if remains.index_itself or remains.attempt in known.attempts:
+        reason = "it is the committed one; its journal is a second name or a copy of the index"
+        return _Judgement(Life.OVER, reason, "the next save removes that name: nothing to do")
+    life, reason = life_of(remains.holder, looked.locks, said.leader if said else None, remains.changed)
+    return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK))
+
+
+def _without_journal(files: Mapping[str, int], looked: Looked, known: Known) -> _Judgement:
+    """Judge data files that no journal proves to be leftovers."""
+    if known.damaged:
+        reason = "the index is damaged: nobody can tell whether it names these files"
+        return _Judgement(Life.OVER, reason, "leave them there until the index is replaced, or found in a copy")
+    if looked.saver is not None:
+        return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
+    if set(files) <= set(known.replaced):
+        return _Judgement(Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT)
+    reason = "no index names these files, and no journal proves that they are leftovers"
+    return _Judgement(Life.DEAD, reason, "no save removes them; if nobody is saving here, remove them by hand")
+
+
+def _being_removed(looked: Looked) -> _Judgement:
+    """Judge data files of a checkpoint whose index has become a tombstone."""
+    if looked.saver is not None:
+        who = f"process {looked.saver} of this machine is at work in this folder"
+        return _Judgement(Life.IN_FLIGHT, f"it was removed; {who}", _WAIT)
+    return _Judgement(Life.DEAD, _REMOVED, _GOES_ON)
+
+
+# ------------------------------------------------------------------------------------------------------------ leaves
+
+
+def _of_leaves(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
+    for remains in looked.staged.values():
+        # What is committed and in its place is no attempt any more; its folder keeps the copy of its record.
+        if remains.attempt in known.attempts and remains.attempt not in known.moving and remains.holder is None:
+            continue
+        said = notes.get(remains.attempt)
+        yield _attempt(remains, "leaves", _staged(remains, looked, known, said), said=said, now=now)
+
+
+def _staged(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
+    if PENDING in remains.files and remains.holder is None:
+        return _Judgement(Life.OVER, "it was saved without an index, and waits for one", _TAKEN_UP)
+    life, reason = life_of(remains.holder, looked.locks, said.leader if said else None, remains.changed)
+    if life is Life.IN_FLIGHT:
+        return _Judgement(life, reason, _WAIT)
+    if remains.attempt in known.moving:
+        reason = f"it is committed, but not all its files are in their places; {reason}"
+        advice = "treering reads it as it is; the next save, or treering.leaves.index_leaves, moves the rest"
+        return _Judgement(life, reason, advice)
+    if RECORD in remains.files and (known.damaged or LEAVES_INDEX not in looked.names):
+        reason = f"there is no index that can be read, so nobody can tell whether it named this save; {reason}"
+        return _Judgement(life, reason, "treering.leaves.index_leaves makes the index anew from what lies there")
+    return _Judgement(life, reason, _SWEPT if life is Life.DEAD else _LOOK)
+
+
+# ------------------------------------------------------------------------------------------------------------- notes
+
+
+def _of_notes(attempt: str, said: _Notes, looked: Looked, known: Known) -> _Judgement:
+    """Judge an attempt of which only notes are there."""
+    if attempt in known.attempts:
+        return _Judgement(Life.OVER, "it is the committed one", _NOTES_GO)
+    if said.verdict is not None:
+        return _Judgement(Life.OVER, "process 0 has ended it", _NOTES_GO)
+    if looked.saver is not None:
+        return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
+    life, reason = life_of(None, dataclasses.replace(looked.locks, gap=_NO_LOCK), said.leader, said.changed)
+    return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _NOTES_GO}.get(life, _LOOK))
+
+
+def _saving(saver: int) -> str:
+    return f"process {saver} of this machine is saving to this folder"
+
+
+def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | None, now: float) -> Attempt:
+    states = [] if said is None else list(_states(said, now))
+    advice = judged.advice
+    silent = [state for state in states if state.stage in {_MISSING, Stage.AT_WORK}]
+    if judged.life is Life.UNKNOWN and silent:
+        advice = f"{named(state.process for state in silent)} did not hand in a part: {advice}"
+    elif judged.life is Life.IN_FLIGHT and silent and said is not None and said.has_written(0):
+        advice = f"wait: it ends at its deadline at the latest; waited for: {named(state.process for state in silent)}"
+    return Attempt(
+        attempt=remains.attempt,
+        form=form,
+        life=judged.life,
+        reason=judged.reason,
+        advice=advice,
+        files=remains.count,
+        nbytes=remains.nbytes,
+        age=max(now - max(remains.changed, said.changed if said else 0.0), 0.0),
+        who=said.leader if said else None,
+        number=said.begin.number if said and said.begin else None,
+        processes=states,
+        outcome=_outcome(said.verdict) if said and said.verdict else None,
+    )
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.failure is None:
+        return "committed"
+    by = f" because of {named(verdict.processes)}" if verdict.processes else ""
+    return f"failed{by}: {verdict.failure.message}"
+
+
+def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
+    """Walk through the processes that have left a note, and those of the job that have not."""
+    count = min(said.begin.processes, _MOST_PROCESSES) if said.begin is not None else 0
+    for process in sorted({*said.parts, *range(1, count)}):
+        note = said.parts.get(process)
+        if note is None:
+            yield ProcessState(process=process, stage=_MISSING, who=None, age=None)
+            continue
+        part = note.said if isinstance(note.said, Part) else None
+        yield ProcessState(
+            process=process,
+            stage=part.stage.value if part else "unreadable",
+            who=part.who if part else None,
+            age=max(now - note.changed, 0.0),
+            problem=_problem(part.failure) if part and part.failure else None,
+        )
+
+
+def _problem(failure: Failure) -> str:
+    # Of an error that is none of treering's the message names the class.
+    return failure.message if failure.name == ProcessFailed.__name__ else f"{failure.name}: {failure.message}"

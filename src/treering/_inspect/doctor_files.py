@@ -1,0 +1,145 @@
+"""Does an index still have all its files, as large as it says? None of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.naming import naming
+from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, zarray_bytes
+from treering._format.diagnosis import Committed
+from treering._format.document import parse_index
+from treering._format.index import Index
+from treering._inspect.doctor_attempts import Known
+from treering._leaves.branches import JudgedBranch, judged
+from treering._leaves.documents.leaves_index import LEAVES_INDEX, parse_leaves_index
+from treering._leaves.documents.leaves_update import LEAVES_RULES
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.posix.open_folder import LinkRefused, OpenFolder
+from treering._values.checkpoint_names import INDEX
+from treering._values.human import counted
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
+
+_BROKEN: Final = (Corrupt, Format, Unsupported)
+
+State = tuple[Committed | None, Known, list[str]]
+"""What is committed, what its index names, and what is wrong."""
+
+
+def checkpoint_state(path: str) -> State:
+    """Look at the checkpoint in a folder, which has an index.
+
+    Raises:
+        StoreFailed: the system refuses to read the index.
+    """
+    with OpenFolder(Path(path)) as folder:
+        try:
+            data = folder.read_index()
+            with naming(Path(path, INDEX)):
+                index = parse_index(data)
+        except _BROKEN as error:
+            return None, Known(damaged=True), [f"the index cannot be used: {error}"]
+        problems = list(_checkpoint_problems(folder, index))
+    known = Known(files={file.name for file in index.files}, replaced=set(index.replaces), attempts={index.attempt})
+    committed = Committed(
+        form="checkpoint",
+        attempts=(index.attempt,),
+        at=_text(index.written.get("at")),
+        by=_text(index.written.get("by")),
+        processes=index.processes,
+        files=1 + len(index.files),
+        nbytes=len(data) + sum(file.nbytes for file in index.files),
+    )
+    return committed, known, problems
+
+
+def _checkpoint_problems(folder: OpenFolder, index: Index) -> Iterator[str]:
+    for file in index.files:
+        whose = "" if file.process is None else f", which process {file.process} wrote,"
+        try:
+            with folder.open_files([file.name])[file.name] as opened:
+                size = opened.size
+        except NotFound:
+            yield f"{file.name}{whose} is missing; use another copy of the checkpoint"
+        except (LinkRefused, Corrupt, StoreFailed) as error:
+            yield str(error)
+        else:
+            if size != file.nbytes:
+                yield f"{file.name}{whose} has {counted(size, 'bytes')} instead of {file.nbytes}; use another copy"
+
+
+def leaves_state(path: str) -> State:
+    """Look at a leaves directory, which has an index.
+
+    Raises:
+        StoreFailed: the system refuses to read the index.
+    """
+    with OpenLeaves(Path(path)) as folder:
+        try:
+            data = folder.read_index()
+            with naming(Path(path, LEAVES_INDEX)):
+                index = parse_leaves_index(data)
+        except (*_BROKEN, LinkRefused) as error:
+            return None, Known(damaged=True), [f"the index cannot be used: {error}"]
+        problems: list[str] = []
+        branches: list[JudgedBranch] = []
+        for branch in index.branches.values():
+            try:
+                branches.append(judged(folder, branch))
+            except TreeringError as error:
+                problems.append(str(error))
+        size, files = len(data), 1
+        for each in branches:
+            for name, nbytes, problem in _leaf_files(folder, each):
+                files += 1
+                size += nbytes
+                if problem is not None:
+                    problems.append(f"{name} {problem}; use another copy of the directory")
+    known = Known(attempts=LEAVES_RULES.attempts(data), moving={move.attempt for move in LEAVES_RULES.moves(data)})
+    written = max((each.record.written for each in branches), key=lambda one: str(one.get("at", "")), default={})
+    committed = Committed(
+        form="leaves",
+        attempts=sorted(known.attempts),
+        at=_text(written.get("at")),
+        by=_text(written.get("by")),
+        processes=_count(written.get("processes")),
+        files=files,
+        nbytes=size,
+    )
+    return committed, known, problems
+
+
+def _leaf_files(folder: OpenLeaves, branch: JudgedBranch) -> Iterator[tuple[str, int, str | None]]:
+    """Walk through the files of a branch with their sizes, and what is wrong with them.
+
+    Other programs may leave out chunks that are full of one value, and no record says how large theirs are.
+    """
+    sizes = iter(branch.record.sizes)
+    for name, array in zip(branch.record.folders, branch.arrays, strict=True):
+        wanted: list[tuple[str, int]] = [(".zarray", len(zarray_bytes(array)))] if branch.verified else []
+        if branch.verified:
+            count = chunk_count(array)
+            plain = [chunk_bytes(array)] * count if array.compressor is None else list(islice(sizes, count))
+            wanted += [(chunk_name(array, number), nbytes) for number, nbytes in enumerate(plain)]
+        for file, nbytes in wanted:
+            yield f"{name}/{file}".removeprefix("/"), nbytes, _problem(folder, branch, (name, file), nbytes)
+
+
+def _problem(folder: OpenLeaves, branch: JudgedBranch, place: tuple[str, str], nbytes: int) -> str | None:
+    try:
+        with folder.open(*place, branch.attempt) as opened:
+            return None if opened.size == nbytes else f"has {counted(opened.size, 'bytes')} instead of {nbytes}"
+    except NotFound:
+        return "is missing"
+    except (LinkRefused, Corrupt, StoreFailed) as error:
+        return f"cannot be opened ({error})"
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value > 0 else 1

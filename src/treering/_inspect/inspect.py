@@ -1,0 +1,198 @@
+"""A checkpoint, leaves directory, run or file -> what its headers say, without jax or numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treering._checkpoint.detect import Form, detect
+from treering._format.records import FileRecord, LeafRecord, Listing, Share
+from treering._store.posix.reading import LocalFile
+from treering._values.checkpoint_names import INDEX
+from treering._view.flat import leaves_of
+from treering._view.nodes import record_of
+from treering._view.origin import form_text, notes_of
+from treering._view.rows import USUAL_DEPTH, Layout, lay_out
+from treering._view.tree_text import totals_text, tree_lines
+
+_MOST_ROWS = 200
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What a checkpoint or file says about itself. Printing it shows the tree, and so does a notebook."""
+
+    path: str
+    """Where it is, as it was given."""
+    form: str
+    """"checkpoint", "leaves", "safetensors", "msgpack" or "msgpack in gzip"."""
+    nbytes: int
+    """Bytes of its files together; of a gzip file what it unpacks to."""
+    files: Sequence[FileRecord]
+    """The files of a checkpoint, each with ``name``, ``nbytes``, and the ``process`` that wrote it where there were
+    several; of a leaves directory its index; else empty."""
+    root: Any
+    """The tree: dicts, lists and tuples as saved; ``LeafRecord`` for arrays, small Python values themselves."""
+    metadata: Mapping[str, Any]
+    """What the user wrote beside the tree."""
+    written: Mapping[str, Any]
+    """Who wrote it, when, and with which versions, as far as the form says so."""
+    verified: bool
+    """Whether it holds checksums of its arrays, of all of them."""
+    listing: Listing = dataclasses.field(repr=False)
+    """Everything above, and how the arrays lay on devices."""
+
+    @property
+    def processes(self) -> int:
+        """How many processes wrote it."""
+        return self.listing.processes
+
+    @property
+    def meshes(self) -> Sequence[str]:
+        """The meshes of its arrays, as text for people."""
+        return self.listing.meshes
+
+    @property
+    def shares(self) -> Sequence[Share]:
+        """What each of several processes wrote: ``process``, ``files``, ``nbytes``; empty where it was one."""
+        return self.listing.shares
+
+    @property
+    def leaves(self) -> dict[str, LeafRecord]:
+        """Every leaf by its key text, in order.
+
+        Of each ``kind``, ``dtype``, ``shape``, ``nbytes``, a small ``value``; and how it is split, as ``sharding``,
+        ``chunks``, ``grid`` and ``processes``.
+        """
+        return {key: record_of(leaf) for key, leaf in leaves_of(self.root)}
+
+    def __str__(self) -> str:
+        layout = _fitting(self.root)
+        return "\n".join(tree_lines(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing)))
+
+    def __repr__(self) -> str:
+        totals = lay_out(self.root, depth=0).everything
+        return f"<Inspection of {self.path!r}: {form_text(self.listing)}; {totals_text(totals)}>"
+
+    def _repr_html_(self) -> str:
+        from treering._view.html import html_text
+
+        layout = _fitting(self.root)
+        return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing))
+
+
+def inspect(path: str | os.PathLike[str]) -> Inspection:
+    """Look at a checkpoint, a leaves directory, a safetensors file or a msgpack file through its headers alone.
+
+    No array is read, so that any size takes a moment. Neither jax nor numpy is imported.
+
+    Args:
+        path: a checkpoint's folder, a leaves directory, in which prefixes are branches, a run, whose latest step is
+            meant, or a file.
+
+    Raises:
+        NotFound: nothing is there, or a folder that is neither.
+        Corrupt: the headers are damaged.
+        Format: another form, or a newer version.
+        StoreFailed: not readable.
+
+    Example:
+        >>> from treering import serialization
+        >>> serialization.save_to_file({"params": {"w": [1.5, 2.0]}, "step": 7}, "state.msgpack")
+        >>> found = inspect("state.msgpack")
+        >>> found.form, list(found.leaves), found.leaves["step"].value
+        ('msgpack', ['params/w/0', 'params/w/1', 'step'], 7)
+    """
+    listing = listing_of(path)
+    return Inspection(
+        path=os.fspath(path),
+        form=listing.form,
+        nbytes=listing.file_bytes,
+        files=listing.files,
+        root=listing.root,
+        metadata=listing.metadata,
+        written=listing.written,
+        verified=listing.verified,
+        listing=listing,
+    )
+
+
+def listing_of(path: str | os.PathLike[str]) -> Listing:
+    """Return the listing of what stands at a path, whichever form it has; raises as `inspect` does."""
+    match detect(path):
+        case Form.CHECKPOINT:
+            return _checkpoint(path)
+        case Form.LEAVES:
+            return _leaves(path)
+        case Form.RUN:
+            from treering._runs.latest import of_latest
+
+            return of_latest(path, _checkpoint)
+        case Form.SAFETENSORS:
+            return _safetensors(path)
+        case _:
+            return _msgpack(path)
+
+
+# Each form's reader is imported when such a file is there: together they take longer than a small file.
+
+
+def _checkpoint(path: str | os.PathLike[str]) -> Listing:
+    from treering._format.document import parse_index
+    from treering._format.index_listing import list_index
+    from treering._store.posix.open_folder import OpenFolder
+
+    with OpenFolder(Path(path)) as folder:
+        data = folder.read_index()
+    index = parse_index(data)
+    files = [FileRecord(name=INDEX, nbytes=len(data))]
+    if index.processes > 1:
+        files += [FileRecord(name=file.name, nbytes=file.nbytes, process=file.process) for file in index.files]
+    else:
+        files += [FileRecord(name=file.name, nbytes=file.nbytes) for file in index.files]
+    return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
+
+
+def _leaves(path: str | os.PathLike[str]) -> Listing:
+    from treering._leaves.list_leaves import listed_leaves
+
+    return listed_leaves(path)
+
+
+def _safetensors(path: str | os.PathLike[str]) -> Listing:
+    from treering._format.index_listing import list_index
+    from treering._format.safetensors import parse_safetensors
+
+    with LocalFile(Path(path)) as file:
+        index = parse_safetensors(file.size, file.read)
+        return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
+
+
+def _msgpack(path: str | os.PathLike[str]) -> Listing:
+    """List a msgpack file; one in gzip form is unpacked in memory first."""
+    from treering._codec.gzip import decompressed
+    from treering._codec.msgpack.window import WINDOW_BYTES
+    from treering._format.msgpack_listing import list_msgpack
+
+    with LocalFile(Path(path)) as file:
+        first = file.read(0, min(file.size, WINDOW_BYTES))
+        if first[:2] != b"\x1f\x8b":
+            return list_msgpack(first, file.size, file.read)
+        data = decompressed(file.read(0, file.size), None)
+        listing = list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n])
+        return dataclasses.replace(listing, form=Form.GZIP.value)
+
+
+def _fitting(root: Any) -> Layout:
+    """Lay a tree out so that it fits on a few screens, folding as many levels as that takes."""
+    layout = lay_out(root, depth=USUAL_DEPTH)
+    if len(layout.rows) <= _MOST_ROWS:
+        return layout
+    depths = sorted({row.depth for row in layout.rows})
+    for depth in reversed(depths[1:-1]):
+        if sum(row.depth <= depth for row in layout.rows) <= _MOST_ROWS:
+            return lay_out(root, depth=depth)
+    return lay_out(root, depth=1) if len(depths) > 1 else layout

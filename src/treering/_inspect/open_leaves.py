@@ -1,0 +1,164 @@
+"""Whatever stands at a path, opened for looking at leaves one by one, as the command line does; never with jax."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treering._checkpoint.detect import Form, detect
+from treering._codec.gzip import decompressed
+from treering._format.index_listing import list_index
+from treering._format.msgpack_listing import list_msgpack
+from treering._format.records import LeafRecord, Listing
+from treering._store.posix.reading import LocalFile
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Fetch = Callable[[int, int], bytes]
+
+
+class ArrayView(Protocol):
+    """An array that still lies in its file; slicing it reads."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its numpy dtype."""
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """Read what a tuple of integers, slices and ``...`` selects."""
+
+
+class OpenLeaves:
+    """An open checkpoint, leaves directory or file.
+
+    Attributes:
+        listing: what its headers say.
+        array: ``array(record)`` returns the view of a stored array.
+        text: ``text(record)`` reads a long str, bytes or bytearray.
+    """
+
+    def __init__(
+        self, listing: Listing, array: Callable[[LeafRecord], ArrayView], text: Callable[[LeafRecord], Any]
+    ) -> None:
+        self.listing = listing
+        self.array = array
+        self.text = text
+
+
+@contextlib.contextmanager
+def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
+    """Open what stands at ``path``, of a run the latest step, for as long as the block runs.
+
+    Raises:
+        NotFound, Format, Unsupported: as ``detect`` says.
+        Corrupt: its headers are damaged, or later what is read.
+        StoreFailed: the system refuses.
+    """
+    form = detect(path)
+    if form is Form.RUN:
+        from treering._runs.latest import latest_step
+
+        path, form = latest_step(path), Form.CHECKPOINT
+    if form in (Form.MSGPACK, Form.GZIP):
+        with LocalFile(Path(path)) as file:
+            fetch: Fetch = file.read
+            size = file.size
+            if form is Form.GZIP:
+                data = decompressed(file.read(0, file.size), None)
+                size = len(data)
+                fetch = _fetch_from(data)
+            yield _msgpack(size, fetch)
+        return
+    from treering._checkpoint.open import Checkpoint
+    from treering._checkpoint.source import opened_source
+    from treering._leaves.leaves_source import LeavesSource
+    from treering._leaves.list_leaves import leaves_listing
+
+    with opened_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
+        checkpoint = Checkpoint(os.fspath(path), source, closing)
+        index = source.index
+        if isinstance(source, LeavesSource):
+            listing = leaves_listing(index, source.branches)
+        else:
+            listing = list_index(index, form=form.value, files=(), file_bytes=sum(file.nbytes for file in index.files))
+
+        def stored(record: LeafRecord) -> Any:
+            return checkpoint[index.keys[record.number or 0]]
+
+        yield OpenLeaves(listing, stored, stored)
+
+
+def _fetch_from(data: bytes) -> Fetch:
+    """Return what reads from bytes as ``LocalFile.read`` reads from a file."""
+    return lambda offset, count: data[offset : offset + count]
+
+
+def _msgpack(size: int, fetch: Fetch) -> OpenLeaves:
+    from treering._codec.msgpack.window import WINDOW_BYTES
+
+    listing = list_msgpack(fetch(0, min(size, WINDOW_BYTES)), size, fetch)
+
+    def text(record: LeafRecord) -> str | bytes:
+        data = fetch(record.offset or 0, record.nbytes)
+        if record.kind != "str":
+            return data
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
+
+    return OpenLeaves(listing, lambda record: _MsgpackArray(record, fetch), text)
+
+
+class _MsgpackArray:
+    """An array in a msgpack file, in one piece or several. A slice reads the rows that it needs."""
+
+    def __init__(self, record: LeafRecord, fetch: Fetch) -> None:
+        from treering._values.dtypes import lookup, numpy_dtype
+
+        known = lookup(record.dtype or "")
+        if known is None or record.shape is None:
+            raise TypeError(f"{record} is no array")
+        self.shape = record.shape
+        self.dtype = numpy_dtype(known)
+        self._parts = record.parts or ((record.offset or 0, record.nbytes),)
+        self._fetch = fetch
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        import numpy as np
+
+        from treering._arrays.slicing import box_and_rest
+        from treering._values.boxes import slices
+
+        box, steps, rest = box_and_rest(key, self.shape)
+        if not self.shape:
+            scalar: NDArray[Any] = np.frombuffer(self._read(0, self.dtype.itemsize), self.dtype).reshape(())[rest]
+            return scalar
+        row = self.dtype.itemsize
+        for length in self.shape[1:]:
+            row *= length
+        first, last = box[0]
+        rows = np.frombuffer(self._read(first * row, last * row), self.dtype).reshape(last - first, *self.shape[1:])
+        array: NDArray[Any] = rows[slices(((0, last - first), *box[1:]), steps)][rest]
+        return array
+
+    def _read(self, start: int, stop: int) -> bytes:
+        """Read bytes ``start`` to ``stop`` of the array, from whichever pieces hold them."""
+        pieces: list[bytes] = []
+        at = 0
+        for offset, nbytes in self._parts:
+            low, high = max(start, at), min(stop, at + nbytes)
+            if low < high:
+                pieces.append(self._fetch(offset + low - at, high - low))
+            at += nbytes
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,355 @@
+"""Every byte of a checkpoint, leaves directory or file compared with its checksums; jax is not needed for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from treering._checkpoint.detect import Form, detect
+from treering._codec.gzip import decompressed
+from treering._codec.msgpack.window import WINDOW_BYTES
+from treering._format.blocks import file_digest, first_blocks
+from treering._format.document import INDEX_NAME, parse_index
+from treering._format.findings import BadBlock, Finding, Verification, merged
+from treering._format.headers import header_bytes
+from treering._format.index import Index
+from treering._format.msgpack_listing import list_msgpack
+from treering._format.safetensors import parse_safetensors
+from treering._inspect.verify_text import bad_text
+from treering._store.crew import FirstError, work_together
+from treering._store.posix.open_folder import DataFileMissing, LinkRefused, OpenFolder
+from treering._store.posix.reading import LocalFile
+from treering._values.checksums import block_checksums
+from treering._values.human import counted
+from treering._values.keys import join_key
+from treering._view.progress import Progress, reporter, showing
+from treering.errors import Corrupt, NotFound, StoreFailed
+
+_PIECE_BYTES: Final = 2 << 20
+_TWO_THREADS_FROM: Final = 4 << 20
+_NO_CHECKSUMS: Final = "its form has no checksums: nothing to check its arrays against"
+_WRONG_BYTES: Final = "is damaged"
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = None) -> Verification:
+    """Read every byte of a checkpoint, a leaves directory or a single file, and compare it with what was saved.
+
+    What `treering.load` would refuse is a finding here, and the reverse. All damage is listed, not only the first.
+
+    Args:
+        path: a checkpoint's folder, a leaves directory, a run, of which every step is checked, a ``.safetensors`` file
+            or a msgpack file. Of what treering did not write, and of msgpack, only headers and sizes can be checked;
+            ``note`` says so, ``checked`` is False.
+        progress: called as ``progress(done, total)``, in bytes, now and then, in the caller's thread. True shows a bar
+            on a terminal.
+
+    Returns:
+        The outcome. It is true where nothing is wrong; its ``findings`` name leaf, file and bytes.
+
+    Raises:
+        NotFound: nothing is there.
+        Format, Unsupported: it is of a form, a version or a dtype that this version does not read.
+        StoreFailed: the system refuses to read the folder, the index or the file.
+
+    Example:
+        >>> from treering import serialization
+        >>> serialization.save_to_file({"w": [1.5, 2.0]}, "state.msgpack")
+        >>> found = verify("state.msgpack")
+        >>> found.ok, found.checked
+        (True, False)
+    """
+    told = reporter(progress, "checking")
+    with showing(told):
+        return _verify(path, told)
+
+
+def _verify(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    match detect(path):
+        case Form.CHECKPOINT:
+            return _verify_folder(path, progress)
+        case Form.LEAVES:
+            from treering._inspect.verify_leaves import verify_leaves
+
+            return verify_leaves(path, progress)
+        case Form.RUN:
+            from treering._runs.verify_steps import verify_run
+
+            return verify_run(path, progress, _verify_folder)
+        case Form.SAFETENSORS:
+            return _verify_safetensors(path, progress)
+        case _:
+            return _verify_msgpack(path)
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    shown = os.fspath(path)
+    with contextlib.ExitStack() as held:
+        try:
+            index, files, findings = _opened(Path(path), held)
+        except Corrupt as error:
+            return _broken(shown, INDEX_NAME, error)
+        except LinkRefused as error:
+            finding = Finding(key=None, file=INDEX_NAME, start=None, stop=None, problem=f"cannot be read ({error})")
+            return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
+        for number, found in enumerate(files):
+            findings += _check_file(index, number, found)
+        names = [entry.name for entry in index.files]
+        nbytes, bad = _check_blocks(index, files, progress)
+        bad += bad_text(index, files, {block.chunk for block in bad})
+        findings += merged(index, bad, names)
+    return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
+
+
+def _opened(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[LocalFile | None], list[Finding]]:
+    """Read the index, and open the data files that it names as far as they are there."""
+    last = ""
+    while True:
+        with OpenFolder(path) as folder:
+            index = parse_index(folder.read_index())
+            files, findings, missing = _open_all(index, folder)
+        for file in files:
+            if file is not None:
+                held.enter_context(file)
+        # A file that is missing may be one that an overwrite replaced meanwhile; then the index is another too.
+        if not missing or index.attempt == last:
+            return index, files, findings
+        last = index.attempt
+        held.close()
+
+
+def _open_all(index: Index, folder: OpenFolder) -> tuple[list[LocalFile | None], list[Finding], bool]:
+    """Open every data file that can be opened; say what is wrong with the others, and whether any is missing."""
+    files: list[LocalFile | None] = []
+    findings: list[Finding] = []
+    missing = False
+    for number, entry in enumerate(index.files):
+        opened: LocalFile | None = None
+        try:
+            opened = folder.open_files([entry.name])[entry.name]
+        except DataFileMissing:
+            missing = True
+            problem = f"is missing{_lost(index, number)}"
+            findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
+        except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
+            why = str(error) if isinstance(error, LinkRefused) else error.message
+            problem = f"cannot be read{_lost(index, number)} ({why})"
+            findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
+        files.append(opened)
+    return files, findings, missing
+
+
+def _lost(index: Index, file: int) -> str:
+    """Say which leaves lie in a file."""
+    chunks = index.chunks
+    lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))
+    if not lost:
+        return ""
+    more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
+    return f", and with it {index.keys[lost[0]]!r:.200}{more}"
+
+
+def _check_file(index: Index, number: int, file: LocalFile | None) -> Iterator[Finding]:
+    """Check a data file's size and header."""
+    if file is None:
+        return
+    entry = index.files[number]
+    if file.size != entry.nbytes:
+        how = "cut short" if file.size < entry.nbytes else "too long"
+        problem = f"is {how}: {counted(entry.nbytes, 'bytes were')} written, {file.size} are there"
+        start, stop = sorted((file.size, entry.nbytes))
+        yield Finding(key=None, file=entry.name, start=start, stop=stop, problem=problem)
+    try:
+        header = file.read(0, entry.header)
+    except (Corrupt, StoreFailed) as error:
+        problem = f"has a header that cannot be read ({error.message})"
+        yield Finding(key=None, file=entry.name, start=0, stop=entry.header, problem=problem)
+        return
+    if file_digest(index, number, header) == entry.digest:
+        return
+    start, stop = _differing(header, header_bytes(index, number))
+    yield Finding(key=None, file=entry.name, start=start, stop=stop, problem="has a damaged header")
+
+
+def _differing(found: bytes, wanted: bytes) -> tuple[int, int]:
+    """Return the range in which two headers differ; all of it where they do not."""
+    if len(found) != len(wanted) or found == wanted:
+        return 0, len(found)
+    places = [place for place, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other]
+    return places[0], places[-1] + 1
+
+
+# --------------------------------------------------------------------------------------------------------------- blocks
+
+
+_Piece: TypeAlias = tuple[int, int, int, int]
+"""Chunk, the number of the first block, and where these blocks start and stop in the chunk."""
+
+
+def _spans(index: Index, files: Sequence[LocalFile | None]) -> Iterator[tuple[LocalFile, int, list[_Piece]]]:
+    """Yield stretches of the files of a few MiB: the file, the first byte, and the blocks in it, end to end."""
+    chunks = index.chunks
+    for number, file in enumerate(files):
+        if file is None:
+            continue
+        pieces: list[_Piece] = []
+        begin = held = 0
+        for chunk in chunks.of_file(number):
+            nbytes, block = chunks.nbytes[chunk], chunks.block[chunk]
+            for start in range(0, nbytes, _PIECE_BYTES):
+                stop = min(start + _PIECE_BYTES, nbytes)
+                if not pieces:
+                    begin = chunks.offset[chunk] + start
+                pieces.append((chunk, start // block, start, stop))
+                held += stop - start
+                if held >= _PIECE_BYTES:
+                    yield file, begin, pieces
+                    pieces, held = [], 0
+        if pieces:
+            yield file, begin, pieces
+
+
+def _check_blocks(
+    index: Index, files: Sequence[LocalFile | None], progress: Progress | None
+) -> tuple[int, list[BadBlock]]:
+    """Compare every block with its checksum, large totals in two threads; return how many bytes, and the bad ones."""
+    starts = first_blocks(index.chunks)
+    total = sum(index.chunks.nbytes)
+    spans = _spans(index, files)
+    lock, failure = threading.Lock(), FirstError()
+    bad: list[BadBlock] = []
+    done = 0
+
+    def work(report: Progress | None) -> None:
+        nonlocal done
+        while failure.error is None:
+            with failure:
+                with lock:
+                    span = next(spans, None)
+                if span is None:
+                    return
+                wrong = _check_span(index, starts, *span)
+                with lock:
+                    bad.extend(wrong)
+                    done += sum(stop - start for _, _, start, stop in span[2])
+                    so_far = done
+                if report is not None:
+                    report(so_far, total)
+
+    work_together(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0, lambda: work(progress))
+    failure.reraise()
+    if progress is not None:
+        progress(total, total)
+    return done, bad
+
+
+def _check_span(
+    index: Index, starts: Sequence[int], file: LocalFile, begin: int, pieces: Sequence[_Piece]
+) -> list[BadBlock]:
+    chunks = index.chunks
+    chunk, _, _, stop = pieces[-1]
+    try:
+        data = memoryview(file.read(begin, chunks.offset[chunk] + stop - begin))
+    except (Corrupt, StoreFailed) as error:
+        return _check_alone(index, starts, file, pieces, error)
+    bad: list[BadBlock] = []
+    for chunk, first, start, stop in pieces:
+        at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
+        found = block_checksums(data[at + start : at + stop], size)
+        number = starts[chunk] + first
+        wanted = index.checksums[number : number + len(found)]
+        if found != wanted:
+            for block, (one, other) in enumerate(zip(found, wanted, strict=True)):
+                if one != other:
+                    begins = start + block * size
+                    bad.append(BadBlock(chunk, begins, min(begins + size, stop), _WRONG_BYTES))
+    return bad
+
+
+def _check_alone(
+    index: Index, starts: Sequence[int], file: LocalFile, pieces: Sequence[_Piece], error: Corrupt | StoreFailed
+) -> list[BadBlock]:
+    """Check what could not be read at once block by block, so that only what is lost is named."""
+    chunks = index.chunks
+    chunk, _, start, stop = pieces[0]
+    size = chunks.block[chunk]
+    if len(pieces) == 1 and stop - start <= size:
+        lost = isinstance(error, Corrupt)
+        problem = "is lost: the file ends before it" if lost else f"cannot be read ({error.message})"
+        return [BadBlock(chunk, start, stop, problem)]
+    if len(pieces) > 1:
+        parts: list[Sequence[_Piece]] = [[piece] for piece in pieces]
+    else:
+        parts = [[(chunk, at // size, at, min(at + size, stop))] for at in range(start, stop, size)]
+    bad: list[BadBlock] = []
+    for part in parts:
+        bad += _check_span(index, starts, file, chunks.offset[part[0][0]] + part[0][2], part)
+    return bad
+
+
+# --------------------------------------------------------------------------------------------------------- single files
+
+
+def _broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Verification:
+    """Return the outcome where nothing but that can be said."""
+    key = join_key(error.path) if error.path else None
+    reason = error.message.removeprefix(f"{file} is damaged: ")
+    finding = Finding(key=key, file=file, start=error.offset, stop=None, problem=f"is damaged ({reason})")
+    return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=checked)
+
+
+def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    shown = os.fspath(path)
+    with LocalFile(Path(path)) as file:
+        try:
+            index = parse_safetensors(file.size, file.read)
+        except Corrupt as error:
+            return _broken(shown, shown, error)
+        leaves = len(index.keys)
+        if not index.verified:
+            note = "it was not written by treering and has no checksums: nothing to check its arrays against"
+            return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=note)
+        nbytes, bad = _check_blocks(index, [file], progress)
+        findings = tuple(merged(index, bad, [shown]))
+    return Verification(path=shown, findings=findings, leaves=leaves, nbytes=nbytes, checked=True)
+
+
+def _verify_msgpack(path: str | os.PathLike[str]) -> Verification:
+    """Check the headers of a msgpack file; in gzip form also gzip's own checksum, which covers everything."""
+    shown = os.fspath(path)
+    with LocalFile(Path(path)) as file:
+        first = file.read(0, min(file.size, WINDOW_BYTES))
+        zipped = first[:2] == b"\x1f\x8b"
+        try:
+            if zipped:
+                data = decompressed(file.read(0, file.size), None)
+                listing = list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n])
+            else:
+                data = b""
+                listing = list_msgpack(first, file.size, file.read)
+        except Corrupt as error:
+            return _broken(shown, shown, error, checked=zipped)
+    leaves = _count(listing.root)
+    if zipped:
+        return Verification(path=shown, findings=(), leaves=leaves, nbytes=len(data), checked=True)
+    return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=_NO_CHECKSUMS)
+
+
+def _count(root: object) -> int:
+    """Count the leaves of a listing, on a stack of its own."""
+    stack, leaves = [root], 0
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(item)
+        else:
+            leaves += 1
+    return leaves

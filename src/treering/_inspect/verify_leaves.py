@@ -1,0 +1,162 @@
+"""Every byte of a leaves directory compared with its records; jax is not needed for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._codec.zarr import chunk_bytes, chunk_count
+from treering._format.findings import Finding, Verification
+from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles
+from treering._inspect.verify_reading import check_reading
+from treering._leaves.branches import ALL, JudgedBranch, Leaves, busy, is_as_read, judged
+from treering._leaves.documents.leaves_index import LEAVES_INDEX, Branch, parse_leaves_index
+from treering._leaves.documents.leaves_record import first_checksums
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.leaves_source import LeavesSource
+from treering._leaves.list_leaves import state_notes
+from treering._store.posix.open_folder import LinkRefused
+from treering.errors import Corrupt
+
+# Each try needs a whole save while the directory is being read.
+_TRIES: Final = 100
+_SHOWN: Final = 8
+_UNCHECKED: Final = "was written by another program and has no checksums: nothing to check its arrays against"
+
+
+def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Check the index, every record, ``.zarray`` and chunk file; `treering.verify` says more.
+
+    Raises:
+        NotFound: there is no index.
+        Format, Unsupported: the index or a record is of another format, a newer version, or has an unknown dtype.
+        Busy: the directory was saved anew again and again.
+        StoreFailed: the system refuses to read the directory or the index.
+    """
+    shown = os.fspath(path)
+    with OpenLeaves(Path(path)) as folder:
+        for _ in range(_TRIES):
+            try:
+                read = list(parse_leaves_index(folder.read_index()).branches.values())
+            except Corrupt as error:
+                return _broken(shown, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
+            except LinkRefused as error:
+                return _broken(shown, _index_finding(Corrupt(""), f"cannot be read ({error})"))
+            found = _checked(folder, shown, read, progress)
+            # What is missing or has other bytes may be what a save replaced meanwhile.
+            if (found.ok and found.checked) or is_as_read(folder, read):
+                return found
+        raise busy(folder)
+
+
+def _broken(path: str, finding: Finding) -> Verification:
+    return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=True)
+
+
+def _index_finding(error: Corrupt, problem: str) -> Finding:
+    return Finding(key=None, file=LEAVES_INDEX, start=error.offset, stop=None, problem=problem)
+
+
+def _checked(folder: OpenLeaves, path: str, read: Sequence[Branch], progress: Progress | None) -> Verification:
+    """Check one state of the index and everything that it names."""
+    broken: list[Finding] = []
+    branches: list[JudgedBranch] = []
+    for branch in read:
+        try:
+            branches.append(judged(folder, branch))
+        except Corrupt as error:
+            broken.append(_branch_finding(folder, error))
+    try:
+        source = LeavesSource(folder, Leaves(branches=branches, read=read), ALL, mapped=False)
+    except Corrupt as error:
+        return _broken(path, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
+    findings = Findings()
+    leaves = list(_stored(source))
+    nbytes = _check_files(ChunkCheck(folder, findings), leaves, progress)
+    known = findings.leaves()
+    for leaf in leaves:
+        if leaf.leaf not in known:
+            check_reading(source, leaf, findings)
+    unchecked = [branch.prefix for branch in branches if not branch.verified]
+    notes = state_notes(folder, read)
+    if unchecked:
+        notes.insert(0, _unchecked_note(unchecked, len(read)))
+    return Verification(
+        path=path,
+        findings=(*broken, *findings),
+        leaves=len(source.index.keys),
+        nbytes=nbytes,
+        checked=not unchecked,
+        note="; ".join(notes) or None,
+    )
+
+
+def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
+    """Say what is wrong with a branch as a whole: with its record, or with a ``.zarray`` of another program."""
+    if error.path is not None:
+        file = "/".join((*error.path, ".zarray"))
+        return Finding(key=None, file=file, start=error.offset, stop=None, problem=f"is damaged ({error.message})")
+    return _index_finding(error, f"is damaged ({_reason(error, folder)})")
+
+
+def _reason(error: Corrupt, folder: OpenLeaves) -> str:
+    """Return what is wrong without the name of the index, which the finding has."""
+    shown = repr(os.fspath(folder.path / LEAVES_INDEX))
+    for known in (f"{shown}: ", f"{shown} is damaged: ", f"{LEAVES_INDEX} is damaged: "):
+        error.message = error.message.removeprefix(known)
+    return error.message
+
+
+def _unchecked_note(prefixes: Sequence[str | None], branches: int) -> str:
+    if len(prefixes) == branches:
+        return f"it {_UNCHECKED}"
+    shown = ", ".join("no prefix" if prefix is None else repr(prefix) for prefix in prefixes[:_SHOWN])
+    more = f" and {len(prefixes) - _SHOWN} more" if len(prefixes) > _SHOWN else ""
+    return f"what is under {shown}{more} {_UNCHECKED}; everything else was checked"
+
+
+def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
+    """Walk through the stored leaves of all branches, which follow each other in the source's index."""
+    index = source.index
+    numbers = (number for number, kind in enumerate(index.leaf_types) if index.types[kind].stored)
+    for branch in source.branches:
+        record = branch.record
+        starts = first_checksums(record)
+        sizes = iter(record.sizes)
+        for place, (folder, zarr) in enumerate(zip(record.folders, branch.arrays, strict=True)):
+            wanted: Sequence[int] = ()
+            if branch.verified:
+                count = chunk_count(zarr)
+                wanted = [chunk_bytes(zarr)] * count if zarr.compressor is None else list(islice(sizes, count))
+            number = next(numbers)
+            yield LeafFiles(
+                leaf=number,
+                key=index.keys[number],
+                folder=folder,
+                zarr=zarr,
+                attempt=branch.attempt,
+                verified=branch.verified,
+                sizes=wanted,
+                checksums=record.checksums,
+                first=starts[place],
+            )
+
+
+def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progress | None) -> int:
+    """Compare the files of all leaves that a record describes, large ones in two threads; return how many bytes."""
+    small, large = Work(), Work()
+    for leaf in leaves:
+        if leaf.is_small:
+            small.jobs.append(functools.partial(check.check_small, leaf))
+            small.nbytes += leaf.sizes[0]
+        elif leaf.verified:
+            large.jobs.extend(check.jobs(leaf))
+            large.nbytes += sum(leaf.sizes)
+    total = small.nbytes + large.nbytes
+    run_all(large, Tally(total, progress), small)
+    return total

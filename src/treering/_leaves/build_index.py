@@ -1,0 +1,134 @@
+"""A leaves directory -> its index made whole: with saves that were left without one, or anew where it is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.naming import naming
+from treering._leaves.branches import judged
+from treering._leaves.documents.leaves_index import (
+    LEAVES_INDEX,
+    Branch,
+    LeavesIndex,
+    encode_leaves_index,
+    parse_leaves_index,
+)
+from treering._leaves.documents.leaves_record import LeavesRecord
+from treering._leaves.documents.leaves_update import LEAVES_RULES
+from treering._leaves.folder.leaves_pending import commit_pending
+from treering._leaves.folder.leaves_rules import Update
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.found_arrays import found_arrays, index_of_others
+from treering._leaves.pending_leaves import by_age, kept_records, marker_at, update_dropping
+from treering.errors import Corrupt, Format, NotFound, Unsupported
+
+_SHOWN: Final = 10
+
+
+def index_directory(path: Path) -> None:
+    """Make the index of ``path`` whole; ``treering.leaves.index_leaves`` says more."""
+    lost: list[str] = []
+    commit_pending(path, LEAVES_RULES, lambda old: _update(path, old, lost))
+    if lost:
+        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+        shown = ", ".join(map(repr, lost[:_SHOWN])) + more
+        raise Corrupt(
+            f"{str(path)!r} has saves whose record is lost or cannot be read, so nobody can tell what they were; they"
+            f" are not in the index: {shown}",
+            hint="use another copy of the directory; everything else is indexed",
+        )
+
+
+def _update(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
+    """Return the new index; note in ``lost`` what cannot be in it."""
+    with OpenLeaves(path) as folder:
+        kept = kept_records(folder)
+        pending = folder.pending()
+        lost += [f".treering/{attempt}/record.json" for attempt in sorted(pending - kept.keys())]
+        index = _read(path, old)
+        if index is None:
+            return _anew(folder, kept.values(), lost)
+        unreadable = {prefix for prefix, branch in index.branches.items() if _is_unreadable(folder, branch)}
+        saves = [kept[attempt] for attempt in pending & kept.keys()]
+        saves += [record for record in _whole(folder, kept.values()) if record.prefix in unreadable]
+        newest, older = _newest(saves)
+        if not newest:
+            return None
+        return update_dropping(folder, _without(index, unreadable & newest.keys()), [*newest.values()], older)
+
+
+def _read(path: Path, old: bytes | None) -> LeavesIndex | None:
+    """Return the index; None where there is none, or one that is damaged beyond reading.
+
+    Raises:
+        Format: it is the index of another format.
+    """
+    try:
+        with naming(path / LEAVES_INDEX):
+            return None if old is None else parse_leaves_index(old)
+    except Corrupt:
+        return None
+
+
+def _is_unreadable(folder: OpenLeaves, branch: Branch) -> bool:
+    try:
+        judged(folder, branch)
+    except Corrupt:
+        return True
+    except (Format, Unsupported):  # of a newer treering, perhaps: whole, but not for us to replace
+        return False
+    return False
+
+
+def _without(index: LeavesIndex, prefixes: set[str | None]) -> bytes:
+    branches = {prefix: branch for prefix, branch in index.branches.items() if prefix not in prefixes}
+    return encode_leaves_index(dataclasses.replace(index, branches=branches))
+
+
+def _newest(saves: Iterable[LeavesRecord]) -> tuple[dict[str | None, LeavesRecord], list[LeavesRecord]]:
+    """Return the newest save of each prefix, and all older ones."""
+    newest: dict[str | None, LeavesRecord] = {}
+    older = []
+    for record in by_age({record.attempt: record for record in saves}.values()):
+        if record.prefix in newest:
+            older.append(newest[record.prefix])
+        newest[record.prefix] = record
+    return newest, older
+
+
+def _whole(folder: OpenLeaves, records: Iterable[LeavesRecord]) -> list[LeavesRecord]:
+    """Return the saves of which every array is there, staged or at its key path."""
+    return [
+        record
+        for record in records
+        if all(marker_at(folder, name, record.attempt) == record.attempt for name in record.folders)
+    ]
+
+
+def _anew(folder: OpenLeaves, kept: Iterable[LeavesRecord], lost: list[str]) -> Update | None:
+    """Return an index of what lies there: the newest whole save of each prefix, and arrays that no save wrote.
+
+    Raises:
+        NotFound: there is nothing to be indexed.
+    """
+    records = list(kept)
+    newest, older = _newest(_whole(folder, records))
+    chosen = {record.attempt for record in newest.values()}
+    older = [record for record in records if record.attempt not in chosen and record.prefix in newest]
+    others = found_arrays(folder, {name for record in newest.values() for name in record.folders})
+    attempts = {record.attempt for record in older}
+    lost += [name for name, array in others.items() if array.marker is not None and array.marker not in attempts]
+    others = {name: array for name, array in others.items() if array.marker is None}
+    base = index_of_others(others, newest.keys()) if others else None
+    if newest:
+        return update_dropping(folder, base, [*newest.values()], older)
+    if base is not None:
+        return Update(moving=base, settled=base, moves=())
+    if lost:
+        return None
+    raise NotFound(
+        f"nothing in {str(folder.path)!r} can be indexed: there is neither a whole save of treering nor a zarr v2 array"
+    )

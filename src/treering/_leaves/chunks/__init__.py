@@ -1,0 +1,1 @@
+"""The chunk files of leaves: planned, written, read and checked."""

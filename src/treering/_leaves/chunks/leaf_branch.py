@@ -1,0 +1,236 @@
+"""The arrays of one branch of a leaves directory: which of three ways each wish goes."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import io
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from treering._arrays.aligned import ALIGNMENT, aligned_bytes
+from treering._arrays.incoming import StoredArrays, Wish, stored_chunks
+from treering._arrays.jobs import Job, Work
+from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
+from treering._codec.zarr_chunks import decode
+from treering._format.index import Chunks, Index
+from treering._leaves.chunks.chunk_files import ChunkFile, ChunkFiles
+from treering._leaves.chunks.leaf_decode import as_stored_items, covering_chunks, decoding, read_chunk
+from treering._leaves.chunks.leaf_files import BranchFiles, SmallFile, naming
+from treering._leaves.chunks.open_chunks import OpenChunks
+from treering._plan.exchange import StoredChunk
+from treering._values.boxes import Box, picked_shape, size_of, whole
+from treering._values.dtypes import lookup, numpy_dtype
+from treering._values.keys import split_key
+from treering.errors import Format, Unsupported
+
+_SMALL_BYTES: Final = 64 << 10
+# Small leaves of one job share their memory; what is kept of one of them keeps this much.
+_TOGETHER_BYTES: Final = 256 << 10
+# Of a compressed file.
+_HEADERS: Final = 4 << 10
+# Before so much memory is taken, the files that shall fill it are looked at.
+_CAREFUL_BYTES: Final = 4 << 20
+
+
+def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
+    """Return the dtype of what is stored of a leaf."""
+    known = lookup(index.type_of(leaf).dtype or "")
+    if known is None:
+        raise Format(f"unknown dtype {index.type_of(leaf).dtype}")
+    return numpy_dtype(known)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """What leaves of one layout have in common."""
+
+    small: SmallFile | None
+    """Their file, where each is one small chunk; None elsewhere."""
+    box: Box
+    """The whole of a leaf."""
+
+
+def _form_of(zarr: ZarrArray) -> _Form:
+    nbytes, name, small = chunk_bytes(zarr), "/", None
+    if zarr.chunks == zarr.shape and nbytes <= _SMALL_BYTES:
+        name = chunk_name(zarr, 0)
+    if "/" not in name:
+        # What no compressor makes smaller it makes a little larger.
+        most = nbytes if zarr.compressor is None else 2 * nbytes + _HEADERS
+        small = SmallFile(zarray_bytes(zarr), name, nbytes, zarr.compressor is None, most)
+    return _Form(small, whole(zarr.shape))
+
+
+class BranchArrays:
+    """Plans the reading of leaves of one branch.
+
+    Args:
+        index: of the whole directory.
+        leaves: numbers of the branch's stored leaves in it.
+        files: their files.
+        held: keeps files open between the parts of a reading.
+        mapped: take memory from maps of files where that can be.
+    """
+
+    def __init__(
+        self, index: Index, leaves: Sequence[int], files: BranchFiles, held: OpenChunks, *, mapped: bool
+    ) -> None:
+        self.leaves = leaves
+        self._index = index
+        self._files = files
+        self._held = held
+        self._mapped = mapped
+        self._places = {leaf: place for place, leaf in enumerate(leaves)}
+        self._forms: dict[int, _Form] = {}
+        self._dtypes: dict[int, np.dtype[Any]] = {}
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a leaf lies; a chunk that has to be undone is one block, since it is read whole."""
+        if self._has_rows(leaf):
+            return stored_chunks(self._index, leaf)
+        zarr = self._files.branch.arrays[self._places[leaf]]
+        # An array that claims more chunks than its folder has names is refused before anybody counts them.
+        self._files.require_names(self._places[leaf])
+        boxes = (chunk_box(zarr, chunk) for chunk in range(chunk_count(zarr)))
+        itemsize = self._dtype(leaf).itemsize
+        return tuple(StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes)
+
+    def plan(self, wishes: Sequence[Wish], own: Work, shared: Work) -> None:
+        """Add what is to be done for the wishes: reading small leaves to ``own``, the rest to ``shared``.
+
+        Raises:
+            Corrupt: a ``.zarray``, or a large file, is missing or not the one that was saved.
+        """
+        small: list[tuple[int, SmallFile, Wish]] = []
+        as_they_lie: list[Wish] = []
+        packed: list[tuple[int, Job]] = []
+        arrays = self._files.branch.arrays
+        for wish in wishes:
+            place = self._places[wish.leaf]
+            form = self._forms.get(id(arrays[place]))  # thousands of leaves share a few layouts
+            if form is None:
+                form = self._forms[id(arrays[place])] = _form_of(arrays[place])
+            if form.small is not None and list(wish.boxes) == [form.box] and wish.steps is None:
+                small.append((place, form.small, wish))
+                own.nbytes += form.small.nbytes
+                continue
+            self._files.require_described(place)
+            self._files.require_names(place)
+            covering = covering_chunks(arrays[place], wish)
+            rows = self._has_rows(wish.leaf)
+            self._require_there(place, wish, covering, keep=rows)
+            if rows:
+                as_they_lie.append(wish)
+            else:
+                try:
+                    packed += decoding(self._files, place, wish, covering, self._dtype(wish.leaf))
+                except Unsupported as error:
+                    error.path = split_key(self._files.keys[place])
+                    raise
+        own.jobs.extend(self._together(small))
+        packed.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
+        shared.jobs.extend(job for _, job in packed)
+        shared.nbytes += sum(nbytes for nbytes, _ in packed)
+        if as_they_lie:
+            work = self._stored.planned(as_they_lie)
+            shared.jobs.extend(work.jobs)
+            shared.nbytes += work.nbytes
+
+    def _dtype(self, leaf: int) -> np.dtype[Any]:
+        number = self._index.leaf_types[leaf]
+        dtype = self._dtypes.get(number)
+        if dtype is None:
+            dtype = self._dtypes[number] = dtype_in(self._index, leaf)
+        return dtype
+
+    def _require_there(self, place: int, wish: Wish, covering: dict[int, list[int]], *, keep: bool) -> None:
+        """Look at the files that a wish takes before memory is taken for it: sizes in documents may be any."""
+        items = sum(math.prod(picked_shape(box, wish.steps)) for box in wish.boxes)
+        nbytes = items * self._dtype(wish.leaf).itemsize
+        if nbytes < _CAREFUL_BYTES and self._files.branch.verified:
+            return
+        for chunk in covering:
+            if keep:
+                with ChunkFile(self._files, self._held, place, chunk).using():
+                    pass
+            else:
+                self._files.open_chunk(place, chunk).close()
+
+    # ---------------------------------------------------------------------------------------------------------- small
+
+    def _together(self, small: Sequence[tuple[int, SmallFile, Wish]]) -> list[Job]:
+        """Return jobs that each read some small leaves."""
+        jobs: list[Job] = []
+        group: list[tuple[int, SmallFile, Wish]] = []
+        held = 0
+        for one in small:
+            group.append(one)
+            held += _aligned(one[1].nbytes)
+            if held >= _TOGETHER_BYTES:
+                jobs.append(functools.partial(self._fill_small, group, held))
+                group, held = [], 0
+        if group:
+            jobs.append(functools.partial(self._fill_small, group, held))
+        return jobs
+
+    def _fill_small(self, group: Sequence[tuple[int, SmallFile, Wish]], held: int) -> int:
+        arrays = self._files.branch.arrays
+        contents = self._files.small_contents([(place, small) for place, small, _ in group])
+        room = aligned_bytes(held).data
+        at = 0
+        for (place, small, wish), data in zip(group, contents, strict=True):
+            zarr = arrays[place]
+            array = np.ndarray(zarr.shape, self._dtype(wish.leaf), room, at)
+            if data is None:
+                self._files.require_described(place)
+                read_chunk(self._files, place, 0, array)
+            elif zarr.plain and len(data) == small.nbytes:
+                room[at : at + small.nbytes] = data
+            else:
+                with naming(self._files.keys[place], self._files.shown_chunk(place, 0)):
+                    decode(zarr, io.BytesIO(data).read, len(data), as_stored_items(zarr, array))
+            wish.arrays = [array]
+            at = _aligned(at + small.nbytes)
+        return sum(small.nbytes for _, small, _ in group)
+
+    # --------------------------------------------------------------------------------------------- as they lie in files
+
+    def _has_rows(self, leaf: int) -> bool:
+        """Tell whether the index has rows for the chunks of a leaf: whether they lie in their files as they are."""
+        column = self._index.chunks.leaf
+        at = bisect.bisect_left(column, leaf)
+        return at < len(column) and column[at] == leaf
+
+    @functools.cached_property
+    def _stored(self) -> StoredArrays:
+        """The chunks that lie in their files as they are, each file a data file of one chunk."""
+        index, branch = self._index, self._files.branch
+        if branch.verified and not index.verified:
+            # Another branch has no checksums, so the index has none of this one either.
+            columns = index.chunks
+            first = bisect.bisect_left(columns.leaf, self.leaves[0])
+            rows = slice(first, bisect.bisect_right(columns.leaf, self.leaves[-1], first))
+            chunks = Chunks(
+                leaf=columns.leaf[rows],
+                box=columns.box[rows],
+                file=columns.file[rows],
+                offset=columns.offset[rows],
+                nbytes=columns.nbytes[rows],
+                block=columns.block[rows],
+            )
+            checksums = array("Q")
+            for leaf in dict.fromkeys(chunks.leaf):
+                checksums += self._files.all_checksums_of(self._places[leaf])
+            index = dataclasses.replace(index, chunks=chunks, checksums=checksums, verified=True)
+        files = ChunkFiles(self._index, self._places, self._files, self._held)
+        return StoredArrays(index, files, lambda _: None, mapped=self._mapped)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

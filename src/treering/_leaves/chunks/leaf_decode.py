@@ -1,0 +1,207 @@
+"""Chunks that do not lie in their files as they are wanted: compressed, padded, in order F, big endian.
+
+A chunk that is a wanted box is undone straight into its memory; any other passes through memory of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treering._arrays.aligned import ALIGNMENT, aligned_bytes
+from treering._arrays.incoming import Wish
+from treering._arrays.jobs import Job
+from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
+from treering._codec.zarr_chunks import decode
+from treering._leaves.chunks.leaf_files import BranchFiles, naming
+from treering._store.posix.reading import LocalFile
+from treering._values.boxes import flat_range, picked, picked_shape, size_of, slices, whole
+from treering._values.checksums import block_bytes, block_checksums
+from treering._values.dtypes import lookup, numpy_dtype
+from treering.errors import Corrupt, Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Read at once, in whole blocks; small enough to be in the processor's cache when it is undone.
+_PIECE_BYTES: Final = 256 << 10
+
+
+def covering_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
+    """Return the chunks that hold wanted items, in their order, each with the numbers of the boxes that want some.
+
+    Example:
+        >>> layout = ZarrArray(shape=(4, 6), chunks=(2, 3), dtype="int8")
+        >>> covering_chunks(layout, Wish(0, [((1, 3), (0, 2)), ((0, 1), (0, 6))]))
+        {0: [0, 1], 1: [1], 2: [0]}
+    """
+    grid = grid_of(zarr)
+    found: dict[int, list[int]] = {}
+    for number, box in enumerate(wish.boxes):
+        if not size_of(box):
+            continue
+        sides = [
+            range(start // chunk, (stop - 1) // chunk + 1)
+            if step <= chunk
+            else [place // chunk for place in range(start, stop, step)]
+            for (start, stop), chunk, step in zip(box, zarr.chunks, wish.steps or (1,) * len(box), strict=True)
+        ]
+        for place in itertools.product(*sides):
+            chunk = 0
+            for here, count in zip(place, grid, strict=True):
+                chunk = chunk * count + here
+            found.setdefault(chunk, []).append(number)
+    return dict(sorted(found.items()))
+
+
+def decoding(
+    files: BranchFiles, leaf: int, wish: Wish, covering: dict[int, list[int]], dtype: np.dtype[Any]
+) -> list[tuple[int, Job]]:
+    """Allocate the arrays of a wish; return a job for each chunk that it takes, with the bytes that it counts.
+
+    Args:
+        files: of the leaf's branch.
+        leaf: its number among the stored leaves of the branch.
+        wish: what is wanted.
+        covering: what `covering_chunks` gave.
+        dtype: of the arrays.
+    """
+    zarr = files.branch.arrays[leaf]
+    one_room = _one_room(zarr, wish, dtype)
+    if one_room is not None:
+        straight = functools.partial(_straight, files, leaf, 0, one_room)
+        return [(one_room.nbytes, straight)]
+    wish.arrays = [_unset(picked_shape(box, wish.steps), dtype) for box in wish.boxes]
+    jobs: list[tuple[int, Job]] = []
+    for chunk, boxes in covering.items():
+        nbytes = sum(_common_bytes(zarr, chunk, wish, number, dtype) for number in boxes)
+        whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and wish.boxes[boxes[0]] == chunk_box(zarr, chunk)
+        if whole_box and wish.steps is None:
+            jobs.append((nbytes, functools.partial(_straight, files, leaf, chunk, wish.arrays[boxes[0]])))
+        else:
+            jobs.append((nbytes, functools.partial(_cut_out, files, leaf, chunk, wish, boxes)))
+    return jobs
+
+
+def _one_room(zarr: ZarrArray, wish: Wish, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return memory for a leaf that is one chunk, of which the boxes are runs: they become views of it."""
+    if zarr.chunks != zarr.shape or len(wish.boxes) == 1:
+        return None
+    runs = [flat_range(box, zarr.shape) for box in wish.boxes]
+    found = sorted(run for run in runs if run is not None)
+    if len(found) < len(runs) or sum(stop - start for start, stop in found) != size_of(whole(zarr.shape)):
+        return None
+    if any(a[1] != b[0] or b[0] * dtype.itemsize % ALIGNMENT for a, b in itertools.pairwise(found)):
+        return None
+    room = _unset(zarr.shape, dtype)
+    wish.arrays = [room[slices(box)] for box in wish.boxes]
+    return room
+
+
+def _straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> int:
+    read_chunk(files, leaf, chunk, into)
+    return into.nbytes
+
+
+def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Sequence[int]) -> int:
+    """Read a chunk beside the arrays and copy from it what they want."""
+    zarr = files.branch.arrays[leaf]
+    full = _unset(zarr.chunks, wish.arrays[boxes[0]].dtype)
+    read_chunk(files, leaf, chunk, full)
+    here = chunk_box(zarr, chunk)
+    nbytes = 0
+    for number in boxes:
+        found = picked(here, wish.boxes[number], wish.steps)
+        if found is not None:
+            part = full[found[1]]
+            wish.arrays[number][slices(found[0])] = part
+            nbytes += part.nbytes
+    return nbytes
+
+
+def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> None:
+    """Read a whole chunk.
+
+    Args:
+        files: of the leaf's branch.
+        leaf: its number among the stored leaves of the branch.
+        chunk: its number in the grid.
+        into: contiguous memory of the shape of a full chunk.
+
+    Raises:
+        Corrupt: the file is missing, or its bytes are not those that were saved, or no chunk.
+        Unsupported: a compressor that cannot be undone here.
+    """
+    zarr = files.branch.arrays[leaf]
+    with files.open_chunk(leaf, chunk) as file, naming(files.keys[leaf], files.shown_chunk(leaf, chunk)):
+        content = _Content(file, files.checksums_of(leaf, chunk))
+        decode(zarr, content.read, file.size, as_stored_items(zarr, into))
+
+
+class _Content:
+    """The bytes of a file one after the other, each one checked before it is given out."""
+
+    def __init__(self, file: LocalFile, checksums: array[int] | None) -> None:
+        self._file = file
+        self._checksums = checksums
+        self._block = block_bytes(file.size)
+        self._step = -(-_PIECE_BYTES // self._block) * self._block
+        self._at = 0
+        self._waiting = memoryview(b"")
+
+    def read(self, count: int) -> bytes:
+        """Return the next ``count`` bytes, or what is left of them."""
+        if count <= len(self._waiting):
+            given, self._waiting = bytes(self._waiting[:count]), self._waiting[count:]
+            return given
+        parts = [self._waiting]
+        left = count - len(self._waiting)
+        while left and self._at < self._file.size:
+            piece = self._next()
+            parts.append(piece[:left])
+            self._waiting = piece[left:]
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+    def _next(self) -> memoryview:
+        size = min(self._step, self._file.size - self._at)
+        piece = memoryview(self._file.read(self._at, size))
+        if self._checksums is not None:
+            first = self._at // self._block
+            found = block_checksums(piece, self._block)
+            wanted = self._checksums[first : first + len(found)]
+            if found != wanted:
+                raise _not_those(found, wanted, first * self._block, self._block, self._file.size)
+        self._at += size
+        return piece
+
+
+def _not_those(found: array[int], wanted: array[int], start: int, block: int, end: int) -> Corrupt:
+    number = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+    start += number * block
+    where = f"bytes {start} to {min(start + block, end)}"
+    return Corrupt(f"{where} have the checksum {found[number]:016x} instead of {wanted[number]:016x}")
+
+
+def _common_bytes(zarr: ZarrArray, chunk: int, wish: Wish, number: int, dtype: np.dtype[Any]) -> int:
+    found = picked(chunk_box(zarr, chunk), wish.boxes[number], wish.steps)
+    return 0 if found is None else size_of(found[0]) * dtype.itemsize
+
+
+def as_stored_items(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
+    """Return a contiguous array as items of the dtype that its chunk files have."""
+    known = lookup(zarr.dtype)
+    if known is None:
+        raise Unsupported(f"zarr v2 has no form for the dtype {zarr.dtype[:60]}")
+    dtype = numpy_dtype(known)
+    return array if array.dtype == dtype else array.reshape(-1).view(dtype).reshape(array.shape)
+
+
+def _unset(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array of unset, aligned memory."""
+    return np.ndarray(shape, dtype, aligned_bytes(size_of(whole(shape)) * dtype.itemsize))

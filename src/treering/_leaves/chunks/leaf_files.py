@@ -1,0 +1,252 @@
+"""The files of stored leaves: opened when they are touched, held to their size and ``.zarray``, and closed again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from treering._codec.compressors import check_chunk_file
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
+from treering._format.blocks import DAMAGE_HINT
+from treering._leaves.chunks.read_back import ZARRAY
+from treering._leaves.documents.leaves_record import LeavesRecord, first_checksums
+from treering._store.posix.open_folder import DataFileMissing
+from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
+from treering._values.human import counted
+from treering._values.keys import split_key
+from treering.errors import Corrupt, TreeringError
+
+if TYPE_CHECKING:
+    from treering._leaves.folder.open_leaves_folder import OpenLeaves
+    from treering._store.posix.reading import LocalFile
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBranch:
+    """One branch of a leaves directory, as its record says."""
+
+    record: LeavesRecord
+    """What was saved, or what was made up for another writer's branch."""
+    arrays: Sequence[ZarrArray]
+    """The layout of each stored leaf, in leaf order."""
+    attempt: str | None
+    """Whose staged files are to be looked at first; None when all of them have been moved."""
+    verified: bool
+    """Whether the record came with the checksums of its saver."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SmallFile:
+    """What small leaves of one layout have in common, each of them one chunk file."""
+
+    document: bytes
+    """Their ``.zarray``."""
+    name: str
+    """Name of the chunk file."""
+    nbytes: int
+    """Bytes of the chunk."""
+    raw: bool
+    """Whether the file has just these bytes."""
+    most: int
+    """Bytes that the file has at most, as far as anybody knows."""
+
+
+class BranchFiles:
+    """The files of one branch. Leaves are counted among the stored ones of the branch; any thread may ask.
+
+    Args:
+        branch: the branch.
+        keys: key text of each stored leaf, for messages.
+        folder: the open directory.
+    """
+
+    def __init__(self, branch: OpenBranch, keys: Sequence[str], folder: OpenLeaves) -> None:
+        self.branch = branch
+        self.keys = keys
+        self._folder = folder
+        self._described = bytearray(len(branch.arrays))
+        self._counted = bytearray(len(branch.arrays))
+
+    def require_described(self, leaf: int) -> None:
+        """Compare a leaf's ``.zarray`` with what the record says, once.
+
+        Raises:
+            Corrupt: it is missing, or another.
+        """
+        # That of another writer was read to know the array at all.
+        if self._described[leaf] or not self.branch.verified:
+            return
+        wanted = zarray_bytes(self.branch.arrays[leaf])
+        with self._opened(leaf, ZARRAY) as file:
+            if file.size != len(wanted) or file.read(0, file.size) != wanted:
+                raise damaged(self.keys[leaf], f"{self._shown(leaf, ZARRAY)} is not the one that was saved")
+        self._described[leaf] = 1
+
+    def require_names(self, leaf: int) -> None:
+        """Require that another writer's array has as many files as its ``.zarray`` has chunks, before they are counted.
+
+        Looked at once: later on, a file that is gone is found when it is read.
+
+        Raises:
+            Corrupt: it has fewer.
+        """
+        zarr = self.branch.arrays[leaf]
+        if self.branch.verified or self._counted[leaf] or chunk_count(zarr) <= 1:
+            return
+        # As many files as chunks, wherever they lie: what a directory claims to hold then costs no more than it holds.
+        *above, last = grid_of(zarr) if zarr.separator == "/" else (chunk_count(zarr),)
+        for place in itertools.product(*map(range, above)):
+            folder = "/".join((self.branch.record.folders[leaf], *map(str, place)))
+            found = set(self._folder.names(folder, self.branch.attempt))
+            if len(found) < last:
+                names = map(str, itertools.count()) if zarr.separator == "/" else chunk_names(zarr)
+                lost = next(name for name in names if name not in found)
+                raise damaged(
+                    self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {counted(last, 'chunks')}"
+                )
+        self._counted[leaf] = 1
+
+    def small_contents(self, leaves: Sequence[tuple[int, SmallFile]]) -> list[bytes | None]:
+        """Return the bytes of the only chunk file of each leaf, if all is as it should be, its ``.zarray`` too.
+
+        None where it is not, or where that cannot be told so fast: whoever then opens the files finds out.
+        """
+        found = [self._small_read(leaf, small) for leaf, small in leaves]
+        # Checked together: a turn to the system and back for each leaf costs the processor's caches.
+        return [
+            None if files is None else self._small_checked(leaf, small, files)
+            for (leaf, small), files in zip(leaves, found, strict=True)
+        ]
+
+    def _small_read(self, leaf: int, small: SmallFile) -> list[bytes] | None:
+        branch = self.branch
+        wanted = [] if self._described[leaf] or not branch.verified else [(ZARRAY, len(small.document))]
+        size = self.size_of(leaf, 0) if branch.verified and not small.raw else None
+        wanted.append((small.name, min(small.most, size or small.most)))
+        try:
+            return self._folder.read_small(branch.record.folders[leaf], wanted, branch.attempt)
+        except DataFileMissing:
+            return None
+
+    def _small_checked(self, leaf: int, small: SmallFile, found: Sequence[bytes]) -> bytes | None:
+        data = found[-1]
+        if not self.branch.verified:
+            return data if len(data) <= small.most else None
+        size = small.nbytes if small.raw else self.size_of(leaf, 0)
+        if len(data) != size or not self._is_checked(leaf, data):
+            return None
+        if len(found) > 1:
+            if found[0] != small.document:
+                return None
+            self._described[leaf] = 1
+        return data
+
+    def _is_checked(self, leaf: int, data: bytes) -> bool:
+        first = self.first_checksums[leaf]
+        # Most small leaves are one block.
+        if 0 < len(data) <= SMALLEST_BLOCK and self.first_checksums[leaf + 1] - first == 1:
+            return xxhash.xxh3_64_intdigest(data) == self.branch.record.checksums[first]
+        return block_checksums(memoryview(data), block_bytes(len(data))) == self.all_checksums_of(leaf)
+
+    def all_checksums_of(self, leaf: int) -> array[int]:
+        """Return the checksums of all files of a leaf, none for a branch that has none."""
+        if not self.branch.verified:
+            return array("Q")
+        return self.branch.record.checksums[self.first_checksums[leaf] : self.first_checksums[leaf + 1]]
+
+    def open_chunk(self, leaf: int, chunk: int) -> LocalFile:
+        """Open a chunk file; the caller closes it.
+
+        Raises:
+            Corrupt: it is missing, or not of its size.
+        """
+        name = chunk_name(self.branch.arrays[leaf], chunk)
+        file = self._opened(leaf, name)
+        try:
+            with naming(self.keys[leaf], self._shown(leaf, name)):
+                self._check_size(leaf, chunk, file.size)
+        except BaseException:  # an interrupt too; raised again below
+            file.close()
+            raise
+        return file
+
+    def _check_size(self, leaf: int, chunk: int, found: int) -> None:
+        wanted = self.size_of(leaf, chunk)
+        if wanted is not None and found != wanted:
+            how = "cut short" if found < wanted else "too long"
+            raise Corrupt(f"it is {how}: {counted(wanted, 'bytes were')} written, {found} are there")
+        check_chunk_file(self.branch.arrays[leaf], found)
+
+    def shown_chunk(self, leaf: int, chunk: int) -> str:
+        """Return the path of a chunk file for people."""
+        return self._shown(leaf, chunk_name(self.branch.arrays[leaf], chunk))
+
+    def size_of(self, leaf: int, chunk: int) -> int | None:
+        """Return how many bytes a chunk file has to have; None where nothing says it."""
+        zarr = self.branch.arrays[leaf]
+        if zarr.compressor is None:
+            return chunk_bytes(zarr)
+        return self.branch.record.sizes[self._first_sizes[leaf] + chunk] if self.branch.verified else None
+
+    def checksums_of(self, leaf: int, chunk: int) -> array[int] | None:
+        """Return the checksums of the blocks of a chunk file; None for a branch that has none."""
+        if not self.branch.verified:
+            return None
+        first = self.first_checksums[leaf]
+        if self.branch.arrays[leaf].compressor is None:
+            first += chunk * _blocks(self.size_of(leaf, chunk) or 0)
+        else:
+            sizes = self._first_sizes[leaf]
+            first += self._packed_blocks[sizes + chunk] - self._packed_blocks[sizes]
+        return self.branch.record.checksums[first : first + _blocks(self.size_of(leaf, chunk) or 0)]
+
+    @functools.cached_property
+    def first_checksums(self) -> list[int]:
+        """Where the checksums of each leaf begin."""
+        return first_checksums(self.branch.record)
+
+    @functools.cached_property
+    def _first_sizes(self) -> list[int]:
+        counts = (0 if zarr.compressor is None else chunk_count(zarr) for zarr in self.branch.arrays)
+        return list(itertools.accumulate(counts, initial=0))
+
+    @functools.cached_property
+    def _packed_blocks(self) -> list[int]:
+        return list(itertools.accumulate(map(_blocks, self.branch.record.sizes), initial=0))
+
+    def _opened(self, leaf: int, name: str) -> LocalFile:
+        try:
+            return self._folder.open(self.branch.record.folders[leaf], name, self.branch.attempt)
+        except DataFileMissing as error:
+            raise damaged(self.keys[leaf], f"{self._shown(leaf, name)} is missing") from error
+
+    def _shown(self, leaf: int, name: str) -> str:
+        return f"{self.branch.record.folders[leaf]}/{name}"
+
+
+def _blocks(size: int) -> int:
+    return block_count(size, block_bytes(size))
+
+
+def damaged(key: str, what: str) -> Corrupt:
+    """Return the error for a leaf whose files are not what they have to be."""
+    return Corrupt(f"leaf {key!r} is damaged: {what}", hint=DAMAGE_HINT)
+
+
+@contextlib.contextmanager
+def naming(key: str, file: str) -> Iterator[None]:
+    """Say which leaf, and which file of it, an error is about."""
+    try:
+        yield
+    except Corrupt as error:
+        raise damaged(key, f"{file}: {error.message}") from error
+    except TreeringError as error:
+        error.path = split_key(key)
+        raise

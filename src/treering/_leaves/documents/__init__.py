@@ -1,0 +1,1 @@
+"""The index and the records of a leaves directory, as documents and back."""

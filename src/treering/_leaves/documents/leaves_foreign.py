@@ -1,0 +1,153 @@
+"""A record for a branch that another program wrote: arrays in nested dicts, without checksums."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from treering._codec.zarr import ZarrArray
+from treering._format.index import MAX_LEVELS, Container, LeafType, Token
+from treering._format.leaf_types import check_shape
+from treering._leaves.documents.leaf_paths import parts_of_folder
+from treering._leaves.documents.leaves_index import LEAVES_INDEX, Entry
+from treering._leaves.documents.leaves_record import UNMARKED, Layout, LeavesRecord
+from treering._values.hashes import check_hashes
+from treering._values.keys import join_key
+from treering.errors import Corrupt, Unsupported
+
+_Nodes: TypeAlias = "dict[str, int | _Nodes]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The leaves in the order of the tree, and the containers around them."""
+
+    structure: list[Token]
+    paths: list[tuple[str, ...]]
+    entries: list[int]
+
+
+def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequence[ZarrArray]) -> LeavesRecord:
+    """Return a made up record: nested dicts of jax arrays, in the order of the entries as far as dicts allow.
+
+    Its attempt is ``UNMARKED``, it has no checksums, and `arrays_of` gives the arrays back in the order of its leaves.
+
+    Args:
+        prefix: the branch's.
+        entries: of the branch.
+        arrays: what the ``.zarray`` of each entry says.
+
+    Raises:
+        Corrupt: two entries have one folder, or one lies in the other: a leaf was lost when they were written.
+        Unsupported: an array is larger than any memory, or keys are nested too deep.
+
+    Example:
+        >>> entries = [Entry("a/w", {}), Entry("b", {}), Entry("a/x", {})]
+        >>> record = foreign_record(None, entries, [ZarrArray(shape=(2,), chunks=(2,), dtype="int8")] * 3)
+        >>> record.keys, record.folders
+        (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
+    """
+    found = _in_order(_tree(prefix, entries))
+    check_hashes([this.shape for this in arrays], "the shapes of the arrays")
+    check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
+    types: dict[LeafType, int] = {}
+    layouts: dict[Layout, int] = {}
+    leaf_types: list[int] = []
+    leaf_layouts: list[int] = []
+    known: dict[int, tuple[int, int]] = {}
+    for number, path in zip(found.entries, found.paths, strict=True):
+        this = arrays[number]
+        if id(this) not in known:
+            kind, layout = _described(this, path)
+            known[id(this)] = types.setdefault(kind, len(types)), layouts.setdefault(layout, len(layouts))
+        leaf_types.append(known[id(this)][0])
+        leaf_layouts.append(known[id(this)][1])
+    return LeavesRecord(
+        prefix=prefix,
+        attempt=UNMARKED,
+        written={},
+        meshes=[],
+        structure=found.structure,
+        keys=list(map(join_key, found.paths)),
+        types=list(types),
+        leaf_types=leaf_types,
+        values={},
+        folders=[entries[number].path for number in found.entries],
+        layouts=list(layouts),
+        leaf_layouts=leaf_layouts,
+        sizes=[],
+        checksums=array("Q"),
+    )
+
+
+def _described(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, Layout]:
+    try:
+        shape = check_shape(list(this.shape), this.dtype, "the array")
+    except (Corrupt, Unsupported) as error:
+        error.path = path
+        raise
+    layout = Layout(
+        chunks=this.chunks,
+        compressor=this.compressor,
+        order=this.order,
+        separator=this.separator,
+        big_endian=this.big_endian,
+    )
+    return LeafType(kind="jax", dtype=this.dtype, shape=shape), layout
+
+
+def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
+    """Return the numbers of the entries in nested dicts, inside one more dict, so that a bare array has a place."""
+    root: _Nodes = {}
+    for number, (path, _) in enumerate(entries):
+        parts = ("", *(parts_of_folder(path, prefix) if path else ()))
+        if len(parts) > MAX_LEVELS:
+            raise Unsupported(f"the path {path[:200]!r} is more than {MAX_LEVELS} folders deep")
+        node = root
+        for part in parts[:-1]:
+            inner = node.setdefault(part, {})
+            if isinstance(inner, int):
+                raise _clash(path, entries[inner].path)
+            node = inner
+        there = node.setdefault(parts[-1], number)
+        if there != number:
+            raise _clash(path, path if isinstance(there, dict) else entries[there].path)
+    return root or {"": {}}
+
+
+def _clash(one: str, other: str) -> Corrupt:
+    return Corrupt(
+        f"{LEAVES_INDEX} lists an array in {one[:200] or '.'!r} and another one in {other[:200] or '.'!r} or below",
+        hint="two keys met in one folder when they were saved, and one of the arrays is lost: "
+        "save them again under other keys",
+    )
+
+
+def _in_order(root: _Nodes) -> _Found:
+    found = _Found(structure=[], paths=[], entries=[])
+    path: list[str] = []
+    levels: list[Iterator[tuple[str, int | _Nodes]]] = [iter(root.items())]
+    run = 0
+    while levels:
+        part, node = next(levels[-1], ("", None))
+        if node is None:
+            levels.pop()
+            if path:
+                path.pop()
+            continue
+        if isinstance(node, int):
+            run += 1
+            found.paths.append((*path, part)[1:])
+            found.entries.append(node)
+            continue
+        if run:
+            found.structure.append(run)
+            run = 0
+        found.structure.append(Container(node="dict", keys=tuple(node)))
+        path.append(part)
+        levels.append(iter(node.items()))
+    if run:
+        found.structure.append(run)
+    return found

@@ -1,0 +1,347 @@
+"""``tensorstore_index.json``: the branches of a leaves directory, and back. ``docs/spec/leaves.md`` specifies it.
+
+It is eformer's index with one more member, ``treering``, which holds the record of each branch that we wrote. What is
+not understood stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import operator
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from treering._codec.documents import check_json, member, parsed, quoted, shown
+from treering._format.index import ARRAY_KINDS
+from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of, parse_record, stored_leaves
+from treering._values.checksums import digest
+from treering._values.human import counted
+from treering.errors import Corrupt, Format, Unsupported
+
+LEAVES_INDEX: Final = "tensorstore_index.json"
+"""Name of the document in a leaves directory."""
+
+_OURS: Final = "treering"
+_OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
+_OF_ENTRY: Final = ["path", "shape", "dtype"]
+_MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
+_DAMAGED: Final = "treering.leaves.index_leaves makes it anew from the copies under .treering"
+_OTHER_LIST: Final = f"if another program saved over that tree, save it again, or use another copy; else {_DAMAGED}"
+# What may not stand in a path, and what has to be there somewhere for it when paths are lines.
+_UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
+_SUSPECT: Final = ("/.", "\n.", "//", "/\n", "\n/", "\n\n", "\0")
+
+
+class Entry(NamedTuple):
+    """One array of a branch."""
+
+    path: str
+    """Its folder, relative to the directory; empty where another writer put an array into the directory itself."""
+    document: Mapping[str, Any]
+    """The whole entry, members that are unknown among them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """What the index says of one prefix, or of the tree without prefix."""
+
+    prefix: str | None
+    """The prefix as it was given, None for the tree without one."""
+    entries: Sequence[Entry]
+    """Its arrays, in the order of the leaves."""
+    record: bytes | None
+    """The record, unread; None where another program wrote the branch."""
+    moving: tuple[str, ...] | None
+    """While staged folders are not moved: the folders of leaves that this save replaces; else None."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeavesIndex:
+    """All branches of a leaves directory."""
+
+    branches: Mapping[str | None, Branch]
+    """Prefix -> branch, in the order of the document, the one without prefix last."""
+    document: Mapping[str, Any]
+    """The document as it was parsed, so that members that are unknown stay."""
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def parse_leaves_index(data: bytes) -> LeavesIndex:
+    """Return the branches of an index, whichever program and version wrote it.
+
+    The records in it are not read; `record_of` does that.
+
+    Raises:
+        Corrupt: it is no JSON, an entry leads out of the directory, or our own member in it is damaged.
+        Format: it is the index of another format.
+
+    Example:
+        >>> index = parse_leaves_index(b'{"format": "tensorstore", "arrays": [{"path": "a/b"}]}')
+        >>> index.branches[None].entries
+        [Entry(path='a/b', document={'path': 'a/b'})]
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{LEAVES_INDEX} is no UTF-8", offset=error.start, hint=_DAMAGED) from None
+    try:
+        return _index(parsed(text, LEAVES_INDEX))
+    except Corrupt as error:
+        if not error.message.startswith(LEAVES_INDEX):
+            error.message = f"{LEAVES_INDEX} is damaged: {error.message}"
+        error.hint = error.hint or _DAMAGED
+        raise
+
+
+def _index(document: Any) -> LeavesIndex:
+    if type(document) is not dict:
+        raise Corrupt("it is no JSON object")
+    if document.get("format") != "tensorstore":
+        raise Format(
+            f"{LEAVES_INDEX} is of the format {shown(document.get('format'))}; only 'tensorstore' is known",
+            hint="load it with the program that wrote it",
+        )
+    _check_depth({name: value for name, value in document.items() if name not in _OF_BRANCHES}, "the index")
+    lists: dict[str | None, list[Any]] = {}
+    if "prefixes" in document:
+        for prefix, nodes in member(document, "prefixes", dict, "the index").items():
+            if not prefix or type(nodes) is not list:
+                raise Corrupt(f"the prefix {prefix[:200]!r} has no list of arrays, or is none")
+            lists[prefix] = nodes
+    if "arrays" in document:
+        lists[None] = member(document, "arrays", list, "the index")
+    ours = member(document, _OURS, dict, "the index") if _OURS in document else {}
+    records = {prefix or None: _record_node(node, prefix) for prefix, node in ours.items()}
+    branches: dict[str | None, Branch] = {}
+    # A record whose list is lost has a branch without entries, so that the loss is seen.
+    names = [*lists, *(name for name in records if name not in lists)]
+    for branch in sorted(names, key=lambda name: name is None):
+        record, moving = records.get(branch, (None, None))
+        branches[branch] = Branch(
+            prefix=branch, entries=_entries(lists.get(branch, []), branch), record=record, moving=moving
+        )
+    return LeavesIndex(branches=branches, document=document)
+
+
+def _check_depth(node: dict[str, Any], what: str) -> None:
+    """Refuse what is unknown and nested so deep that it could not be written again."""
+    if node:
+        try:
+            check_json(node, what)
+        except Unsupported as error:
+            raise Corrupt(error.message) from None
+
+
+def _entries(nodes: list[Any], prefix: str | None) -> list[Entry]:
+    what = "an entry" if prefix is None else f"an entry of {prefix[:200]!r}"
+    paths = [member(node, "path", str, what) for node in nodes]
+    if not _are_flat(nodes):
+        for node in nodes:
+            _check_depth(node, what)
+    lines = "\n".join(("", *paths, ""))
+    if nodes and (not lines.isascii() or any(text in lines for text in _SUSPECT)):
+        for path in paths:
+            if _UNSOUND.search(path) and path != ".":
+                raise Corrupt(f"the path {path[:200]!r} of {what} leads out of the directory, or is none")
+        paths = ["" if path == "." else path for path in paths]
+    return list(map(Entry, paths, nodes))
+
+
+def _are_flat(nodes: list[dict[str, Any]]) -> bool:
+    """Tell whether entries hold nothing but path, shape and dtype, as nearly all do, with columns that run in C."""
+    try:
+        columns = list(zip(*map(_MEMBERS_OF_ENTRY, nodes), strict=True))
+    except KeyError:
+        return False
+    if not columns:
+        return True
+    _, shapes, dtypes = columns
+    return (
+        set(map(len, nodes)) == {len(_OF_ENTRY)}
+        and set(map(type, shapes)) == {list}
+        and set(map(type, itertools.chain.from_iterable(shapes))) <= {int}
+        and set(map(type, dtypes)) == {str}
+    )
+
+
+def _record_node(node: Any, prefix: str) -> tuple[bytes, tuple[str, ...] | None]:
+    what = f"the record of {prefix[:200]!r}" if prefix else "the record of the tree without prefix"
+    text = member(node, "record", str, what)
+    if not text.isascii():
+        raise Corrupt(f"{what} is no ASCII")
+    record = text.encode("ascii")
+    _check_depth({name: value for name, value in node.items() if name not in ("record", "moving")}, what)
+    if "moving" not in node:
+        return record, None
+    moving = member(node, "moving", dict, what)
+    _check_depth(moving, what)
+    cleared = member(moving, "cleared", list, what)
+    if not set(map(type, cleared)) <= {str} or any(_UNSOUND.search(folder) and folder for folder in cleared):
+        raise Corrupt(f"{what} is to clear something that is no folder of the directory")
+    if member(moving, "digest", str, what) != _moving_digest(record, cleared):
+        raise Corrupt(f"the list of folders that {what} is to clear is damaged")
+    return record, tuple(cleared)
+
+
+def _moving_digest(record: bytes, cleared: Iterable[str]) -> str:
+    """Return what binds a list of folders to its record; a folder that is not to be cleared must never get into it."""
+    return digest((record, *(b"\0" + folder.encode() for folder in cleared)))
+
+
+def entries_of(record: LeavesRecord) -> list[dict[str, Any]]:
+    """Return what the index has to list for a record: its arrays in the order of the leaves.
+
+    Long texts lie in folders too, but no other program would take them for what they are.
+    """
+    arrays = [kind.kind in ARRAY_KINDS for kind in record.types]
+    leaf_types = record.leaf_types
+    return [
+        {"path": folder, "shape": list(found.shape), "dtype": found.dtype}
+        for leaf, folder, found in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True)
+        if arrays[leaf_types[leaf]]
+    ]
+
+
+def record_of(branch: Branch) -> LeavesRecord | None:
+    """Return the record of a branch, None where it has none.
+
+    Without one, or where its entries are other ones, the ``.zarray`` files of the entries decide: where none of them
+    has a marker, another program wrote the branch. A branch without entries has to have a record: no other program
+    writes such a branch.
+
+    Raises:
+        Corrupt: the record is damaged or lost, or its entries are not those of the branch.
+        Format: a newer version wrote it.
+        Unsupported: it has a dtype that this version does not know.
+    """
+    whose = "the tree without prefix" if branch.prefix is None else f"prefix {branch.prefix[:200]!r}"
+    if branch.record is None:
+        if not branch.entries:
+            raise Corrupt(f"{LEAVES_INDEX}: {whose} has neither arrays nor a record", hint=_DAMAGED)
+        return None
+    try:
+        return _read_record(branch.record, branch)
+    except (Corrupt, Format, Unsupported) as error:
+        error.message = f"{LEAVES_INDEX}: {whose}: {error.message}"
+        raise
+
+
+def _read_record(data: bytes, branch: Branch) -> LeavesRecord:
+    record = parse_record(data)
+    if record.prefix != branch.prefix:
+        raise Corrupt(f"the record is that of prefix {shown(record.prefix)}", hint=_DAMAGED)
+    _compare(entries_of(record), branch.entries)
+    return record
+
+
+def _compare(wanted: Sequence[dict[str, Any]], found: Sequence[Entry]) -> None:
+    nodes = [entry.document for entry in found]
+    if nodes == wanted:
+        return
+    for number, (want, node) in enumerate(zip(wanted, nodes, strict=False)):
+        # Another program may add members, and a number may be any that is equal.
+        if any(node.get(name) != value for name, value in want.items()):
+            raise Corrupt(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_OTHER_LIST)
+    if len(nodes) != len(wanted):
+        raise Corrupt(f"{counted(len(nodes), 'arrays are')} listed, the record has {len(wanted)}", hint=_OTHER_LIST)
+
+
+def _shown(node: Mapping[str, Any]) -> str:
+    shape = node.get("shape")
+    sizes = ", ".join(map(shown, shape[:8])) if isinstance(shape, list) else shown(shape)
+    return f"{shown(node.get('path'))} {shown(node.get('dtype'))}[{sizes}]"
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def encode_leaves_index(index: LeavesIndex) -> bytes:
+    """Return the document: ``branches`` as they are, and of ``document`` all members that are not about branches.
+
+    It is laid out as ``json.dumps(..., indent=2)`` does.
+
+    Example:
+        >>> index = parse_leaves_index(b'{"format": "tensorstore", "arrays": [], "by": "me"}')
+        >>> json.loads(encode_leaves_index(index))
+        {'format': 'tensorstore', 'version': '1.0', 'prefixes': {}, 'arrays': [], 'by': 'me'}
+    """
+    return _encoded(index, _lists(index))
+
+
+def encode_steps(index: LeavesIndex, moved: Collection[str | None]) -> tuple[bytes, bytes]:
+    """Return an index and, behind it, the same one when the files of some branches have been moved.
+
+    Args:
+        index: with ``moving`` where files are to be moved.
+        moved: prefixes of the branches that have none in the second one.
+    """
+    lists = _lists(index)
+    branches = {
+        prefix: dataclasses.replace(branch, moving=None) if prefix in moved else branch
+        for prefix, branch in index.branches.items()
+    }
+    return _encoded(index, lists), _encoded(dataclasses.replace(index, branches=branches), lists)
+
+
+def _lists(index: LeavesIndex) -> dict[str | None, str]:
+    """Return the list of entries of each branch, laid out."""
+    return {prefix: _list(branch.entries, 2 if prefix is None else 3) for prefix, branch in index.branches.items()}
+
+
+def _encoded(index: LeavesIndex, lists: Mapping[str | None, str]) -> bytes:
+    members = ",\n".join(f"  {quoted(name)}: {text}" for name, text in _members(index, lists))
+    return f"{{\n{members}\n}}".encode("ascii")
+
+
+def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tuple[str, str]]:
+    prefixed = [prefix for prefix in lists if prefix is not None]
+    yield "format", quoted("tensorstore")
+    yield "version", quoted("2.0" if prefixed else "1.0")
+    items = ",".join(f"\n    {quoted(prefix)}: {lists[prefix]}" for prefix in prefixed)
+    yield "prefixes", f"{{{items}\n  }}" if items else "{}"
+    if None in lists:
+        yield "arrays", lists[None]
+    ours = {prefix or "": _our_node(index, branch) for prefix, branch in index.branches.items() if branch.record}
+    if ours:
+        yield _OURS, _text(ours, 1)
+    for name, value in index.document.items():
+        if name not in _OF_BRANCHES:
+            yield name, _text(value, 1)
+
+
+def _our_node(index: LeavesIndex, branch: Branch) -> dict[str, Any]:
+    # What is unknown there stays.
+    node = dict(index.document.get(_OURS, {}).get(branch.prefix or "", {}))
+    record = branch.record or b""
+    node["record"] = record.decode("ascii")
+    node.pop("moving", None)
+    if branch.moving is not None:
+        node["moving"] = {"cleared": list(branch.moving), "digest": _moving_digest(record, branch.moving)}
+    return node
+
+
+def _text(value: Any, level: int) -> str:
+    # A line break inside a JSON string is written as an escape, so each one begins a line of the layout.
+    return json.dumps(value, indent=2).replace("\n", "\n" + "  " * level)
+
+
+def _list(entries: Sequence[Entry], level: int) -> str:
+    """Return the entries of a branch; ten thousand of them have few shapes, whose text is made once."""
+    tails: dict[str, str] = {}
+    line = "\n" + "  " * level
+    items = []
+    for _, node in entries:
+        if list(node) != _OF_ENTRY:
+            items.append(f"{line}{_text(node, level)}")
+            continue
+        path, shape, dtype = _MEMBERS_OF_ENTRY(node)
+        known = f"{shape!r} {dtype!r}"
+        if known not in tails:
+            tails[known] = _text({"shape": shape, "dtype": dtype}, level).removeprefix("{")
+        items.append(f'{line}{{{line}  "path": {quoted(path)},{tails[known]}')
+    return f"[{','.join(items)}{line[:-2]}]" if items else "[]"

@@ -1,0 +1,316 @@
+"""The record of one save into a leaves directory: its tree, how its leaves lie there, and the checksums of all files.
+
+From the record follow the index entries, every ``.zarray`` byte for byte, and the name and size of every chunk file.
+``docs/spec/leaves.md`` is its specification.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from treering._codec.documents import check_json, member, shown
+from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
+from treering._format.columns import check_ints
+from treering._format.document_parts import decoded_checksums, encoded_checksums, free_json, matching, texts
+from treering._format.index import LeafType, Token
+from treering._format.signed import SignedForm
+from treering._format.tree_columns import TreeColumns, decoded_tree, encoded_tree
+from treering._leaves.documents.leaf_paths import folder_of, overlapping, prefix_folder
+from treering._values.checksums import block_bytes, block_count
+from treering._values.hashes import check_hashes
+from treering._values.human import counted
+from treering.errors import Corrupt, Unsupported
+
+RECORD_VERSION: Final = 1
+"""Version of the record. It grows when a reader of the old version would read something wrong."""
+
+MOST_AXES: Final = 32
+"""An array that lies in folders has at most as many: TensorStore opens no others."""
+
+UNMARKED: Final = "0" * 16
+"""The attempt of a made up record: arrays of another writer, whose ``.zarray`` has no marker."""
+
+_FORM: Final = SignedForm(
+    member="treering leaves",
+    version=RECORD_VERSION,
+    name="the record",
+    hint="treering.leaves.index_leaves takes the copy under .treering if that is whole; "
+    "else use another copy of the directory",
+)
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
+_WRITTEN_ATTEMPT: Final = re.compile(rb'\n"attempt": "([0-9a-f]{16})"')
+_LIMIT: Final = 1 << 63
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How an array is cut into chunk files; many leaves have the same."""
+
+    chunks: tuple[int, ...]
+    """Lengths of a chunk, at least 1 for each axis."""
+    compressor: str | None = None
+    """Canonical JSON of the compressor's configuration; None where the files hold plain bytes."""
+    order: str = "C"
+    """"F" only in another writer's arrays."""
+    separator: str = "."
+    """"/" only in another writer's arrays."""
+    big_endian: bool = False
+    """True only in another writer's arrays."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeavesRecord:
+    """Everything that is known of one save: of the branch under one prefix, or of the tree without prefix."""
+
+    prefix: str | None
+    """The prefix as the user gave it."""
+    attempt: str
+    """16 hexadecimal digits, different for each save; ``UNMARKED`` where another writer made the arrays."""
+    written: Mapping[str, Any]
+    """Who wrote it: versions and time."""
+    meshes: Sequence[str]
+    """The meshes of its arrays, as text for people."""
+    structure: Sequence[Token]
+    """The containers around the leaves, in pre-order."""
+    keys: Sequence[str]
+    """Key text of each leaf, in the order of the structure, without the prefix."""
+    types: Sequence[LeafType]
+    """The different types of leaves."""
+    leaf_types: Sequence[int]
+    """Number of the type of each leaf."""
+    values: Mapping[int, Any]
+    """Leaf number -> its Python value, for leaves that do not lie in files."""
+    folders: Sequence[str]
+    """Folder of each stored leaf, in the order of the leaves. It follows from prefix and key, and is not written."""
+    layouts: Sequence[Layout]
+    """The different layouts."""
+    leaf_layouts: Sequence[int]
+    """Number of the layout of each stored leaf."""
+    sizes: Sequence[int]
+    """Bytes of each chunk file of the compressed leaves, leaf after leaf; those of plain ones follow."""
+    checksums: array[int]
+    """Checksums of the blocks of the chunk files: leaf after leaf, chunk after chunk in C order of the grid."""
+
+
+# ------------------------------------------------------------------------------------------------- what follows from it
+
+
+def stored_leaves(record: LeavesRecord | TreeColumns) -> list[int]:
+    """Return the numbers of the leaves that lie in files."""
+    stored = [kind.stored for kind in record.types]
+    return [leaf for leaf, number in enumerate(record.leaf_types) if stored[number]]
+
+
+def arrays_of(record: LeavesRecord) -> list[ZarrArray]:
+    """Return what the ``.zarray`` of each stored leaf says; leaves of one type and layout share the object.
+
+    Raises:
+        Unsupported: zarr has no form for a dtype.
+    """
+    marker = None if record.attempt == UNMARKED else record.attempt
+    made: dict[tuple[int, int], ZarrArray] = {}
+    pairs = _pairs(record, record.leaf_layouts)
+    for number, layout in set(pairs):
+        made[number, layout] = _array(record.types[number], record.layouts[layout], marker)
+    return [made[pair] for pair in pairs]
+
+
+def _pairs(tree: LeavesRecord | TreeColumns, leaf_layouts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the numbers of type and layout of each stored leaf."""
+    stored = [kind.stored for kind in tree.types]
+    kinds = [number for number in tree.leaf_types if stored[number]]
+    return list(zip(kinds, leaf_layouts, strict=True))
+
+
+def _array(kind: LeafType, layout: Layout, marker: str | None) -> ZarrArray:
+    return ZarrArray(
+        shape=kind.shape or (),
+        chunks=layout.chunks,
+        dtype=stored_dtype(kind.dtype or ""),
+        big_endian=layout.big_endian,
+        compressor=layout.compressor,
+        order=layout.order,
+        separator=layout.separator,
+        marker=marker,
+    )
+
+
+def first_checksums(record: LeavesRecord) -> list[int]:
+    """Return where in ``checksums`` those of each stored leaf begin, and behind the last leaf how many there are.
+
+    For a record without checksums, as another writer's branch has it, all of them are 0.
+    """
+    arrays = arrays_of(record)
+    if record.attempt == UNMARKED:
+        return [0] * (len(arrays) + 1)
+    return list(itertools.accumulate(_blocks(arrays, record.sizes), initial=0))
+
+
+def _blocks(arrays: Sequence[ZarrArray], sizes: Sequence[int]) -> Iterator[int]:
+    """Yield how many blocks the chunk files of each leaf have; ``sizes`` are those of the compressed ones."""
+    plain: dict[int, int] = {}
+    taken = 0
+    for found in arrays:
+        if found.compressor is None:
+            blocks = plain.get(id(found))
+            if blocks is None:
+                blocks = plain[id(found)] = chunk_count(found) * _file_blocks(chunk_bytes(found))
+            yield blocks
+        else:
+            count = chunk_count(found)
+            yield sum(map(_file_blocks, sizes[taken : taken + count]))
+            taken += count
+
+
+def _file_blocks(size: int) -> int:
+    return block_count(size, block_bytes(size))
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def encode_record(record: LeavesRecord) -> bytes:
+    """Return the record as a document.
+
+    Raises:
+        Unsupported: ``written``, or a key or static field of the structure, has no form in it.
+    """
+    return _FORM.encoded(_members(record))
+
+
+def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
+    check_json(record.written, "written")
+    yield "attempt", record.attempt
+    yield "prefix", record.prefix
+    yield "written", record.written
+    yield "meshes", list(record.meshes)
+    yield from encoded_tree(record)
+    yield (
+        "layouts",
+        [
+            {"chunks": list(layout.chunks), "compressor": json.loads(layout.compressor) if layout.compressor else None}
+            for layout in record.layouts
+        ],
+    )
+    yield "layout", list(record.leaf_layouts)
+    yield "sizes", list(record.sizes)
+    yield "checksums", encoded_checksums(record.checksums)
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def attempt_of(data: bytes) -> str | None:
+    """Return the attempt that a record names, without reading the rest; None where it is damaged."""
+    found = _WRITTEN_ATTEMPT.search(data)
+    return found[1].decode() if found is not None and _FORM.is_whole(data) else None
+
+
+def parse_record(data: bytes) -> LeavesRecord:
+    """Return the record that a document holds, with everything in it checked.
+
+    Raises:
+        Corrupt: it is damaged, or contradicts itself; the message names the leaf.
+        Format: a newer version wrote it: its version, or a kind of leaf, container, key or checksum is unknown.
+        Unsupported: it has a dtype that this version does not know.
+    """
+    return _FORM.read(data, _record)
+
+
+def _record(document: Any) -> LeavesRecord:
+    what = _FORM.name
+    tree = decoded_tree(document, what)
+    prefix = document.get("prefix", "")
+    if prefix is not None and (type(prefix) is not str or not prefix):
+        raise Corrupt(f"its prefix is {shown(prefix)}, which is none")
+    layouts = [_layout(node, number) for number, node in enumerate(member(document, "layouts", list, what))]
+    check_hashes([layout.chunks for layout in layouts], "the chunks of the layouts")
+    leaf_layouts = member(document, "layout", list, what)
+    sizes = member(document, "sizes", list, what)
+    check_ints(sizes, _LIMIT, "the column of sizes")
+    stored = stored_leaves(tree)
+    check_ints(leaf_layouts, len(layouts), "the column of layouts")
+    if len(leaf_layouts) != len(stored):
+        raise Corrupt(
+            f"{counted(len(stored), 'leaves lie')} in files, there are {counted(len(leaf_layouts), 'layouts')} of them"
+        )
+    record = LeavesRecord(
+        prefix=prefix,
+        attempt=matching(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        written=free_json(document, "written", what),
+        meshes=texts(member(document, "meshes", list, what), "the list of meshes"),
+        structure=tree.structure,
+        keys=tree.keys,
+        types=tree.types,
+        leaf_types=tree.leaf_types,
+        values=tree.values,
+        folders=_folders(prefix, [tree.keys[leaf] for leaf in stored]),
+        layouts=layouts,
+        leaf_layouts=leaf_layouts,
+        sizes=sizes,
+        checksums=decoded_checksums(document.get("checksums")),
+    )
+    if record.attempt == UNMARKED:
+        raise Corrupt("its attempt is the one that no save has")
+    _check_files(record)
+    return record
+
+
+def _layout(node: Any, number: int) -> Layout:
+    what = f"layout {number}"
+    chunks = member(node, "chunks", list, what)
+    check_ints(chunks, _LIMIT, f"the chunk of {what}")
+    if len(chunks) > MOST_AXES or 0 in chunks:
+        raise Corrupt(f"{what} has chunks of {counted(len(chunks), 'axes')} or of length 0, which no array has")
+    compressor = node.get("compressor")
+    try:
+        text = None if compressor is None else check_compressor(compressor)
+    except Unsupported as error:
+        raise Corrupt(f"{what}: {error.message}") from None
+    return Layout(chunks=tuple(chunks), compressor=text)
+
+
+def _folders(prefix: str | None, keys: Sequence[str]) -> list[str]:
+    try:
+        if prefix is not None:
+            prefix_folder(prefix)
+        folders = list(map(functools.partial(folder_of, prefix), keys))
+    except Unsupported as error:
+        raise Corrupt(error.message, path=error.path) from None
+    clash = overlapping(folders)
+    if clash is not None:
+        raise Corrupt(f"two leaves lie in {clash[0]!r:.200} and {clash[1]!r:.200}, the one inside the other")
+    return folders
+
+
+def _check_files(record: LeavesRecord) -> None:
+    """Require that layouts fit the shapes, and sizes and checksums the chunk files.
+
+    Nothing here counts up to a number of chunks: the record may claim any.
+    """
+    for number, layout in set(_pairs(record, record.leaf_layouts)):
+        kind, chunks = record.types[number], record.layouts[layout].chunks
+        shape = kind.shape or ()
+        if len(chunks) != len(shape) or any(
+            chunk > max(length, 1) for chunk, length in zip(chunks, shape, strict=True)
+        ):
+            raise Corrupt(f"layout {layout} has chunks of {list(chunks)}, which no array of {list(shape)} has")
+    try:
+        arrays = arrays_of(record)
+    except Unsupported as error:
+        raise Corrupt(error.message) from None
+    files = sum(chunk_count(found) for found in arrays if found.compressor is not None)
+    if files != len(record.sizes) or 0 in record.sizes:
+        raise Corrupt(f"the compressed leaves have {files} chunk files, there are {len(record.sizes)} sizes")
+    blocks = sum(_blocks(arrays, record.sizes))
+    if blocks != len(record.checksums):
+        raise Corrupt(
+            f"the chunk files have {counted(blocks, 'blocks')}, there are {counted(len(record.checksums), 'checksums')}"
+        )

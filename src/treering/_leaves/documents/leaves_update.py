@@ -1,0 +1,193 @@
+"""What becomes of an index when branches are saved, and what the store has to know of indexes without reading them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from treering._codec.zarr import number_of_chunk, parse_zarray
+from treering._leaves.documents.leaf_paths import overlapping
+from treering._leaves.documents.leaves_index import (
+    LEAVES_INDEX,
+    Branch,
+    Entry,
+    LeavesIndex,
+    encode_leaves_index,
+    encode_steps,
+    entries_of,
+    parse_leaves_index,
+)
+from treering._leaves.documents.leaves_record import LeavesRecord, attempt_of, encode_record, parse_record
+from treering._leaves.folder.leaves_rules import IndexRules, Move, Update
+from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
+
+# In the index a record is a string, so its quotes have a backslash in front.
+_ATTEMPT: Final = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
+
+
+def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
+    """Return the two indexes that a save of these branches goes through: staged, and moved.
+
+    Branches with other prefixes, and everything that is unknown, stay as they are.
+
+    Args:
+        old: the present index, None where there is none.
+        records: of different prefixes.
+
+    Raises:
+        Corrupt: the present index, or what it says of a replaced branch, is damaged; nothing is replaced in silence.
+        Format: it is the index of another format, or a newer version wrote a replaced branch.
+        Mismatch: a leaf would lie in, or around, the folder of another branch's leaf; both are named.
+    """
+    index = LeavesIndex(branches={}, document={}) if old is None else parse_leaves_index(old)
+    branches = dict(index.branches)
+    for prefix, branch in branches.items():
+        if branch.moving is not None and attempt_of(branch.record or b"") is None:
+            raise Corrupt(
+                f"{LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in their places",
+                hint="treering.leaves.index_leaves makes the index anew from the copies under .treering",
+            )
+    saved = [record.prefix for record in records]
+    others = {prefix: _folders(branch) for prefix, branch in branches.items() if prefix not in saved}
+    moves = []
+    for record in records:
+        before = branches.get(record.prefix)
+        cleared = () if before is None else _cleared(before, others)
+        branches[record.prefix] = Branch(
+            prefix=record.prefix,
+            entries=[Entry(node["path"], node) for node in entries_of(record)],
+            record=encode_record(record),
+            moving=cleared,
+        )
+        moves.append(Move(attempt=record.attempt, cleared=cleared))
+    _check_apart(records, others)
+    moving, settled = encode_steps(LeavesIndex(branches=branches, document=index.document), saved)
+    return Update(moving=moving, settled=settled, moves=tuple(moves))
+
+
+def _cleared(before: Branch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
+    """Return the folders of a branch that is replaced, those that an unfinished save was to clear among them.
+
+    What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
+    tree without prefix begin as a prefix does.
+    """
+    folders = dict.fromkeys(entry.path for entry in before.entries)
+    folders |= dict.fromkeys(before.moving or ())
+    if before.record is not None:
+        try:
+            folders |= dict.fromkeys(parse_record(before.record).folders)
+        except (Corrupt, Format, Unsupported) as error:
+            error.message = f"{LEAVES_INDEX}: {_shown(before.prefix)}, which is to be replaced: {error.message}"
+            raise
+    kept = set(itertools.chain.from_iterable(others.values()))
+    return tuple(folder for folder in folders if folder not in kept)
+
+
+def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
+    """Require that no leaf lies in, around, or instead of another branch's leaf."""
+    folders: dict[str | None, Sequence[str]] = {record.prefix: record.folders for record in records}
+    folders |= others
+    for record in records:
+        for prefix, there in folders.items():
+            if prefix != record.prefix and there and record.folders:
+                clash = _clash(record.folders, there)
+                if clash is not None:
+                    raise Mismatch(
+                        f"the folder {clash[0]!r:.200} of {_shown(record.prefix)} and {clash[1] or '.'!r:.200} "
+                        f"of {_shown(prefix)} are the same, or one lies in the other",
+                        hint="save one of them with another prefix, or into another directory",
+                    )
+
+
+def _folders(branch: Branch) -> list[str]:
+    """Return where the leaves of a branch lie, as far as it can be known."""
+    folders = [entry.path for entry in branch.entries]
+    if branch.record is not None:
+        try:
+            folders = list(dict.fromkeys((*folders, *parse_record(branch.record).folders)))
+        except (Corrupt, Format, Unsupported):
+            # It is not this save that damaged it; the store refuses to move onto files of any kind.
+            return folders
+    return folders
+
+
+def _clash(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
+    there = set(others)
+    if "" not in there and overlapping((*mine, *there)) is None:
+        return None
+    around = {above: other for other in others for above in _above(other)}
+    for folder in mine:
+        if folder in there:
+            return folder, folder
+        if folder in around:
+            return folder, around[folder]
+        for above in _above(folder):
+            if above in there:
+                return folder, above
+    return None
+
+
+def _above(folder: str) -> list[str]:
+    parts = folder.split("/")
+    return ["", *("/".join(parts[:count]) for count in range(1, len(parts)))] if folder else []
+
+
+def _shown(prefix: str | None) -> str:
+    return "the tree without prefix" if prefix is None else f"prefix {prefix!r:.200}"
+
+
+class _Rules:
+    """See ``IndexRules``."""
+
+    def moves(self, index: bytes) -> tuple[Move, ...]:
+        """Return the moves that a dead save left undone."""
+        moves = []
+        for branch in _branches(index):
+            attempt = None if branch.moving is None else attempt_of(branch.record or b"")
+            if attempt is not None:
+                moves.append(Move(attempt=attempt, cleared=branch.moving or ()))
+        return tuple(moves)
+
+    def settled(self, index: bytes) -> bytes:
+        """Return the same index with those moves done."""
+        try:
+            found = parse_leaves_index(index)
+        except TreeringError:
+            return index
+        branches = {
+            prefix: branch if attempt_of(branch.record or b"") is None else dataclasses.replace(branch, moving=None)
+            for prefix, branch in found.branches.items()
+        }
+        return encode_leaves_index(dataclasses.replace(found, branches=branches))
+
+    def attempts(self, index: bytes) -> frozenset[str]:
+        """Return all attempts that an index names; in one that is damaged, all that look like one."""
+        return frozenset(found.decode() for found in _ATTEMPT.findall(index))
+
+    def marker(self, zarray: bytes) -> str | None:
+        """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
+        try:
+            return parse_zarray(zarray).marker
+        except TreeringError:
+            return None
+
+    def is_chunk(self, zarray: bytes, name: str) -> bool:
+        """Whether a file of that name beside this ``.zarray`` is a chunk of its array."""
+        try:
+            return number_of_chunk(parse_zarray(zarray), name) is not None
+        except TreeringError:
+            return False
+
+
+def _branches(index: bytes) -> list[Branch]:
+    try:
+        return list(parse_leaves_index(index).branches.values())
+    except TreeringError:
+        return []
+
+
+LEAVES_RULES: Final[IndexRules] = _Rules()
+"""What the store may ask about an index and a ``.zarray``."""

@@ -1,0 +1,218 @@
+"""A leaves directory while one saver has it to itself: dead saves are finished first, then an index is changed.
+
+``docs/design/store.md`` says why each step is where it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from treering._leaves.folder.attempt_folder import AttemptFolder, attempts_in, remove_attempt, remove_if_dead
+from treering._leaves.folder.leaf_files import index_bytes
+from treering._leaves.folder.leaves_moves import Cleared, clear, moved, surveyed
+from treering._leaves.folder.leaves_rules import IndexRules, Move, Update
+from treering._leaves.folder.leaves_sync import sync_folders
+from treering._leaves.folder.leaves_targets import Targets
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_lock import LOCK_FILE, FolderLock
+from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._values.leaves_names import INDEX, LEAVES, NEXT_INDEX, PENDING, RECORD, attempt_folder, is_attempt
+from treering.errors import Busy, StoreFailed
+
+WAIT_SECONDS = 60.0
+"""How long a saver waits for others before it gives up."""
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
+
+
+class LeavesCommit:
+    """The lock of a leaves directory, a context manager. Inside, ``index`` is the present index, without moves.
+
+    Raises:
+        Busy: others kept saving, or the directory is no longer at its path.
+        LinkRefused: the index is a link.
+        OSError: the system refused, also to finish what a dead saver had begun.
+    """
+
+    index: bytes | None
+
+    def __init__(self, folder: Folder, tree: FolderTree, own: AttemptFolder, rules: IndexRules, shown: str) -> None:
+        self._folder = folder
+        self._tree = tree
+        self._own = own
+        self._rules = rules
+        self._shown = shown
+        self._lock = FolderLock(folder)
+
+    def __enter__(self) -> Self:
+        try:
+            self._take_lock()
+            self._require_there()
+            self.index = index_bytes(self._tree)
+            if self.index is not None:
+                self._finish_dead(self.index)
+        except BaseException:  # an interrupt too: the lock must not stay; raised again below
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. ``with contextlib.closing(commit), commit:`` does so whenever an interrupt comes."""
+        self._lock.give_back()
+
+    def change(
+        self,
+        update: Callable[[bytes | None], Update | None],
+        wanted: Callable[[Update], Mapping[Parts, Sequence[str]]],
+    ) -> None:
+        """Change the index, and do what the change promises.
+
+        Args:
+            update: gets the present index; None leaves it as it is.
+            wanted: gives the files that would be moved, as names by folder.
+
+        Raises:
+            Exists: something stands where they would go. Nothing has changed.
+            StoreFailed: the new index is in place, and what the message says is not done.
+            OSError: the system refused. Nothing has changed.
+        """
+        change = update(self.index)
+        if change is None:
+            return
+        surveys = [surveyed(self._tree, move, self._rules) for move in change.moves]
+        going = Cleared()
+        for survey in surveys:
+            going.add(survey)
+        Targets(self._tree, going).require_free(wanted(change))
+        self._commit(change.moving)
+        try:
+            self._finish(change.moves, surveys, change.settled)
+        except OSError as error:
+            hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
+            raise StoreFailed.of(error, self._shown, "move all files to their places in", hint=hint) from error
+        self._sweep(change.settled, change.dropped)
+
+    def moved(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
+        """Move the own files to their key paths without an index, if nothing is there.
+
+        Raises:
+            LinkRefused: a folder on the way is a link.
+            OSError: the system refused.
+        """
+        if Targets(self._tree, Cleared()).are_bare(wanted):
+            sync_folders(self._folder, self._tree, moved(self._tree, self._own.attempt))
+
+    def _take_lock(self) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        pause = _FIRST_PAUSE
+        while not self._lock.take():
+            if time.monotonic() >= deadline:
+                hint = None if self._folder.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
+                raise self._busy("other processes keep saving there", hint)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _require_there(self) -> None:
+        if not self._folder.is_there():
+            raise self._busy("another process moved or removed the folder")
+
+    def _finish_dead(self, index: bytes) -> None:
+        """Do what the index promises and its saver did not live to do."""
+        moves = self._rules.moves(index)
+        if moves:
+            self.index = self._rules.settled(index)
+            before = self._own.kept
+            try:
+                self._finish(moves, [surveyed(self._tree, move, self._rules) for move in moves], self.index)
+            finally:
+                self._own.kept = before  # that index names the dead one's, not this save's
+        else:
+            self._take_up(self._rules.attempts(index))
+
+    def _finish(self, moves: Sequence[Move], surveys: Sequence[Cleared], settled: bytes) -> None:
+        """Clear, move, make that durable, and say so in the index."""
+        into: set[Parts] = set()
+        for survey in surveys:
+            clear(self._tree, survey)
+        for move in moves:
+            if is_attempt(move.attempt):
+                into.update(moved(self._tree, move.attempt))
+        sync_folders(self._folder, self._tree, into)
+        self._replace(self._prepared(settled))
+        self._tree.sync(())
+        self._take_up(self._rules.attempts(settled))
+
+    def _take_up(self, named: frozenset[str]) -> None:
+        """What an index names waits for none: else a later save would leave it to be listed again."""
+        for attempt in attempts_in(self._tree):
+            if attempt in named:
+                self._tree.remove(attempt_folder(attempt), PENDING)
+
+    def _commit(self, index: bytes) -> None:
+        """Put the index there that sends readers to the staged files, and make it durable."""
+        new = self._prepared(index)
+        self._own.kept = True  # until it is known that nothing was done
+        try:
+            self._replace(new)
+        except OSError:
+            self._own.kept = self._is_index(new)
+            raise
+        try:
+            self._tree.sync(())
+        except OSError as error:
+            hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
+            raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+
+    def _prepared(self, index: bytes) -> os.stat_result | None:
+        """Write an index beside the one that is there, durably, and return what is known of it."""
+        self._own.write(NEXT_INDEX, index, self._tree.find((), INDEX))
+        return self._tree.find(self._own.parts, NEXT_INDEX)
+
+    def _replace(self, new: os.stat_result | None) -> None:
+        """Put that index in the place of the one that is there."""
+        try:
+            self._tree.replace(self._own.parts, NEXT_INDEX, (), INDEX)
+        except OSError:
+            if not self._is_index(new):  # else it is done, and only the answer was lost
+                raise
+
+    def _is_index(self, new: os.stat_result | None) -> bool:
+        found = self._tree.find((), INDEX)
+        return new is not None and found is not None and os.path.samestat(new, found)
+
+    def _sweep(self, index: bytes, dropped: Sequence[str]) -> None:
+        """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""
+        named = self._rules.attempts(index)
+        done = self._rules.attempts(self.index or b"").union(dropped)
+        try:
+            for attempt in attempts_in(self._tree):
+                if attempt == self._own.attempt or attempt in named:
+                    continue
+                if attempt in done:
+                    remove_attempt(self._tree, attempt)
+                else:
+                    remove_if_dead(self._tree, attempt, spared=self._is_spared)
+        except OSError:  # the save is done; the next one sweeps
+            return
+
+    def _is_spared(self, names: Collection[str]) -> bool:
+        """Whether an attempt that no index names may be needed: it waits for one, or it is of an index that is lost."""
+        return PENDING in names or (self.index is None and RECORD in names and LEAVES not in names)
+
+    def _busy(self, what: str, hint: str | None = None) -> Busy:
+        error = Busy(f"could not write {self._shown!r}: {what}", hint=hint)
+        error.errno = errno.EBUSY
+        error.strerror = os.strerror(errno.EBUSY)
+        error.filename = self._shown
+        return error

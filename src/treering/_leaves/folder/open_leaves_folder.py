@@ -1,0 +1,238 @@
+"""Reading a leaves directory: its index, and the files of its leaves wherever a save that is under way has them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from treering._leaves.folder.attempt_folder import attempts_in, has_saver
+from treering._leaves.folder.leaf_files import index_bytes, missing, opened_below
+from treering._leaves.folder.leaves_listing import array_folders, what_is_there
+from treering._leaves.folder.small_files import read_small_files
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._store.posix.folders import resolved_folder
+from treering._store.posix.open_folder import LARGEST_INDEX
+from treering._store.posix.reading import LocalFile
+from treering._values.leaves_names import INDEX, PENDING, RECORD, attempt_folder, is_attempt, parts_of, staged_leaves
+from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
+
+# Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_Found = TypeVar("_Found")
+
+
+class OpenLeaves:
+    """A leaves directory open for reading, a context manager. It takes no lock; any thread may ask.
+
+    Folders and files are looked up from the directory that was opened, one part of a path after the other; links are
+    refused, but the directory itself may be one.
+
+    Attributes:
+        path: the directory as given.
+
+    Raises:
+        NotFound: nothing is at the path.
+        StoreFailed: a file is there, or the system refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp())
+        >>> (path / "w").mkdir()
+        >>> _ = (path / "w" / ".zarray").write_bytes(b"{}")
+        >>> with OpenLeaves(path) as directory, directory.open("w", ".zarray", None) as file:
+        ...     list(directory.array_folders()), file.read(0, file.size)
+        (['w'], b'{}')
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shown = os.fspath(path)
+        try:
+            self._folder = Folder(resolved_folder(self._shown))
+        except OSError as error:
+            raise StoreFailed.of(error, path, "read") from error
+        self._tree = FolderTree(self._folder, self._shown)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the directory; files opened from it stay open."""
+        self._tree.close()
+        self._folder.close()
+
+    def read_index(self) -> bytes:
+        """Return the bytes of ``tensorstore_index.json``.
+
+        Raises:
+            NotFound: there is none; the hint says what is there instead.
+            LinkRefused: it is a link.
+            Format: it is larger than any index.
+            StoreFailed: the system refuses.
+        """
+        with _reading(self._shown):
+            index = index_bytes(self._tree)
+        if index is not None:
+            return index
+        message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
+        error = NotFound(message, hint=what_is_there(self._tree))
+        error.errno = errno.ENOENT
+        error.strerror = os.strerror(errno.ENOENT)
+        error.filename = os.path.join(self._shown, INDEX)
+        raise error
+
+    def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
+        """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it.
+
+        Args:
+            folder: the parts of the path below the directory, joined by ``/``; the empty text is the directory itself.
+            name: a file in it; ``0/0`` for a chunk in a folder of its own.
+            attempt: look among the staged files of this attempt first, then at the key path; None: there only.
+
+        Raises:
+            DataFileMissing: it is in neither place. A newer index may name others: read it again.
+            LinkRefused: it, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
+        """
+        if not name:
+            raise Corrupt(f"a file without a name is wanted of {folder!r}")
+        *below, name = parts_of(name)
+        parts = (*parts_of(folder), *below)
+        try:
+            # Files only ever go from the first place to the second, so this order misses none.
+            if attempt is not None:
+                with contextlib.suppress(*_ABSENT):
+                    return self._looked_up(lambda: opened_below(self._tree, (*_staging(attempt), *parts), name))
+            return self._looked_up(lambda: opened_below(self._tree, parts, name))
+        except _ABSENT as error:
+            raise missing(self._tree, parts, name) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts, name), "read") from error
+
+    def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
+        """Return what is in some small files of a leaf, in half the time that `open` needs.
+
+        Args:
+            folder: the folder of the leaf.
+            files: names in it, each with how many bytes are wanted at most: of a longer file comes one byte more.
+            attempt: as for `open`; all files have to be in the same one of both places.
+
+        Raises:
+            DataFileMissing: one of them is in neither place, or they are moved just now: `open` finds each one.
+            LinkRefused: one of them, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
+        """
+        parts = parts_of(folder)
+        try:
+            if attempt is not None:
+                with contextlib.suppress(*_ABSENT):
+                    return self._looked_up(lambda: read_small_files(self._tree, (*_staging(attempt), *parts), files))
+            return self._looked_up(lambda: read_small_files(self._tree, parts, files))
+        except _ABSENT as error:
+            raise missing(self._tree, parts, files[0][0]) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts), "read") from error
+
+    def names(self, folder: str, attempt: str | None) -> list[str]:
+        """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
+
+        Raises:
+            LinkRefused: it, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
+        """
+        parts = parts_of(folder)
+        found: set[str] = set()
+        with _reading(self._shown):
+            self._tree.forget(())  # other folders may be there by now
+            for start in (_staging(attempt), ()) if attempt is not None else ((),):
+                with contextlib.suppress(*_ABSENT):
+                    found.update(self._tree.scan((*start, *parts)))
+        return sorted(found)
+
+    def records(self) -> dict[str, bytes]:
+        """Return the copies of records that are there, by attempt.
+
+        That of a save which is still on its way to its commit is not among them. One that is larger than any index is
+        given as empty: as damaged as that.
+
+        Raises:
+            LinkRefused: one of them, or a folder on the way, is a link.
+            StoreFailed: the system refuses.
+        """
+        found: dict[str, bytes] = {}
+        with _reading(self._shown):
+            for attempt in attempts_in(self._tree):
+                parts = attempt_folder(attempt)
+                with contextlib.suppress(FileNotFoundError):
+                    if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
+                        continue
+                    with opened_below(self._tree, parts, RECORD) as file:
+                        found[attempt] = file.read(0, file.size) if file.size <= LARGEST_INDEX else b""
+        return found
+
+    def pending(self) -> set[str]:
+        """Return the attempts that were saved without an index and that no index has taken up yet.
+
+        Raises:
+            LinkRefused: a folder on the way is a link.
+            StoreFailed: the system refuses.
+        """
+        with _reading(self._shown):
+            attempts = attempts_in(self._tree)
+            return {one for one in attempts if self._tree.find(attempt_folder(one), PENDING) is not None}
+
+    def array_folders(self) -> Iterator[str]:
+        """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
+
+        Nothing is looked for inside the folder of an array, nor in another leaves directory, nor in a group
+        of zarr, which no program makes for leaves.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with _reading(self._shown):
+            for parts in array_folders(self._tree):
+                yield "/".join(parts)
+
+    def _looked_up(self, look: Callable[[], _Found]) -> _Found:
+        try:
+            return look()
+        except FileNotFoundError:
+            # A folder that was opened before may be gone, and another one in its place.
+            self._tree.forget(())
+            return look()
+
+
+def _staging(attempt: str) -> Parts:
+    if not is_attempt(attempt):
+        raise Corrupt(f"{attempt!r} is no attempt")
+    return staged_leaves(attempt)
+
+
+@contextlib.contextmanager
+def _reading(shown: str) -> Iterator[None]:
+    """Turn every ``OSError`` of the block into one that names the directory; our own errors pass."""
+    try:
+        yield
+    except TreeringError:
+        raise
+    except OSError as error:
+        raise StoreFailed.of(error, shown, "read") from error

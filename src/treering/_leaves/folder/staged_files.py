@@ -1,0 +1,132 @@
+"""Files of a leaves directory written aside, among the staged files of one attempt.
+
+Process 0, or a process alone, stages in `treering._leaves.folder.leaves_folder`, the other processes of a job in
+`treering._leaves.folder.leaves_joined`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+
+from treering._coordination.message_board import FolderNotes, Notes
+from treering._leaves.folder.leaves_sync import sync_written
+from treering._store.pieces import Buffer
+from treering._store.posix import descriptors
+from treering._store.posix.failures import naming
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._store.posix.writing import write_content
+from treering._values.leaves_names import parts_of, staged_leaves
+from treering.errors import Unsupported
+
+# The disk begins with the end of such a file at once; all files are made durable together, before the commit.
+_BEGUN_EARLY = 1 << 20
+# No system that this is for takes a longer path, the name of a chunk included.
+_LONGEST_PATH = 4095
+_CHUNK_NAME_BYTES = 255
+
+
+class StagedFiles:
+    """The files that this process writes into the folder of an attempt. Any thread may write.
+
+    Attributes:
+        attempt: 16 hexadecimal digits, different for each save.
+    """
+
+    attempt: str
+
+    def __init__(self, shown: str) -> None:
+        """Nothing is open yet; `_opened` says where."""
+        self._shown = shown
+        self._lock = threading.Lock()
+        self._names: dict[Parts, list[str]] = {}
+        self._folder: Folder | None = None
+
+    def _opened(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
+        self._folder, self._tree, self.attempt = folder, tree, attempt
+        self._staged = staged_leaves(attempt)
+        self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit.
+
+        Raises:
+            StoreFailed: the file system has fewer than ``size`` bytes free.
+        """
+        with naming(self._shown, "write"):
+            self._open_folder.require_space(size)
+
+    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
+        """Make the folder of a leaf and its files, in few system calls: for thousands of small leaves.
+
+        Raises:
+            StoreFailed: the system refused.
+            Unsupported: the folder's path is longer than the system takes.
+        """
+        with naming(self._shown, "write"):
+            parts = self._noted(folder, [name for name, _ in files])
+            staged = self._staged + parts
+            try:
+                self._tree.fill(staged, files)
+            except FileNotFoundError:
+                self._tree.make(staged)
+                self._tree.fill(staged, files)
+
+    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
+        """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
+
+        Args:
+            folder: the folder of the leaf, made if it is missing.
+            name: a file in it that is not there yet.
+            buffers: C-contiguous buffers of any item type, asked for one after the other.
+            size: how many bytes they hold together.
+
+        Raises:
+            StoreFailed: the system refused, or the buffers hold another number of bytes.
+            Unsupported: the folder's path is longer than the system takes.
+        """
+        with naming(self._shown, "write"):
+            parts = self._noted(folder, [name])
+            self._tree.make((*self._staged, *parts))
+            with self._tree.create((*self._staged, *parts), name) as opened:
+                write_content(opened.number, buffers, size)
+                if size >= _BEGUN_EARLY:
+                    descriptors.start_writeback(opened.number, 0, size)
+
+    @property
+    def notes(self) -> Notes:
+        """The notes in the directory."""
+        return FolderNotes(self._open_folder)
+
+    @property
+    def _open_folder(self) -> Folder:
+        if self._folder is None:
+            raise _over()
+        return self._folder
+
+    def _sync_written(self) -> None:
+        """Make what this process has written durable, and the names of all folders on the way to it."""
+        sync_written(self._open_folder, self._tree, self._staged, self._names)
+
+    def _noted(self, folder: str, names: list[str]) -> Parts:
+        """Remember what is written, to see before the commit whether its place is free; return the folder's parts."""
+        parts = self._parts_of(folder)
+        with self._lock:
+            self._names.setdefault(parts, []).extend(names)
+        return parts
+
+    def _parts_of(self, folder: str) -> Parts:
+        if self._folder is None:
+            raise _over()
+        parts = parts_of(folder)
+        # No character takes more than four bytes.
+        if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
+            shown = f"{folder[:80]}[{len(folder) - 120} characters left out]{folder[-40:]}"
+            raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
+        return parts
+
+
+def _over() -> RuntimeError:
+    return RuntimeError("this save is over")

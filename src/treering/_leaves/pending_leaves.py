@@ -1,0 +1,96 @@
+"""Saves that were left without an index, and what becomes of them when a newer one of their prefix is committed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from treering._checkpoint.naming import naming
+from treering._leaves.branches import read_zarray
+from treering._leaves.documents.leaves_index import LEAVES_INDEX, encode_leaves_index, parse_leaves_index
+from treering._leaves.documents.leaves_record import LeavesRecord, parse_record
+from treering._leaves.documents.leaves_update import LEAVES_RULES, update_for
+from treering._leaves.folder.leaves_rules import Update
+from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.posix.open_folder import LinkRefused
+from treering.errors import Corrupt, Format, NotFound, Unsupported
+
+
+def kept_records(folder: OpenLeaves) -> dict[str, LeavesRecord]:
+    """Return the copies of records that can be read, by attempt.
+
+    One that is damaged, or of a newer treering, is no copy that a save could be taken up from.
+    """
+    found = {}
+    for attempt, document in folder.records().items():
+        try:
+            record = parse_record(document)
+        except (Corrupt, Format, Unsupported):
+            continue
+        if record.attempt == attempt:
+            found[attempt] = record
+    return found
+
+
+def by_age(records: Iterable[LeavesRecord]) -> list[LeavesRecord]:
+    """Return saves, the oldest first."""
+    return sorted(records, key=lambda record: (str(record.written.get("at", "")), record.attempt))
+
+
+def update_dropping(
+    folder: OpenLeaves, old: bytes | None, records: Sequence[LeavesRecord], dropped: Sequence[LeavesRecord]
+) -> Update:
+    """Return the update for a commit of ``records``, in whose place older saves go that no index lists.
+
+    What they have at their key paths is cleared, each by the save of the same prefix.
+
+    Raises:
+        Corrupt, Format, Mismatch: as `update_for`.
+    """
+    with naming(folder.path / LEAVES_INDEX):
+        update = update_for(old, records)
+    if not dropped:
+        return update
+    lying: dict[str | None, list[str]] = {record.prefix: [] for record in records}
+    for record in dropped:
+        lying[record.prefix] += [name for name in record.folders if marker_at(folder, name, None) == record.attempt]
+    cleared = {record.attempt: lying[record.prefix] for record in records}
+    moves = tuple(
+        dataclasses.replace(move, cleared=_joined(move.cleared, cleared.get(move.attempt, ()))) for move in update.moves
+    )
+    return dataclasses.replace(
+        update,
+        moving=_promising(update.moving, lying),
+        moves=moves,
+        dropped=(*update.dropped, *(record.attempt for record in dropped)),
+    )
+
+
+def _promising(moving: bytes, lying: Mapping[str | None, Sequence[str]]) -> bytes:
+    """Return the index with more folders to be cleared: a save that finishes for a dead one reads them there."""
+    index = parse_leaves_index(moving)
+    branches = {
+        prefix: branch
+        if branch.moving is None
+        else dataclasses.replace(branch, moving=_joined(branch.moving, lying.get(prefix, ())))
+        for prefix, branch in index.branches.items()
+    }
+    return encode_leaves_index(dataclasses.replace(index, branches=branches))
+
+
+def _joined(some: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*some, *others)))
+
+
+def marker_at(folder: OpenLeaves, name: str, attempt: str | None) -> str | None:
+    """Return which save wrote the array in a folder; None where none is there, or another program's.
+
+    Args:
+        folder: the directory.
+        name: the array's folder.
+        attempt: the save among whose staged files it is looked for first.
+    """
+    try:
+        return LEAVES_RULES.marker(read_zarray(folder, name, attempt))
+    except (NotFound, Corrupt, LinkRefused):
+        return None

@@ -1,0 +1,178 @@
+"""A tree -> a leaves directory, its jax arrays through somebody's manager of asynchronous checkpoints.
+
+The manager writes into the staged folders of the save. When it has, what lies there is read back, compared with the
+tree, and committed: in the manager's own commit callback, after the call returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from treering._arrays.outgoing import Outgoing, outgoing
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype, zarray_bytes
+from treering._leaves.chunks.leaf_writer import write_leaves
+from treering._leaves.chunks.read_back import ZARRAY, WrittenArray, read_back
+from treering._leaves.documents.leaves_record import Layout, LeavesRecord, arrays_of, stored_leaves
+from treering._leaves.documents.leaves_update import LEAVES_RULES
+from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.planned_leaves import PlannedLeaves, planned_leaves
+from treering._leaves.serialize import acknowledge
+from treering._printable import kind_of
+from treering._tree.flatten import Flattened
+from treering._values.checksums import block_bytes, block_count
+from treering._values.keys import split_key
+from treering.errors import TreeringError, Unsupported
+
+
+class ArrayManager(Protocol):
+    """What writes arrays in the background, such as jax's ``GlobalAsyncCheckpointManager``."""
+
+    def serialize_with_paths(
+        self, arrays: Sequence[Any], paths: Sequence[str], *, on_commit_callback: Callable[[], None]
+    ) -> object:
+        """Begin to write arrays, each into the folder of its path, and call back when they are there."""
+
+    def wait_until_finished(self) -> object:
+        """Wait for what was begun; raise what went wrong."""
+
+
+def serialize_managed(
+    path: Path,
+    flat: Flattened,
+    manager: ArrayManager,
+    *,
+    prefix: str | None,
+    commit_callback: Callable[[], object] | None,
+    write_index: bool,
+) -> None:
+    """Begin to write a tree into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
+
+    The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
+    """
+    check_manager(manager)
+    plan = planned_leaves(flat, outgoing(flat), prefix=prefix, compressor=None, chunk_bytes=None)
+    manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
+    staged = StagedLeaves(path, LEAVES_RULES)
+    with contextlib.ExitStack() as undo:
+        undo.callback(staged.close)
+        staged.require_space(plan.nbytes)
+        managed = managed_leaves(plan)
+        record = _with_own(plan.record(staged.attempt), plan.leaves, managed, staged)
+        # It is committed later, when the program may work in another folder.
+        place = path.absolute()
+        save = ManagedSave(place, staged, record, frozenset(managed), commit_callback, write_index=write_index)
+        if managed:
+            arrays = [plan.flat.leaves[number] for number in managed]
+            paths = [staged.path_of(folder) for folder in managed.values()]
+            manager.serialize_with_paths(arrays, paths, on_commit_callback=save.finish)
+        else:
+            save.finish()
+        undo.pop_all()
+
+
+def check_manager(manager: object) -> None:
+    """Refuse what has not the methods of a manager."""
+    for name in ("serialize_with_paths", "wait_until_finished"):
+        if not callable(getattr(manager, name, None)):
+            raise Unsupported(f"the manager, {kind_of(manager)}, has no method {name!r}")
+
+
+def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
+    """Return the numbers of the leaves that a manager can be given, and their folders."""
+    leaves, kinds = plan.leaves, plan.flat.kinds
+    known = [kind.dtype is not None and stored_dtype(kind.dtype) == kind.dtype for kind in leaves.types]
+    stored = zip(leaves.sources, plan.folders, strict=True)
+    return {number: folder for number, folder in stored if kinds[number] == "jax" and known[leaves.leaf_types[number]]}
+
+
+def _with_own(record: LeavesRecord, leaves: Outgoing, managed: Mapping[int, str], staged: StagedLeaves) -> LeavesRecord:
+    """Write the leaves that the manager does not get; return the record with their checksums, and nobody else's."""
+    places = [place for place, number in enumerate(leaves.sources) if number not in managed]
+    sources = {number: boxes for number, boxes in leaves.sources.items() if number not in managed}
+    arrays = arrays_of(record)
+    _, checksums = write_leaves(
+        staged,
+        [record.folders[place] for place in places],
+        dataclasses.replace(leaves, sources=sources),
+        [arrays[place] for place in places],
+    )
+    return dataclasses.replace(record, checksums=checksums)
+
+
+class ManagedSave:
+    """A save that waits for its manager.
+
+    It holds no array, so that what the caller lets go is gone. Where the manager fails, it lets go of this, and the
+    staged files go with it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        staged: StagedLeaves,
+        record: LeavesRecord,
+        managed: frozenset[int],
+        commit_callback: Callable[[], object] | None,
+        *,
+        write_index: bool,
+    ) -> None:
+        self._path = path
+        self._staged = staged
+        self._record = record
+        self._managed = managed
+        self._commit_callback = commit_callback
+        self._write_index = write_index
+        # Not at the end of the program: a forked child has that too, and the next save sweeps what is left.
+        weakref.finalize(self, staged.close).atexit = False
+
+    def finish(self) -> None:
+        """Commit what the manager wrote."""
+        with contextlib.closing(self._staged) as staged:
+            record = _with_managed(self._record, self._managed, staged)
+            acknowledge(self._path, staged, record, write_index=self._write_index)
+        if self._commit_callback is not None:
+            self._commit_callback()
+
+
+def _with_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLeaves) -> LeavesRecord:
+    """Return the whole record: with the layouts and checksums of what the manager wrote, which gets our marker."""
+    layouts: dict[Layout, int] = {}
+    leaf_layouts: list[int] = []
+    sizes: list[int] = []
+    checksums, own, done = array("Q"), record.checksums, 0
+    for number, folder, planned in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True):
+        found = planned
+        if number in managed:
+            written = _read_back(record, number, folder, staged)
+            found = dataclasses.replace(written.zarr, marker=record.attempt)
+            staged.rewrite(folder, ZARRAY, zarray_bytes(found))
+            checksums += written.checksums
+            sizes += written.sizes if found.compressor is not None else ()
+        else:
+            count = _count_of_blocks(planned)
+            checksums += own[done : done + count]
+            done += count
+        layout = Layout(chunks=found.chunks, compressor=found.compressor)
+        leaf_layouts.append(layouts.setdefault(layout, len(layouts)))
+    return dataclasses.replace(
+        record, layouts=tuple(layouts), leaf_layouts=leaf_layouts, sizes=sizes, checksums=checksums
+    )
+
+
+def _read_back(record: LeavesRecord, number: int, folder: str, staged: StagedLeaves) -> WrittenArray:
+    try:
+        return read_back(staged, folder, record.types[record.leaf_types[number]])
+    except TreeringError as error:
+        error.path = split_key(record.keys[number])
+        raise
+
+
+def _count_of_blocks(plain: ZarrArray) -> int:
+    size = chunk_bytes(plain)
+    return chunk_count(plain) * block_count(size, block_bytes(size))

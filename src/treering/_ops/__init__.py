@@ -1,1 +1,0 @@
-"""One module for each operation; each reads like a recipe."""

@@ -1,0 +1,1 @@
+"""Runs: the steps of a training loop, which of them stay, and how to resume."""

@@ -1,0 +1,91 @@
+"""A step copied into a run of its own, by hard links where there can be some."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.naming import naming
+from treering._checkpoint.source import check_data_file
+from treering._checkpoint.transaction import CheckpointFolder
+from treering._format.document import INDEX_NAME, encode_index, parse_index
+from treering._format.index_glance import names_in
+from treering._format.run_document import Branch, StepNote, note_in, noted, without_note
+from treering._runs.place import opened_run
+from treering._runs.removal import tidy_step
+from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_folder import index_bytes, opened
+from treering._store.posix.reading import LocalFile
+from treering._store.posix.run_folder import RunFolder
+from treering.errors import Exists, NotFound
+
+_PIECE_BYTES: Final = 8 << 20
+
+
+def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
+    """Copy a step into the new run at ``new``, durably; the step's note says where it came from.
+
+    Data files get a second name where the file system can, for they are never rewritten; else their bytes are copied.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        new: the folder of the new run, made if it is missing.
+        keep: text of the new run's policy of keeping.
+        save_every: text of its policy of saving.
+
+    Raises:
+        NotFound: there is no such step; the message names those there are.
+        Exists: there is a run at ``new`` already.
+        Corrupt: the step's index is damaged, or a data file has another size or header than it says.
+        Busy: somebody branches to the same path.
+        StoreFailed: the system refused; no run was begun, unless it is ``run.json`` that is named.
+    """
+    there = steps_of(new)
+    if there:
+        raise Exists(f"{os.fspath(new)!r} is a run already: it has the step {there[-1]}", hint="branch to a new path")
+    with contextlib.suppress(NotFound), RunFolder(new) as begun:
+        # A branch that died here had the attempt of this one.
+        tidy_step(begun, step, names_in)
+    with contextlib.ExitStack() as files:
+        run = files.enter_context(opened_run(path))
+        source, written = run.open_step(step), run.modified(step)
+        if source is None or written is None:
+            raise missing_step(path, step, steps_in(run))
+        files.enter_context(source)
+        try:
+            _copy(path, step, source, written, step_path(new, step))
+        except NotFound as error:
+            if run.modified(step) is None:  # removed meanwhile
+                raise missing_step(path, step, steps_in(run)) from error
+            raise
+    note_step(new, step, keep=keep, save_every=save_every)
+
+
+def _copy(path: Path, step: int, source: Folder, written: float, target: Path) -> None:
+    """Copy a step, whose folder is open and whose index was written then, to the folder ``target``."""
+    old = step_path(path, step)
+    with naming(old / INDEX_NAME):
+        index = parse_index(index_bytes(source, old / INDEX_NAME))
+    note = note_in(index.metadata) or StepNote(step=step, saved=written)
+    note = dataclasses.replace(note, step=step, temporary=False, branch=Branch(os.fspath(path), step), mark=None)
+    index = dataclasses.replace(index, metadata=noted(without_note(index.metadata), note), replaces=())
+    folder = CheckpointFolder(target, overwrite=False, names_in=names_in, attempt=index.attempt)
+    with contextlib.closing(folder) as saving, saving:
+        saving.others_are_done()  # there are none
+        for number, file in enumerate(index.files):
+            with opened(source, file.name, old / file.name) as data:
+                check_data_file(index, number, data)
+                if not saving.link_file(file.name, source):
+                    saving.write_file(file.name, _pieces(data), data.size)
+        saving.commit(encode_index(index))
+
+
+def _pieces(file: LocalFile) -> Iterator[bytes]:
+    for start in range(0, file.size, _PIECE_BYTES):
+        yield file.read(start, min(_PIECE_BYTES, file.size - start))

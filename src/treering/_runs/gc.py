@@ -1,0 +1,175 @@
+"""Removing the steps of a run that its policy does not keep, and finishing removals that were cut short."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from treering._format.index_glance import glance, names_in
+from treering._runs.known_steps import KnownSteps
+from treering._runs.place import opened_run
+from treering._runs.removal import remove_step, tidy_step
+from treering._runs.steps import NOT_READ, Records, facts, note_records, records_in, records_of
+from treering._runs.superseded import finish_left, left_behind
+from treering._store.posix.run_folder import RunFolder
+from treering.errors import Busy, NotFound, TreeringError
+from treering.retention import Policy, Verdict, retained
+
+
+def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
+    """Remove the steps that a policy does not keep, the oldest first, and finish what was cut short before.
+
+    A step that somebody has saved anew since it was judged stays, and so does one that somebody is saving to; the next
+    call judges them. Steps that cannot be read are not judged.
+
+    Args:
+        path: the run's folder; where none is there is nothing to do.
+        keep: the policy; None keeps all but temporary steps that a newer one has replaced.
+        dry_run: whether only to judge.
+
+    Returns:
+        What becomes of each step, ascending.
+
+    Raises:
+        StoreFailed: the system refused. The other steps are done all the same; what is left is for the next call.
+    """
+    if dry_run:
+        return _judged(records_of(path), keep)
+    try:
+        with opened_run(path) as run:
+            return _collected(run, records_in(run), keep)
+    except NotFound:
+        return []
+
+
+def collect_after(
+    path: Path,
+    step: int,
+    keep: Policy | None,
+    *,
+    known: KnownSteps,
+    there: Iterable[int] | None,
+    seconds: float | None,
+    save_every: str | None,
+    more_follow: bool = False,
+) -> None:
+    """Do what follows the commit of a step: remove the steps that ``keep`` does not keep, and note the others.
+
+    What this costs does not grow with the steps that stay: only those are looked at that are new here, that would go,
+    or that decide it. What a dead process left in the folder of another step is for `collect`.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        keep: the policy, as for `collect`.
+        known: what the run knows of its steps.
+        there: the steps whose folders were there when the save began, and those that were in flight; None to look.
+        seconds: how long the save took.
+        save_every: text of the policy that says when to save.
+        more_follow: whether another save of the run is waiting, which will note this step too.
+
+    Raises:
+        StoreFailed: as `collect` does.
+        LinkRefused: ``run.json`` is a link.
+    """
+    errors: list[TreeringError] = []
+    with RunFolder(path) as run:
+        back = None
+        if run.has_left():
+            known.forget()
+            errors += finish_left(run)
+            back = left_behind(run) if errors else None
+        known.bring_up(run, step, there, seconds=seconds)
+        going = known.going(run, keep)
+        if back is not None:
+            going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
+        known.drop(going)
+        with _collecting(errors):
+            known.write(run, None if keep is None else repr(keep), save_every, may_wait=more_follow and not going)
+        for old, digest in going.items():
+            with _collecting(errors):
+                remove_step(run, old, names_in, _if_still(digest))
+        for each in known.untidy():
+            with _collecting(errors), contextlib.suppress(Busy):  # the save that goes on there has tidied first
+                tidy_step(run, each, names_in, newest=each == step)
+    _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
+
+
+def remove_steps(path: Path, steps: Iterable[int]) -> None:
+    """Remove steps, whatever a policy says; one that is not there is gone already.
+
+    A step whose index cannot be read is gone too, but its files stay: nothing proves whose they are.
+
+    Raises:
+        Busy: somebody is saving to one of them.
+        StoreFailed: the system refused. The other steps are gone all the same.
+    """
+    errors: list[TreeringError] = []
+    with contextlib.suppress(NotFound), opened_run(path) as run:
+        errors += _cleared(run, dict.fromkeys(sorted(steps), _in_any_case))
+        with _collecting(errors):
+            note_records(run, records_in(run))
+    _raise_first(errors)
+
+
+def _judged(records: Records, keep: Policy | None) -> list[Verdict]:
+    return retained(keep, list(map(facts, records.steps)))
+
+
+def _collected(run: RunFolder, records: Records, keep: Policy | None) -> list[Verdict]:
+    """Judge the steps, remove those that no rule keeps, and note the others."""
+    verdicts = _judged(records, keep)
+    going = {verdict.step for verdict in verdicts if not verdict.kept}
+    errors = _cleared(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
+    with _collecting(errors):
+        note_records(run, records)
+    _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
+    return verdicts
+
+
+def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
+    """Remove these steps, and finish what was cut short in any; return what went wrong."""
+    errors = finish_left(run)
+    back = left_behind(run) if errors else None
+    for step, attempt_of in going.items():
+        if back is not None and step == back.step:
+            continue  # with it would go what hides the steps that it has left behind
+        with _collecting(errors):
+            remove_step(run, step, names_in, attempt_of)
+    folders = run.folders()
+    for step in folders:
+        with _collecting(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
+            tidy_step(run, step, names_in, newest=step == folders[-1])
+    return errors
+
+
+def _raise_first(errors: Iterable[TreeringError]) -> None:
+    for error in errors:
+        raise error
+
+
+@contextlib.contextmanager
+def _collecting(errors: list[TreeringError]) -> Iterator[None]:
+    try:
+        yield
+    except TreeringError as error:
+        errors.append(error)
+
+
+def _if_still(digest: str) -> Callable[[bytes], str | None]:
+    """Let an index go only while it is the one that was judged."""
+
+    def attempt_of(data: bytes) -> str | None:
+        found = glance(data)
+        return found.attempt if found.digest == digest else None
+
+    return attempt_of
+
+
+def _in_any_case(data: bytes) -> str:
+    try:
+        return glance(data).attempt
+    except NOT_READ:
+        return secrets.token_hex(8)

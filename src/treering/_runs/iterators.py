@@ -1,0 +1,195 @@
+"""The items of a step: what a loop saves together, and those among them that keep their state to themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+from treering._arrays.source import Source
+from treering._checkpoint.joint_load import Company
+from treering._checkpoint.load import OF_LIKE, Wishes, loaded, part_of, wanted
+from treering._format.key_text import key_text
+from treering._format.selection import Selection, select
+from treering._tree.flatten import flatten_like
+from treering._tree.likeness import Wording
+from treering._values.keys import escape_part
+from treering.errors import Mismatch
+
+# In the place of an item's name: None may be one.
+_WHOLE: Final = object()
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that gives its state away and takes it back, such as an iterator over data.
+
+    ``Run.save`` saves what ``get_state()`` returns: a pytree, as for ``treering.save``. ``Run.load`` gives it back to
+    ``set_state``.
+
+    Example:
+        >>> class Counter:
+        ...     position = 0
+        ...     def get_state(self):
+        ...         return {"position": self.position}
+        ...     def set_state(self, state):
+        ...         self.position = state["position"]
+        >>> isinstance(Counter(), Stateful)
+        True
+    """
+
+    def get_state(self) -> Any:
+        """Return the state: a pytree that later steps of the object do not change."""
+
+    def set_state(self, state: Any, /) -> Any:
+        """Go on from a state."""
+
+
+def stateful_items(tree: Any) -> dict[Any, Stateful]:
+    """Return the objects of a tree that give their state away: the values of its dict, or it is one itself.
+
+    Example:
+        >>> stateful_items({"w": 1.5})
+        {}
+    """
+    if _gives_state(type(tree)):
+        return {_WHOLE: tree}
+    if type(tree) is not dict:
+        return {}
+    # By class: there are few of them, and perhaps thousands of leaves.
+    kinds = {kind for kind in set(map(type, tree.values())) if _gives_state(kind)}
+    return {name: item for name, item in tree.items() if type(item) in kinds} if kinds else {}
+
+
+def saved_items(tree: Any) -> Any:
+    """Return what is saved of a tree: each object that gives its state away is replaced by its state.
+
+    Example:
+        >>> saved_items({"w": 1.5, "count": 3})
+        {'w': 1.5, 'count': 3}
+    """
+    found = stateful_items(tree)
+    if _WHOLE in found:
+        return found[_WHOLE].get_state()
+    return {**tree, **{name: item.get_state() for name, item in found.items()}} if found else tree
+
+
+def _gives_state(kind: type) -> bool:
+    return callable(getattr(kind, "get_state", None)) and callable(getattr(kind, "set_state", None))
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedItems:
+    """What was loaded for a tree that holds objects which take their state back, before they have it."""
+
+    like: Any
+    """The tree as the caller gave it."""
+    rest: Any
+    """What was loaded for all but those objects."""
+    states: dict[Any, Any]
+    """Name of an object -> the state that was loaded for it."""
+    kept: tuple[str, ...]
+    """Keys of the leaves and objects of ``like`` for which nothing is stored."""
+
+    @property
+    def tree(self) -> Any:
+        """What was loaded, with the objects in their places; they do not have their states yet."""
+        objects = stateful_items(self.like)
+        if not objects:
+            return self.rest
+        if _WHOLE in objects:
+            return self.like
+        return {name: objects[name] if name in objects else self.rest[name] for name in self.like}
+
+
+def loaded_items(
+    source: Source, like: Any, wishes: Wishes, company: Company, *, wording: Wording = OF_LIKE
+) -> LoadedItems:
+    """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
+
+    Raises:
+        Mismatch: they do not fit; or ``only`` leaves out a part of such a state.
+    """
+    part = part_of(source, wishes)
+    objects = stateful_items(like)
+    parts: dict[Any, Selection] = {}
+    for name in objects:
+        stored = _stored_key(name, wishes)
+        if wishes.missing == "error" or _has(part, stored):
+            parts[name] = _whole(source, part, stored, wishes)
+    as_saved = Wishes(progress=wishes.progress)
+    pieces = [wanted(source, one, None, as_saved) for one in parts.values()]
+    rest, kept = None, _keys_below(like, [name for name in objects if name not in parts])
+    if _WHOLE not in objects:
+        rest, left, asked = like, part, wishes
+        if objects:
+            keys = [_stored_key(name, wishes) for name in objects]
+            renamed = {name: stored for name, stored in (wishes.rename or {}).items() if stored not in keys}
+            rest = {name: item for name, item in like.items() if name not in objects}
+            left, asked = _without(part, keys), dataclasses.replace(wishes, rename=renamed)
+        pieces.insert(0, wanted(source, left, rest, asked, wording=wording))
+        kept = [*pieces[0].kept, *kept]
+    trees = loaded(source, pieces, wishes.progress, company)
+    if _WHOLE not in objects:
+        rest = trees.pop(0)
+    return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
+
+
+def given_back(items: LoadedItems) -> Any:
+    """Give the objects their states; return the tree, with them in their places."""
+    objects = stateful_items(items.like)
+    for name, state in items.states.items():
+        objects[name].set_state(state)
+    return items.tree
+
+
+def _stored_key(name: Any, wishes: Wishes) -> str:
+    """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
+    key = "" if name is _WHOLE else escape_part(key_text(name))
+    return (wishes.rename or {}).get(key, key)
+
+
+def _keys_below(like: Any, names: Sequence[Any]) -> list[str]:
+    items = [_stored_key(name, Wishes()) for name in names]
+    return [key for key in flatten_like(like).keys if any(_below(key, item) for item in items)] if items else []
+
+
+def _below(key: str, stored: str) -> bool:
+    return not stored or key == stored or key.startswith(f"{stored}/")
+
+
+def _has(part: Selection, stored: str) -> bool:
+    try:
+        select(part.structure, part.keys, at=stored, only=None)
+    except Mismatch:
+        return False
+    return True
+
+
+def _without(part: Selection, stored: Sequence[str]) -> Selection:
+    """Return a part without some branches; its structure tells of them still, which only ``like`` is asked for."""
+    stay = [number for number, key in enumerate(part.keys) if not any(_below(key, one) for one in stored)]
+    return Selection(
+        structure=part.structure,
+        leaves=[part.leaves[number] for number in stay],
+        keys=[part.keys[number] for number in stay],
+    )
+
+
+def _whole(source: Source, part: Selection, stored: str, wishes: Wishes) -> Selection:
+    """Return the branch of an item's state.
+
+    Raises:
+        Mismatch: it is not there, or ``only`` keeps a part of it.
+    """
+    found = select(part.structure, part.keys, at=stored, only=None)
+    index = source.index
+    at = "/".join(filter(None, (wishes.at, stored)))
+    all_of_it = select(index.structure, index.keys, at=at, only=None)
+    if len(found.keys) != len(all_of_it.keys):
+        what = f"only= keeps a part of {repr(at) if at else 'the tree'}, whose state is given back as a whole"
+        raise Mismatch(what, hint="name all of it, or leave the object out of `like`")
+    return all_of_it

@@ -1,0 +1,178 @@
+"""What a process knows of a run's steps from one save to the next, so that a save looks at no step that it need not.
+
+It is a cache, as ``run.json`` is. It counts while ``run.json`` is the one that this process wrote or read, for each
+program that saves or removes replaces that; and before a step goes, the steps that decide it are looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
+from treering._runs.deciders import deciders
+from treering._runs.steps import NOT_READ, document_in, facts, read_record, still_true
+from treering._runs.superseded import left_steps
+from treering._store.posix.run_folder import HEAD_BYTES, RunFolder
+from treering.retention import Policy, StepFacts, removable
+
+# A loop that always has a save waiting writes ``run.json`` no more often than this.
+_SECONDS: Final = 1.0
+# So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
+_FEW: Final = 32
+
+
+class KnownSteps:
+    """The steps of one run, as its saves have found them. The thread that writes uses it, or all of it waits.
+
+    Attributes:
+        metrics: the names of all metrics that any step had.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import treering as tr
+        >>> path = pathlib.Path(tempfile.mkdtemp())
+        >>> for step in (1, 2, 3):
+        ...     tr.save(path / f"step_{step:08d}", {"w": 1.5})
+        >>> known = KnownSteps()
+        >>> with RunFolder(path) as run:
+        ...     known.bring_up(run, 3, None, seconds=0.5)
+        ...     list(known.going(run, tr.KeepLast(2)))
+        [1]
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing; the next save reads ``run.json`` again, and what that does not know from the steps."""
+        self._head: bytes | None = None
+        self._loaded = False
+        self._written = 0.0
+        self._records: dict[int, StepRecord] = {}
+        self._facts: dict[int, StepFacts] = {}
+        self._texts: dict[int, str] = {}
+        # Those whose index this process has seen; those that have none, or none that can be read; where to tidy.
+        self._seen: set[int] = set()
+        self._blank: set[int] = set()
+        self._untidy: set[int] = set()
+        self.metrics: set[str] = set()
+
+    def bring_up(self, run: RunFolder, step: int, there: Iterable[int] | None, *, seconds: float | None) -> None:
+        """Learn of a step that was committed, and which steps came or went since the last one.
+
+        Args:
+            run: the run's folder.
+            step: the step.
+            there: the steps whose folders are there, and those that were in flight; None to look.
+            seconds: how long the save took.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        head = run.read_document_head()
+        if not self._loaded or head not in (None, self._head):
+            self._load(run)
+        folders = {*(run.folders() if there is None else there), step} - left_steps(run)
+        self.drop(self._records.keys() - folders)
+        self._blank &= folders
+        # What processes that were late could still read of the save before this one is of no use any more.
+        self._untidy.update([max(self._records)] if self._records else [])
+        for each in sorted({step} | (folders - self._records.keys() - self._blank)):
+            self._look(run, each, seconds if each == step else None)
+
+    def going(self, run: RunFolder, keep: Policy | None) -> dict[int, str]:
+        """Return the steps that a policy does not keep, each with the digest of its index; all that decides was read.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        checked: set[int] = set()
+        while True:
+            known = list(self._facts.values())
+            going = removable(keep, known)
+            needed = deciders(keep, known, going)
+            there = needed.of_presence if len(needed.of_presence) <= _FEW else needed.of_presence - self._seen
+            # Were the newest one gone, the step that was just saved might go in its favour.
+            newest = [max(self._records)] if going else []
+            doubtful = {*going, *needed.of_value, *there, *newest} - checked
+            if not doubtful:
+                return {step: self._records[step].digest for step in going}
+            for step in sorted(doubtful):
+                self._check(run, step, by_size=step not in going and step not in needed.of_value)
+            checked |= doubtful
+
+    def drop(self, steps: Iterable[int]) -> None:
+        """Forget steps: those whose folders stay are looked at again by the next save."""
+        for step in list(steps):
+            for known in (self._records, self._facts, self._texts):
+                known.pop(step, None)
+            self._seen.discard(step)
+
+    def untidy(self) -> list[int]:
+        """Return, once, the steps in whose folders others may have left something."""
+        found, self._untidy = sorted(self._untidy), set()
+        return found
+
+    def write(self, run: RunFolder, keep: str | None, save_every: str | None, *, may_wait: bool) -> None:
+        """Replace ``run.json``.
+
+        Args:
+            run: the run's folder.
+            keep: text of the policy that the run keeps steps by.
+            save_every: text of the policy that says when it saves.
+            may_wait: whether the next save may do it for this one.
+
+        Raises:
+            StoreFailed: the system refuses; the old ``run.json`` is there.
+            LinkRefused: ``run.json`` is a link.
+        """
+        if may_wait and time.monotonic() - self._written < _SECONDS:
+            return
+        # Only what is new is encoded: thousands of steps at once would hold up the other threads.
+        for step in self._records.keys() - self._texts.keys():
+            self._texts[step] = record_text(self._records[step])
+        data = encode_run(RunDocument(keep, save_every), (self._texts[step] for step in sorted(self._texts)))
+        run.replace_document(data, sweep=not self._written)
+        self._head, self._written = data[:HEAD_BYTES], time.monotonic()
+
+    def _load(self, run: RunFolder) -> None:
+        self.forget()
+        data = run.read_document()
+        for record in document_in(data).steps:
+            self._put(record)
+        self._head, self._loaded = None if data is None else data[:HEAD_BYTES], True
+
+    def _look(self, run: RunFolder, step: int, seconds: float | None) -> None:
+        """Read what a step's own index says; where nothing was known of it, its folder is to be tidied too."""
+        self.drop([step])
+        self._untidy.add(step)
+        try:
+            record = read_record(run, step)
+        except NOT_READ:  # nothing is known of it; it is never removed, and no other one is kept in its place
+            record = None
+        if record is None:
+            self._blank.add(step)
+            return
+        self._blank.discard(step)
+        self._put(dataclasses.replace(record, seconds=seconds))
+        self._seen.add(step)
+
+    def _check(self, run: RunFolder, step: int, *, by_size: bool) -> None:
+        """Hold what is known of a step against its index, or its size alone, and read that where they differ."""
+        record = self._records[step]
+        try:
+            same = run.index_nbytes(step) == record.index_nbytes if by_size else still_true(run, record)
+        except NOT_READ:
+            same = False
+        if same:
+            self._seen.add(step)
+        else:
+            self._look(run, step, None)
+
+    def _put(self, record: StepRecord) -> None:
+        self._records[record.step] = record
+        self._facts[record.step] = facts(record)
+        self.metrics.update(record.metrics)

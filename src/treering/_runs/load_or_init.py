@@ -1,0 +1,152 @@
+"""A checkpoint and a function that makes a fresh tree -> the tree: loaded where it is stored, initialised where not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+from jax.sharding import NamedSharding, Sharding
+
+from treering._checkpoint.joint_load import Company, Named
+from treering._checkpoint.load import Wishes
+from treering._checkpoint.retry_on_overwrite import on_one_state
+from treering._checkpoint.source import opened_source
+from treering._printable import kind_of
+from treering._runs.iterators import given_back, loaded_items
+from treering._tree.flatten import Flattened, flatten_like
+from treering._tree.likeness import Wording
+from treering._tree.placement import aval_of, current_mesh, resolved, sharding_of
+from treering._tree.unflatten import rebuilt
+from treering.errors import Mismatch, Unsupported
+
+_WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=True)
+_TRACED: Final = ("jax", "key")
+
+
+def loaded_or_initialised(
+    path: Path | None, init_fn: Callable[[], Any], wishes: Wishes, *, timeout: float | None
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the tree, and the key texts of the leaves that were initialised.
+
+    Of the leaves that are loaded no array is ever made by ``init_fn``; the others come out of one jitted call, each on
+    its sharding. What ``init_fn`` returns beside arrays of jax (numpy arrays, Python values, functions) is taken as it
+    is; an object that gives its state away, such as an iterator over data, gets the one that is stored.
+
+    Args:
+        path: the checkpoint; None initialises everything.
+        init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
+        wishes: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
+        timeout: seconds to wait for other processes where arrays lie over several.
+
+    Raises:
+        Mismatch: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
+        Unsupported: ``init_fn`` is no function, or something is no sharding.
+        TreeringError: as ``treering.load``.
+    """
+    if not callable(init_fn):
+        raise Unsupported(f"init_fn is {kind_of(init_fn)}, it has to be a function without arguments")
+    fresh = _Fresh.of(init_fn, wishes.shardings, wishes.mesh)
+    if path is None:
+        return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
+    company = Company(path, timeout=timeout, named=Named(None, None, fresh.like))
+    asked = Wishes(missing="leave", extra=wishes.extra, progress=wishes.progress, none_is_leaf=True)
+    items = on_one_state(
+        lambda: opened_source(path, mapped=False),
+        lambda source: loaded_items(source, fresh.like, asked, company, wording=_WORDING),
+        company,
+    )
+    tree = fresh.completed(items.tree, items.kept)
+    given_back(dataclasses.replace(items, like=tree))  # only now nothing can fail any more
+    return tree, items.kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Fresh:
+    """What ``init_fn`` makes, before it is made."""
+
+    init_fn: Callable[[], Any]
+    like: Any
+    """The tree, with a ``jax.ShapeDtypeStruct`` for each array of jax."""
+    flat: Flattened
+    """The same, flattened."""
+    shardings: dict[str, Sharding | None]
+    """Key -> where the array goes, for each of those; None is the default device."""
+
+    @classmethod
+    def of(cls, init_fn: Callable[[], Any], shardings: Any, mesh: Any) -> _Fresh:
+        """Trace ``init_fn``, and find out where its arrays go."""
+        trees: list[Any] = []
+
+        def arrays() -> list[jax.Array]:
+            tree = init_fn()
+            flat = flatten_like(tree)
+            traced = [number for number, kind in enumerate(flat.kinds) if kind in _TRACED]
+            if "abstract" in flat.kinds:
+                key = flat.keys[flat.kinds.index("abstract")]
+                raise Unsupported(f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it has to make the array")
+            # No tracer may outlive the trace: of the tree only the containers are kept, and what jax does not trace.
+            leaves = list(flat.leaves)
+            for number in traced:
+                leaves[number] = _HOLE
+            trees.append(rebuilt(tree, leaves))
+            return [flat.leaves[number] for number in traced]
+
+        avals = jax.eval_shape(arrays)
+        skeleton = trees[-1]
+        flat = flatten_like(skeleton)
+        holes = [number for number, leaf in enumerate(flat.leaves) if leaf is _HOLE]
+        keys = [flat.keys[number] for number in holes]
+        plain = {key: aval_of(aval.shape, aval.dtype) for key, aval in zip(keys, avals, strict=True)}
+        # Where meshes have explicit axes, ``init_fn`` itself says where an array goes.
+        here = current_mesh() is not None
+        own = {key: sharding_of(aval) for key, aval in zip(keys, avals, strict=True)} if here else {}
+        places = resolved(shardings, mesh, plain, flat.keys, own)
+        leaves = list(flat.leaves)
+        for number, key in zip(holes, keys, strict=True):
+            leaves[number] = _placed(plain[key], places[key])
+        like = rebuilt(skeleton, leaves)
+        return cls(init_fn=init_fn, like=like, flat=flatten_like(like), shardings=places)
+
+    def completed(self, tree: Any, missing: Sequence[str]) -> Any:
+        """Return the tree with the arrays made that are missing."""
+        absent = set(missing)
+        leaves = flatten_like(tree).leaves
+        groups: dict[Hashable, list[int]] = {}
+        for number, key in enumerate(self.flat.keys):
+            if key in absent and key in self.shardings:
+                groups.setdefault(_devices(self.shardings[key]), []).append(number)
+        for numbers in groups.values():
+            for number, array in zip(numbers, self._made(numbers), strict=True):
+                leaves[number] = array
+        return rebuilt(self.like, leaves)
+
+    def _made(self, numbers: Sequence[int]) -> list[jax.Array]:
+        """Return arrays that ``init_fn`` makes; what no array needs is not computed."""
+
+        def arrays() -> list[jax.Array]:
+            flat = flatten_like(self.init_fn())
+            if flat.keys != self.flat.keys:
+                raise Mismatch("init_fn returns another tree each time", hint="it has to make the same keys each time")
+            return [flat.leaves[number] for number in numbers]
+
+        places = [self.shardings[self.flat.keys[number]] for number in numbers]
+        made: list[jax.Array] = jax.jit(arrays, out_shardings=places)()
+        return made
+
+
+_HOLE: Final = aval_of((), bool)
+
+
+def _placed(aval: jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
+    placed: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return placed
+
+
+def _devices(sharding: Sharding | None) -> Hashable:
+    """Return on which devices an array goes: one jitted call makes arrays for the same devices in the same order."""
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.mesh.devices.flat)
+    return None if sharding is None else frozenset(sharding.device_set)

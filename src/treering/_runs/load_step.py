@@ -1,0 +1,232 @@
+"""A step of a run -> its tree; and what is known of the steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, Self, SupportsIndex, TypeVar
+
+from treering._arrays.processes import this_processes
+from treering._arrays.source import Source
+from treering._background.saves import raise_unreported, settle, wait_for
+from treering._checkpoint.joint_load import Company, Named
+from treering._checkpoint.load import Wishes, require_sense
+from treering._checkpoint.retry_on_overwrite import on_one_state
+from treering._checkpoint.source import opened_source
+from treering._runs.agreement import said_by_first
+from treering._runs.branch import branch_step
+from treering._runs.gc import collect
+from treering._runs.iterators import given_back, loaded_items
+from treering._runs.load_or_init import loaded_or_initialised
+from treering._runs.place import opened_run
+from treering._runs.run_state import RunState
+from treering._runs.step_note import require_step_number
+from treering._runs.steps import facts_of, latest_of, records_of, step_path, steps_of
+from treering._runs.superseded import left_steps
+from treering._values.near import near
+from treering._values.steps_text import steps_text
+from treering._values.warned import warn_of
+from treering._view.progress import showing
+from treering.errors import LeavesInitialised, NotFound
+from treering.retention import Verdict, best_steps
+
+T = TypeVar("T")
+
+_SHOWN: Final = 10
+
+
+class Resumed(tuple[int | None, T]):  # noqa: SLOT001 - a tuple of Python has no room for slots
+    """What ``Run.load_or_init`` gives: the pair of the step, or None where nothing was saved, and the tree.
+
+    Attributes:
+        initialised: key texts of the leaves that were initialised, not loaded.
+
+    Example:
+        >>> step, tree = Resumed(7, {"w": 1.5}, ())
+        >>> step
+        7
+    """
+
+    initialised: tuple[str, ...]
+
+    def __new__(cls, step: int | None, tree: T, initialised: tuple[str, ...]) -> Self:
+        pair = super().__new__(cls, (step, tree))
+        pair.initialised = initialised
+        return pair
+
+    def __getnewargs__(self) -> tuple[int | None, T, tuple[str, ...]]:
+        return (*self, self.initialised)
+
+    @property
+    def step(self) -> int | None:
+        """The step that was loaded; None where nothing was saved."""
+        return self[0]
+
+    @property
+    def tree(self) -> T:
+        """The tree."""
+        return self[1]
+
+
+def load_step(run: RunState, step: SupportsIndex | None, like: Any, wishes: Wishes) -> Any:
+    """Return the tree of a step; ``Run.load`` says more."""
+    require_sense(like, wishes)
+    if step is not None:
+        return _loaded(run, require_step_number(step), like, wishes)
+
+    def read(latest: int | None) -> Any:
+        if latest is None:
+            raise NotFound(f"the run {run.shown!r} has no step yet", hint="load_or_init begins where nothing was saved")
+        return _loaded(run, latest, like, wishes)
+
+    return _of_latest(run, read)
+
+
+def load_or_init(run: RunState, init_fn: Callable[[], T], wishes: Wishes) -> Resumed[T]:
+    """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
+    require_sense((), wishes)
+
+    def read(step: int | None) -> Resumed[T]:
+        path = None if step is None else step_path(run.path, step)
+        with showing(wishes.progress):
+            tree, initialised = loaded_or_initialised(path, init_fn, wishes, timeout=run.timeout)
+        if step is not None and initialised:
+            what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
+            warn_of(what, initialised, LeavesInitialised)
+        return Resumed(step, tree, initialised)
+
+    return _of_latest(run, read)
+
+
+def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | None:
+    """Return the step whose metric is best; ``Run.best`` says more."""
+    steps = facts_of(run.path)
+    best = best_steps(steps, metric, mode)
+    if best or not steps:
+        return next(iter(best), None)
+    # None would load the latest step.
+    names = sorted({name for step in steps for name in step.metrics})
+    if metric in names:
+        raise NotFound(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
+    close = near(metric, names)
+    there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric at all"
+    raise NotFound(
+        f"no step of the run {run.shown!r} has the metric {metric!r}",
+        hint=f"did you mean {close!r}?" if close else there,
+    )
+
+
+def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
+    """Return the metrics of a step; ``Run.metrics`` says more."""
+    step = require_step_number(step)
+    wait_for(step_path(run.path, step))
+    records = records_of(run.path)
+    if step in records.unreadable:
+        raise records.unreadable[step]
+    for record in records.steps:
+        if record.step == step:
+            return dict(record.metrics)
+    raise _no_such(run, step)
+
+
+def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
+    """Return what stays and what goes; ``Run.gc`` says more."""
+    if dry_run:
+        return collect(run.path, run.keep, dry_run=True)
+    doing = f"remove steps of {run.shown!r}"
+    verdicts: list[Verdict] = []
+
+    def judge() -> None:
+        settle(run.path)
+        verdicts.extend(collect(run.path, run.keep, dry_run=True))
+
+    def remove() -> None:
+        collect(run.path, run.keep, dry_run=False)
+        run.known.forget()
+
+    # First all look, then process 0 removes: nobody is to miss a step because it is gone already.
+    said_by_first(lambda: None, path=run.path, doing=doing, timeout=run.timeout, before=judge)
+    said_by_first(remove, path=run.path, doing=doing, timeout=run.timeout)
+    return verdicts
+
+
+def branched(run: RunState, step: SupportsIndex, new: RunState) -> None:
+    """Copy a step into a new run; ``Run.branch`` says more."""
+    step = require_step_number(step)
+
+    def copy() -> None:
+        if step not in steps_of(run.path):
+            raise _no_such(run, step)
+        branch_step(run.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)
+
+    doing = f"branch from step {step} of {run.shown!r}"
+    said_by_first(copy, path=run.path, doing=doing, timeout=run.timeout, before=lambda: settle(run.path))
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
+    """Return what is read of the latest step; None stands for it where there is none."""
+    latest = _agreed_latest(run)
+    while True:
+        try:
+            return read(latest)
+        except NotFound:
+            # Somebody else's program may have saved newer steps, and removed this one, since it was looked for.
+            newer = latest_of(run.path)
+            if this_processes(()).count > 1 or newer in (None, latest):
+                raise
+            latest = newer
+
+
+def _agreed_latest(run: RunState) -> int | None:
+    """Return the latest step, that of process 0 on all; nothing of the run is in flight then.
+
+    Raises:
+        TreeringError: an earlier save failed; or another process did, or did not come.
+    """
+    return said_by_first(
+        lambda: latest_of(run.path),
+        path=run.path,
+        doing=f"look for the latest step of {run.shown!r}",
+        timeout=run.timeout,
+        before=lambda: settle(run.path),
+    )
+
+
+def _loaded(run: RunState, step: int, like: Any, wishes: Wishes) -> Any:
+    path = step_path(run.path, step)
+    company = Company(path, timeout=run.timeout, named=Named(wishes.shardings, wishes.mesh, like))
+    with showing(wishes.progress):
+        items = on_one_state(
+            lambda: _opened(run, step, path, mapped=wishes.mapped),
+            lambda source: loaded_items(source, like, wishes, company),
+            company,
+        )
+    # Only now all of it was checked, and the other processes have theirs.
+    return given_back(items)
+
+
+@contextlib.contextmanager
+def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[Source]:
+    """Open a step; a save of it that is in flight is waited for."""
+    wait_for(path)
+    raise_unreported(run.path)
+    with contextlib.ExitStack() as files:
+        try:
+            with opened_run(run.path) as folder:
+                left = left_steps(folder)
+            if step in left:  # its files are there, but it is not
+                raise _no_such(run, step)
+            source = files.enter_context(opened_source(path, mapped=mapped))
+        except NotFound as error:
+            raise _no_such(run, step) from error
+        yield source
+
+
+def _no_such(run: RunState, step: int) -> NotFound:
+    there = steps_of(run.path)
+    found = steps_text(there) if there else "no step yet"
+    return NotFound(f"the run {run.shown!r} has no step {step}; it has {found}")

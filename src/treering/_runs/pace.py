@@ -1,0 +1,177 @@
+"""When a run saves, decided once for all processes: by the clock of process 0, and by what any of them was told.
+
+Rules that only count steps say the same on all processes without a word. Where a clock or a signal has a say, all
+processes meet; not at each step, but where process 0 said at the last meeting that they should.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from treering._coordination.allgather import assembled
+from treering._coordination.message_board import Notes, PathNotes
+from treering._runs.signals import Signals, signal_text
+from treering._values.processes import Processes, named
+from treering.cadence import Cadence, Decision, LastSave
+from treering.errors import Mismatch
+
+_LONGEST_SECONDS: Final = 1.0
+_SHARE_OF_INTERVAL: Final = 0.01
+# Steps may become slower than they were when the next meeting was agreed on.
+_MOST_STEPS: Final = 100
+
+
+class Pace:
+    """When one run saves.
+
+    Args:
+        save_every: the rules; None saves each step that is offered.
+        signals: those that let the next step be saved.
+        path: the run's folder.
+        timeout: seconds to wait for other processes.
+        clock: seconds of a clock that is never set back.
+
+    Example:
+        >>> from treering.cadence import SaveEvery
+        >>> pace = Pace(SaveEvery(steps=100), Signals(), path=Path("runs/a"), timeout=600.0)
+        >>> alone = Processes(this=0, count=1)
+        >>> [step for step in range(1, 300) if pace.decide(step, alone, latest=None).save]
+        [100, 200]
+    """
+
+    def __init__(
+        self,
+        save_every: Cadence | None,
+        signals: Signals,
+        *,
+        path: Path,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cadence = save_every
+        self._signals = signals
+        self._path = path
+        self._timeout = timeout
+        self._clock = clock
+        self._step: int | None = None
+        self._since = 0.0
+        self._before: tuple[int | None, float] = None, 0.0
+        self._met_at = _Meeting(step=0, ask=0, time=0.0)
+
+    def decide(self, step: int, processes: Processes, *, latest: int | None, force: bool = False) -> Decision:
+        """Return whether a step is saved; what is to be saved counts as saved from then on.
+
+        All processes call this, at the same steps.
+
+        Args:
+            step: its number.
+            processes: those of the job.
+            latest: the latest step that the run has; only the first call looks at it.
+            force: whether it is saved whatever the rules say.
+
+        Raises:
+            Mismatch: the processes are at different steps.
+            Timeout, ProcessFailed: others did not come, or broke off.
+        """
+        if self._step is None:
+            self._step = step - 1 if latest is None else latest
+            self._since = self._clock()
+        told = self._signals.watching and self._signals.told()
+        passed: float = 0.0
+        signum: int | None = None
+        if processes.count == 1:
+            passed, signum = self._clock() - self._since, self._signals.noted
+        elif self._talks() and not told:
+            by_steps = self._ruled(step, 0.0, force=force)
+            if not by_steps.save and self._met_at.step <= step < self._met_at.ask:
+                reason = f"{self._cadence!r}: all processes look again at step {self._met_at.ask}"
+                return dataclasses.replace(by_steps, reason=reason)
+            passed, signum = self._meet(step, processes)
+        decision = self._ended(self._ruled(step, passed, force=force), signum, told=told)
+        if decision.save:
+            self._before = self._step, self._since
+            self._step, self._since = step, self._clock()
+        return decision
+
+    def take_back(self) -> None:
+        """Count the step that was to be saved last as not saved: the next one that is offered makes up for it.
+
+        For a process that is alone: others of a job would not know of it.
+        """
+        self._step, self._since = self._before
+
+    def _talks(self) -> bool:
+        return self._signals.watching or (self._cadence is not None and self._cadence.seconds is not None)
+
+    def _ruled(self, step: int, passed: float, *, force: bool) -> Decision:
+        """Return what the rules say, so many seconds after the last save."""
+        if self._cadence is None:
+            return Decision(save=True, reason="each step that is offered")
+        last = LastSave(step=step - 1 if self._step is None else self._step, time=0.0)
+        decision = self._cadence.decide(step, passed, last)
+        if force and (decision.temporary or not decision.save):
+            return Decision(save=True, reason="force=True")
+        return decision
+
+    def _ended(self, decision: Decision, signum: int | None, *, told: bool) -> Decision:
+        """Return a decision with what the job was told: it saves, and has to be waited for."""
+        if signum is None and not told:
+            return decision
+        reason = "jax was told that a machine goes away" if signum is None else f"{signal_text(signum)} came"
+        # Out of turn, where there are such steps at all: it goes when the next one is there.
+        out_of_turn = self._cadence is not None and self._cadence.seconds is not None
+        temporary = decision.temporary if decision.save else out_of_turn
+        return Decision(save=True, temporary=temporary, reason=reason, final=True, signum=signum)
+
+    # ------------------------------------------------------------------------------------------------------ meetings
+
+    def _meet(self, step: int, processes: Processes) -> tuple[float, int | None]:
+        """Return how many seconds have passed since the last save, by process 0, and the signal that came to anyone."""
+        doing = f"decide whether to save step {step} of {os.fspath(self._path)!r}"
+        said: dict[str, Any] = {"step": step, "signum": self._signals.noted}
+        if processes.leads:
+            now = self._clock()
+            said |= {"passed": now - self._since, "ahead": self._ahead(step, now)}
+        payload = json.dumps(said).encode()
+        rows = assembled(payload, processes, timeout=self._timeout, notes=self._notes(), doing=doing)
+        heard = [json.loads(row) for row in rows]
+        others = [number for number, one in enumerate(heard) if one["step"] != heard[0]["step"]]
+        if others:
+            there = ", ".join(str(one) for one in sorted({heard[number]["step"] for number in others})[:3])
+            raise Mismatch(
+                f"could not {doing}: process 0 is at step {heard[0]['step']}, {named(others)} at {there}",
+                hint="all processes call save at the same steps",
+            )
+        self._met_at = _Meeting(step=step, ask=step + heard[0]["ahead"], time=self._clock())
+        return heard[0]["passed"], next((one["signum"] for one in heard if one["signum"] is not None), None)
+
+    def _ahead(self, step: int, now: float) -> int:
+        """Return after how many steps all meet again, by the time that steps took since the last meeting."""
+        seconds = _LONGEST_SECONDS
+        if self._cadence is not None and self._cadence.seconds is not None:
+            seconds = min(seconds, self._cadence.seconds * _SHARE_OF_INTERVAL)
+        steps, passed = step - self._met_at.step, now - self._met_at.time
+        if self._met_at.ask == 0 or steps <= 0:
+            return 1
+        return max(1, min(int(seconds * steps / passed) if passed > 0 else _MOST_STEPS, _MOST_STEPS))
+
+    def _notes(self) -> Notes | None:
+        return PathNotes(os.fspath(self._path)) if self._path.is_dir() else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Meeting:
+    """When all processes met last."""
+
+    step: int
+    """At which step."""
+    ask: int
+    """At which step they meet again; 0 before the first meeting."""
+    time: float
+    """When it ended, by the own clock."""

@@ -1,0 +1,97 @@
+"""A folder that is meant to be a run's: a checkpoint, and numbered steps of another library, are refused.
+
+A run that began beside such steps would begin at step 0, without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.detect import other_folder
+from treering._format.index_glance import digest_in
+from treering._store.posix.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step_name, step_of_name
+from treering._values.checkpoint_names import INDEX
+from treering.errors import Format
+
+# A number, alone or behind a word for what is saved step by step; gpt2 and era5 are no steps.
+_NUMBERED: Final = re.compile(
+    r"(?:[a-z_.-]*(?:step|checkpoint|ckpt|epoch|iter|iteration|save|run)s?[_.=-]?)?([0-9]{1,18})", re.IGNORECASE
+)
+_FLAX: Final = re.compile(r"checkpoint_[0-9]+")
+_OWN: Final = "a checkpoint of treering"
+_LOOKED_AT: Final = 3
+_ITEMS: Final = 16
+
+
+def opened_run(path: Path) -> RunFolder:
+    """Open a run's folder, which need not have steps yet.
+
+    Raises:
+        NotFound: nothing is there.
+        Format: it is a checkpoint, or holds numbered steps of another library.
+        StoreFailed: a file is there, or the system refuses.
+    """
+    run = RunFolder(path)
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(run)
+        require_run(run)
+        undo.pop_all()
+    return run
+
+
+def require_run(run: RunFolder) -> None:
+    """Refuse a folder that is open and is no run, nor could be one.
+
+    Raises:
+        Format: it is a checkpoint, or holds numbered steps of another library.
+        StoreFailed: the system refuses.
+    """
+    shown = os.fspath(run.path)
+    names = set(run.names())
+    if INDEX in names:
+        hint = f"treering.load({shown!r}) loads it; give the run another folder"
+        raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
+    if RUN_DOCUMENT in names or run.latest() is not None:
+        return
+    numbered = sorted((int(found[1]), name) for name in names if (found := _NUMBERED.fullmatch(name)))
+    # An index under a step's own name is that of a step, or nobody's.
+    for number, name in reversed(numbered[-_LOOKED_AT:]):
+        other = _other(run.path / name)
+        if other is None:
+            continue
+        if other == _OWN:
+            hint = f"call their folders as a run does, {step_name(number)!r} for {name!r}, or give the run another one"
+        else:
+            hint = "give the run a folder of its own; docs/coming-from-orbax.md says how to take steps over"
+        raise Format(
+            f"{shown!r} is no run: it holds numbered steps of another kind, {_listed(numbered)}; {name!r} is {other}",
+            hint=hint,
+        )
+
+
+def _other(place: Path) -> str | None:
+    """Say what a numbered folder or file is; None where it may be anything."""
+    with contextlib.suppress(OSError):
+        if place.is_file():
+            return "a file as flax.training.checkpoints writes it" if _FLAX.fullmatch(place.name) else None
+        if os.path.lexists(place / INDEX):
+            whole = step_of_name(place.name) is None and digest_in(_head(place / INDEX)) is not None
+            return _OWN if whole else None
+        items = sorted(entry.path for entry in os.scandir(place) if entry.is_dir())[:_ITEMS]
+        return next((other for each in (place, *map(Path, items)) if (other := other_folder(each))), None)
+    return None
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(HEAD_BYTES)
+
+
+def _listed(numbered: Iterable[tuple[int, str]]) -> str:
+    names = [repr(name) for _, name in numbered]
+    return ", ".join(names if len(names) <= 2 * _LOOKED_AT else [*names[:2], "...", *names[-2:]])

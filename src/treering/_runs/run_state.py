@@ -1,0 +1,175 @@
+"""A run, as its recipes see it: where it lies, its policies, what it waits for, and whether it is closed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from treering._arrays.processes import this_processes
+from treering._background.saves import raise_unreported, settle, wait_for
+from treering._checkpoint.folder_path import absolute, new_folder_path
+from treering._runs.gc import collect
+from treering._runs.known_steps import KnownSteps
+from treering._runs.pace import Pace
+from treering._runs.signals import Signals
+from treering._values.processes import timeout_seconds
+from treering._values.steps_text import steps_text
+from treering._values.warned import warn_of
+from treering.cadence import Cadence
+from treering.errors import Timeout, TreeringError, UnknownMetric, Unsupported
+from treering.retention import Policy
+
+_LOOK_EVERY_S: Final = 0.05
+
+
+class ClosedRun(TreeringError, ValueError):
+    """The run was closed; files say ``ValueError`` then."""
+
+
+class RunState:
+    """A run of this process.
+
+    Args:
+        path: its folder.
+        keep: which steps stay.
+        save_every: when to save.
+        timeout: seconds to wait for other processes; None for what the environment says.
+
+    Attributes:
+        path: its folder; absolute, for the folder of the program may be another one when a save's turn comes.
+        shown: the same, as the caller named it.
+        keep: which steps stay.
+        save_every: when to save.
+        timeout: seconds to wait for other processes.
+        signals: those that let the next step be saved.
+        pace: decides when to save.
+        paced: whether the pace knows from which step it counts.
+        known_place: whether the folder was found to be one of a run, or of nothing.
+        unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
+            save found them out.
+        has_saved: whether this process has begun a save.
+        known: what its saves know of its steps.
+        now: the clock that a step's time is taken from, in POSIX seconds.
+
+    Raises:
+        Unsupported: an argument has no meaning.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: Policy | None,
+        save_every: Cadence | None,
+        timeout: float | None,
+    ) -> None:
+        _require_rule("keep", keep, Policy, "KeepLast(3)")
+        _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
+        self.path: Path = absolute(new_folder_path(path))
+        self.shown = os.fspath(path)
+        self.keep = keep
+        self.save_every = save_every
+        self.timeout = timeout_seconds(timeout)
+        self.signals = Signals()
+        self.pace = Pace(save_every, self.signals, path=self.path, timeout=self.timeout)
+        self.paced = False
+        self.known_place = False
+        self.unmeasured: Mapping[str, str | None] = {}
+        self.has_saved = False
+        self.known = KnownSteps()
+        self.now: Callable[[], float] = time.time
+        self._closed = False
+        self._warned = False
+
+    def require_open(self) -> None:
+        """Refuse to save where nothing would wait for it.
+
+        Raises:
+            ClosedRun: the run was closed.
+        """
+        if self._closed:
+            raise ClosedRun(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until nothing of the run is in flight; raise what failed, unless that was told.
+
+        Raises:
+            Timeout: it takes longer, or shows no progress any more.
+            TreeringError: a save failed.
+        """
+        begun = time.monotonic()
+        wait_for(self.path, timeout)
+        raise_unreported(self.path)
+        self.warn()
+        self._await_removals(time.monotonic() + self.timeout if timeout is None else begun + timeout)
+
+    def warn(self) -> None:
+        """Warn, once, where ``keep`` goes by metrics that no step has."""
+        if self.unmeasured and not self._warned:
+            self._warned = True
+            lines = [
+                f"{name!r}; did you mean {close!r}?" if close else repr(name) for name, close in self.unmeasured.items()
+            ]
+            warn_of("no step has the metric that KeepBest goes by, so it keeps all", lines, UnknownMetric)
+
+    def close(self, *, removals: bool = True) -> None:
+        """Wait, put handlers of signals back, and save no more.
+
+        Args:
+            removals: whether to wait for removals by process 0 too.
+
+        Raises:
+            TreeringError: a save failed.
+        """
+        self._closed = True
+        try:
+            settle(self.path)
+            if removals:
+                self._await_removals(time.monotonic() + self.timeout)
+        finally:
+            self.signals.close()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Close at the end of a block; an error that ended the block passes, with a note of what failed here."""
+        if error is None:
+            self.close()
+            self.warn()
+            return
+        try:
+            self.close(removals=False)
+        except TreeringError as failed:
+            error.add_note(f"Beside this, in the run {self.shown!r}: {failed}")
+
+    def _await_removals(self, end: float) -> None:
+        """Wait until process 0 of the job has removed what has to go after the saves of this process.
+
+        Raises:
+            Timeout: it has not, when the monotonic clock says ``end``.
+        """
+        if not self.has_saved or this_processes(()).leads:
+            return
+        while going := [verdict.step for verdict in collect(self.path, self.keep, dry_run=True) if not verdict.kept]:
+            if time.monotonic() >= end:
+                what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
+                error = Timeout(what, hint="look what became of it; all processes have to pass the same `keep`")
+                error.missing = (0,)
+                raise error
+            time.sleep(_LOOK_EVERY_S)
+
+    @property
+    def keep_text(self) -> str | None:
+        """Which steps stay, as ``run.json`` has it; None where all do."""
+        return None if self.keep is None else repr(self.keep)
+
+    @property
+    def save_every_text(self) -> str | None:
+        """When to save, as ``run.json`` has it; None: whenever a step is offered."""
+        return None if self.save_every is None else repr(self.save_every)
+
+
+def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise Unsupported(f"{name} is {given!r:.100}, which is no rule", hint=f"write {name}=treering.{example}, say")

@@ -1,0 +1,270 @@
+"""The steps of a run and what is known of each; ``run.json`` read, made again where it is behind, and replaced.
+
+``run.json`` is believed of a step only while the first line of the step's index has the digest that it noted, so that
+it never lies about a step that another program has saved anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.naming import naming
+from treering._format.document import INDEX_NAME
+from treering._format.index_glance import digest_in, glance
+from treering._format.run_document import (
+    LATEST_TIME,
+    RunDocument,
+    StepNote,
+    StepRecord,
+    encode_run,
+    note_in,
+    parse_run,
+)
+from treering._runs.place import opened_run
+from treering._runs.superseded import left_steps
+from treering._store.posix.run_folder import RunFolder, step_name
+from treering._values.human import counted
+from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
+from treering.retention import StepFacts
+
+_SHOWN_STEPS: Final = 6
+
+NOT_READ: Final = (Corrupt, Format, Unsupported)
+"""The errors of an index, or a ``run.json``, that says nothing that this version could read."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Records:
+    """All that is known of a run's steps.
+
+    Attributes:
+        keep: text of the policy that the last program kept steps by; None when it kept all, or when nobody noted it.
+        save_every: text of the policy that said when to save.
+        steps: the steps that can be read, ascending.
+        unreadable: those whose index is damaged, or of a newer version, with why; nothing is known of them, they are
+            never kept in another one's place, and never removed.
+    """
+
+    keep: str | None
+    save_every: str | None
+    steps: tuple[StepRecord, ...]
+    unreadable: Mapping[int, TreeringError]
+
+
+def step_path(path: Path, step: int) -> Path:
+    """Return the path of a step's checkpoint, whether it is there or not.
+
+    Example:
+        >>> step_path(Path("run"), 1200).name
+        'step_00001200'
+    """
+    return path / step_name(step)
+
+
+def steps_of(path: Path) -> list[int]:
+    """Return the steps that are there, ascending; none where no run is yet.
+
+    Raises:
+        StoreFailed: a file is there, or the system refuses.
+    """
+    try:
+        with opened_run(path) as run:
+            return steps_in(run)
+    except NotFound:
+        return []
+
+
+def steps_in(run: RunFolder) -> list[int]:
+    """Return the steps of a run that is open, ascending, without those that were left behind.
+
+    Raises:
+        Format: a newer version wrote which steps are left behind.
+        StoreFailed: the system refuses.
+    """
+    there = run.steps()
+    left = left_steps(run)
+    return [step for step in there if step not in left] if left else there
+
+
+def latest_of(path: Path) -> int | None:
+    """Return the latest step; None where there is none. Earlier steps are not looked at.
+
+    Raises:
+        Format: a newer version wrote which steps are left behind.
+        StoreFailed: a file is there, or the system refuses.
+    """
+    try:
+        with opened_run(path) as run:
+            return run.latest(without=left_steps(run))
+    except NotFound:
+        return None
+
+
+def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
+    """Return the error that a step is not there, which names those that are.
+
+    Example:
+        >>> print(missing_step(Path("run"), 7, range(0, 100, 10)))
+        the run 'run' has no step 7; its steps are 0, 10, 20, 30 ... 80, 90 (10 steps)
+    """
+    if len(steps) > _SHOWN_STEPS:
+        first, last = (", ".join(map(str, part)) for part in (steps[: _SHOWN_STEPS - 2], steps[-2:]))
+        shown = f"{first} ... {last} ({counted(len(steps), 'steps')})"
+    else:
+        shown = ", ".join(map(str, steps))
+    message = f"the run {os.fspath(path)!r} has no step {step}"
+    return NotFound(message, hint=f"its steps are {shown}" if steps else "it has no step at all")
+
+
+def facts_of(path: Path) -> list[StepFacts]:
+    """Return what a policy asks of each step that can be read, ascending; none where no run is yet.
+
+    Raises:
+        StoreFailed: a file is there, or the system refuses.
+    """
+    return [facts(record) for record in records_of(path).steps]
+
+
+def facts(record: StepRecord) -> StepFacts:
+    """Return what a policy asks of one step."""
+    return StepFacts(
+        step=record.step,
+        saved=record.saved,
+        metrics=record.metrics,
+        temporary=record.temporary,
+        nbytes=record.nbytes,
+    )
+
+
+def records_of(path: Path) -> Records:
+    """Return all that is known of the steps, as ``run.json`` has it where it is up to date, else as the steps say.
+
+    Raises:
+        StoreFailed: a file is there, or the system refuses.
+    """
+    try:
+        with opened_run(path) as run:
+            return records_in(run)
+    except NotFound:
+        return Records(None, None, (), {})
+
+
+def records_in(run: RunFolder) -> Records:
+    """Return all that is known of the steps of a run that is open.
+
+    Raises:
+        StoreFailed: the system refuses.
+    """
+    document = document_in(run.read_document())
+    known = {record.step: record for record in document.steps}
+    steps: list[StepRecord] = []
+    unreadable: dict[int, TreeringError] = {}
+    for step in steps_in(run):
+        try:
+            old = known.get(step)
+            record = old if old is not None and still_true(run, old) else read_record(run, step)
+        except NOT_READ as error:
+            unreadable[step] = error
+        else:
+            steps += [] if record is None else [record]
+    return Records(document.keep, document.save_every, tuple(steps), unreadable)
+
+
+def note_records(run: RunFolder, records: Records) -> None:
+    """Replace ``run.json`` by one that says what is known of the steps that are there; where it does so, leave it.
+
+    Raises:
+        StoreFailed: the system refuses; the old ``run.json`` is there.
+        LinkRefused: ``run.json`` is a link.
+    """
+    there = set(steps_in(run))
+    steps = [record for record in records.steps if record.step in there]
+    data = encode_run(RunDocument(records.keep, records.save_every, steps))
+    if data != run.read_document():
+        run.replace_document(data)
+
+
+def note_step(
+    path: Path,
+    step: int,
+    *,
+    seconds: float | None = None,
+    keep: str | None = None,
+    save_every: str | None = None,
+) -> None:
+    """Replace ``run.json`` by one that knows the step, which is committed: call it after the commit.
+
+    What it says of the step it takes from the step's index; the rest from the ``run.json`` before, or from the steps.
+
+    Args:
+        path: the run's folder.
+        step: the step.
+        seconds: how long its save took.
+        keep: text of the policy that the run keeps steps by.
+        save_every: text of the policy that says when it saves.
+
+    Raises:
+        StoreFailed: the system refuses; the old ``run.json`` is there.
+        LinkRefused: ``run.json`` is a link.
+    """
+    with RunFolder(path) as run:
+        note_records(run, with_step(records_in(run), step, seconds=seconds, keep=keep, save_every=save_every))
+
+
+def with_step(
+    records: Records, step: int, *, seconds: float | None, keep: str | None, save_every: str | None
+) -> Records:
+    """Return what is known with how long the save of a step took, and under which policies."""
+    steps = (dataclasses.replace(old, seconds=seconds) if old.step == step else old for old in records.steps)
+    return dataclasses.replace(records, keep=keep, save_every=save_every, steps=tuple(steps))
+
+
+def document_in(data: bytes | None) -> RunDocument:
+    """Return what a ``run.json`` says; nothing when it is not there, damaged, or of a newer version."""
+    try:
+        return RunDocument() if data is None else parse_run(data)
+    except NOT_READ:
+        return RunDocument()
+
+
+def still_true(run: RunFolder, record: StepRecord) -> bool:
+    """Whether a record speaks of the index that is there, by the first line of it.
+
+    Raises:
+        LinkRefused: the index is a link.
+        StoreFailed: the system refuses.
+    """
+    head = run.read_head(record.step)
+    return head is not None and (head[0], digest_in(head[1])) == (record.index_nbytes, record.digest)
+
+
+def read_record(run: RunFolder, step: int) -> StepRecord | None:
+    """Return what a step's own index says; None when there is no such step.
+
+    Raises:
+        Corrupt, Format, Unsupported: the index cannot be read.
+        StoreFailed: the system refuses.
+    """
+    data, written = run.read_index(step), run.modified(step)
+    if data is None or written is None:
+        return None
+    with naming(step_path(run.path, step) / INDEX_NAME):
+        found = glance(data)
+    # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
+    # which step it is, for whoever renames or copies a folder means just that.
+    note = note_in(found.metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
+    return StepRecord(
+        step=step,
+        attempt=found.attempt,
+        saved=note.saved,
+        metrics=note.metrics,
+        temporary=note.temporary,
+        nbytes=found.nbytes,
+        seconds=None,
+        index_nbytes=len(data),
+        digest=found.digest,
+    )

@@ -1,0 +1,140 @@
+"""Going back to an earlier step: what was saved later is left behind in the moment in which that step is committed.
+
+Which steps those are is written down before the commit, with a mark that the new step's note has too. While both are
+there, the steps of the list are not, however many of their files a crash has left. ``docs/spec/run.md`` says more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from treering._checkpoint.naming import naming
+from treering._format.index_glance import glance, names_in
+from treering._format.left_document import LeftDocument, encode_left, parse_left
+from treering._format.run_document import note_in
+from treering._runs.removal import remove_step
+from treering._store.posix.open_folder import LinkRefused
+from treering._store.posix.run_folder import LEFT_DOCUMENT, RunFolder
+from treering.errors import Corrupt, Format, TreeringError, Unsupported
+
+_NOT_READ: Final = (Corrupt, Format, Unsupported, LinkRefused)
+_GONE: Final = "gone"
+
+
+def left_behind(run: RunFolder) -> LeftDocument | None:
+    """Return what is left behind by a save that is committed; None where nothing is, as nearly always.
+
+    Raises:
+        Format: a newer version wrote the list.
+        StoreFailed: the system refuses.
+    """
+    data = run.read_left()
+    if data is None:
+        return None
+    try:
+        with naming(run.path / LEFT_DOCUMENT):
+            document = parse_left(data)
+        index = run.read_index(document.step)
+        note = None if index is None else note_in(glance(index).metadata)
+    except (Corrupt, Unsupported, LinkRefused):  # not written to its end; or nothing proves the commit
+        return None
+    return document if note is not None and note.mark == document.mark else None
+
+
+def left_steps(run: RunFolder) -> frozenset[int]:
+    """Return the steps that are left behind and whose folders still have an index.
+
+    Raises:
+        Format: a newer version wrote the list.
+        StoreFailed: the system refuses.
+    """
+    document = left_behind(run)
+    if document is None:
+        return frozenset()
+    return frozenset(step for step, attempt in document.left.items() if _attempt_of(run, step) == attempt)
+
+
+def announce_left(path: Path, step: int, mark: str, left: Iterable[int]) -> None:
+    """Write down, durably, which steps the save of ``step`` with this mark is going to leave behind.
+
+    Raises:
+        StoreFailed: the system refuses; nothing is left behind.
+    """
+    with RunFolder(path) as run:
+        attempts = {each: _attempt_of(run, each) for each in left}
+        there = {each: attempt for each, attempt in attempts.items() if attempt != _GONE}
+        run.write_left(encode_left(LeftDocument(step=step, mark=mark, left=there)))
+
+
+@contextlib.contextmanager
+def unless_it_fails(path: Path, mark: str | None) -> Iterator[None]:
+    """Remove the list with this mark if the block fails and the save of that list was not committed.
+
+    Args:
+        path: the run's folder.
+        mark: that of the list; None where nothing is left behind.
+    """
+    try:
+        yield
+    except BaseException:  # an interrupt too: nobody is going to commit it; raised again below
+        if mark is not None:
+            with contextlib.suppress(TreeringError), RunFolder(path) as run:  # the next save sweeps it
+                _drop(run, mark)
+        raise
+
+
+def finish_left(run: RunFolder) -> list[TreeringError]:
+    """Remove the steps that are left behind, then their list; one whose save was never committed goes as it is.
+
+    Returns:
+        What went wrong; the list stays then, for the next one to go by.
+    """
+    errors: list[TreeringError] = []
+    try:
+        document = left_behind(run)
+        for step, attempt in {} if document is None else document.left.items():
+            try:
+                remove_step(run, step, names_in, _if_still(attempt))
+            except TreeringError as error:
+                errors.append(error)
+        if not errors:
+            run.remove_left()
+    except TreeringError as error:
+        errors.append(error)
+    return errors
+
+
+def _drop(run: RunFolder, mark: str) -> None:
+    data = run.read_left()
+    if data is not None and parse_left(data).mark == mark and left_behind(run) is None:
+        run.remove_left()
+
+
+def _attempt_of(run: RunFolder, step: int) -> str | None:
+    """Return the attempt of a step's index; None where it cannot be read."""
+    try:
+        data = run.read_index(step)
+    except _NOT_READ:
+        return None
+    return _GONE if data is None else _attempt_in(data)
+
+
+def _attempt_in(data: bytes) -> str | None:
+    try:
+        return glance(data).attempt
+    except _NOT_READ:
+        return None
+
+
+def _if_still(attempt: str | None) -> Callable[[bytes], str | None]:
+    """Let an index go only while it is the one that was listed."""
+
+    def attempt_of(data: bytes) -> str | None:
+        found = _attempt_in(data)
+        return (found or secrets.token_hex(8)) if found == attempt else None
+
+    return attempt_of

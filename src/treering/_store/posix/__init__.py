@@ -1,0 +1,1 @@
+"""Local paths: descriptors, locks, durable replacement, reading by position."""

@@ -1,0 +1,244 @@
+"""What an open descriptor can be asked beyond reading and writing: to lock, to go direct, to be durable.
+
+Linux has all of it. Where ``fcntl`` or ``O_DIRECT`` is missing the answers are "no" and the callers take their
+plain way: nothing here is needed for correct results, only for speed and for sweeping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import sys
+from types import ModuleType
+
+from treering._values.human import bytes_text, counted
+
+fcntl: ModuleType | None
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows
+    fcntl = None
+else:
+    fcntl = _fcntl
+
+# A file system without this kind of request says one of these.
+_NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
+
+_SYNC_FILE_RANGE_WRITE = 2
+_KIB = 1024
+
+# File systems whose ``syncfs`` waits for the disk and tells what it refused. Others (FUSE, overlays) may keep that to
+# themselves. The numbers: https://man7.org/linux/man-pages/man2/statfs.2.html
+_SYNCED_AS_A_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})  # ext, xfs, btrfs, f2fs, tmpfs
+_TELLING_KERNEL = (5, 8)
+_STATFS_BYTES = 256
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def lock(descriptor: int) -> bool | None:
+    """Take the lock of an open file without waiting.
+
+    Returns:
+        True when it is ours now, False when somebody else holds it, None when this platform or this file system
+        has no locks.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        # EBADF: NFS locks only what is open for writing, and a folder never is.
+        if error.errno not in _NO_SUCH_REQUEST and error.errno != errno.EBADF:
+            raise
+        return None
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Give the lock of an open file back at once, also where a child that was forked meanwhile holds the file open."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # closing gives it back too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def is_at(descriptor: int, path: str) -> bool:
+    """Whether ``path``, itself no link, still names the open file or folder."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def require_space(descriptor: int, size: int) -> None:
+    """Refuse early what cannot fit on the file system of an open file or folder.
+
+    Raises:
+        OSError: fewer than ``size`` bytes are free, the reserve of the superuser included.
+    """
+    if not hasattr(os, "fstatvfs"):  # Windows
+        return
+    try:
+        room = os.fstatvfs(descriptor)
+    except OSError:  # a file system that cannot tell
+        return
+    free = room.f_bfree * room.f_frsize
+    if room.f_blocks and size > free:
+        reason = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, f"{reason}: {_size_text(size)} are needed, {_size_text(free)} are free")
+
+
+def _size_text(size: int) -> str:
+    return f"{size} bytes ({bytes_text(size)})" if size >= _KIB else counted(size, "bytes")
+
+
+def is_read_only(descriptor: int) -> bool:
+    """Whether the file system of an open file or folder takes no writes at all, as far as it can tell."""
+    if not hasattr(os, "fstatvfs"):  # Windows
+        return False
+    with contextlib.suppress(OSError):
+        return bool(os.fstatvfs(descriptor).f_flag & os.ST_RDONLY)
+    return False
+
+
+def go_direct(descriptor: int) -> bool:
+    """Let writes bypass the page cache; False where the file system or the platform has no such thing.
+
+    The flag is set on the open file. Asking for it in ``open`` leaves an empty file behind on some kernels when the
+    answer is no.
+    """
+    flag = getattr(os, "O_DIRECT", 0)
+    if fcntl is None or not flag:
+        return False
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | flag)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_REQUEST:
+            raise
+        return False
+    return True
+
+
+def leave_direct(descriptor: int) -> None:
+    """Let writes go through the page cache again."""
+    if fcntl is not None:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give a new file its ``size`` bytes on the disk at once, where the file system can; else do nothing.
+
+    Threads that write into reserved blocks need not wait for each other while the file grows. ``posix_fallocate`` is
+    not asked: where the file system cannot reserve, the C library writes into every block instead.
+
+    Raises:
+        OSError: the disk, the quota or the limit of the process has no room for them.
+    """
+    if sys.platform != "linux" or sys.maxsize <= 2**32:
+        return
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError):  # a C library of another kind
+        return
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    if fallocate(descriptor, 0, 0, size) != 0:
+        reason = ctypes.get_errno()
+        if reason in _NO_ROOM:
+            raise OSError(reason, os.strerror(reason))
+
+
+def start_writeback(descriptor: int, offset: int, count: int) -> bool:
+    """Ask the kernel to begin writing ``count`` bytes of the page cache to the disk, without waiting for them.
+
+    The fsync at the end then finds most of its work done. Nothing is promised by this call.
+
+    Returns:
+        False where there is no such request, so that asking again is of no use.
+
+    Raises:
+        OSError: the disk refused what was written before.
+    """
+    if sys.platform != "linux" or sys.maxsize <= 2**32:
+        return False
+    try:
+        request = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):  # a C library of another kind
+        return False
+    request.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint)
+    if request(descriptor, offset, count, _SYNC_FILE_RANGE_WRITE) == 0:
+        return True
+    reason = ctypes.get_errno()
+    if reason in _NO_SUCH_REQUEST or reason == errno.ESPIPE:
+        return False
+    raise OSError(reason, os.strerror(reason))
+
+
+def free_memory() -> int | None:
+    """Return how many bytes of memory nobody uses, the page cache included among the users; None if unknown."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows, or a system without that question
+        return None
+
+
+def sync(descriptor: int) -> None:
+    """Make the content of an open file durable. Asked once: a second ``fsync`` after a failed one may lie."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if fcntl is not None and full is not None:  # macOS: fsync alone stops at the drive's cache
+        try:
+            fcntl.fcntl(descriptor, full)
+        except OSError as error:
+            if error.errno not in _NO_SUCH_REQUEST:
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def sync_folder(descriptor: int) -> None:
+    """Make the names in an open folder durable; a file system that keeps none of its own (EINVAL) has nothing to do."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def sync_file_system(descriptor: int) -> bool:
+    """Make everything on the file system of an open folder durable, in one call for any number of files.
+
+    What the disk refused since the folder was opened is an error here, as with ``sync``.
+
+    Returns:
+        False where there is no such call, or where it would not tell of what was refused: nothing is promised then.
+
+    Raises:
+        OSError: the disk refused something.
+    """
+    if sys.platform != "linux" or not _syncs_as_a_whole(descriptor):
+        return False
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) == 0:
+        return True
+    reason = ctypes.get_errno()
+    if reason in _NO_SUCH_REQUEST:
+        return False
+    raise OSError(reason, os.strerror(reason))
+
+
+def _syncs_as_a_whole(descriptor: int) -> bool:
+    """Whether the kernel tells errors of ``syncfs`` (since 5.8), and the file system is one that has them."""
+    kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if kernel is None or (int(kernel[1]), int(kernel[2])) < _TELLING_KERNEL:
+        return False
+    about = ctypes.create_string_buffer(_STATFS_BYTES)  # larger than the answer, whose first word is the type
+    try:
+        known = ctypes.CDLL(None).fstatfs(descriptor, about) == 0 and hasattr(ctypes.CDLL(None), "syncfs")
+    except (OSError, AttributeError):  # a C library of another kind
+        return False
+    return known and ctypes.c_ulong.from_buffer(about).value in _SYNCED_AS_A_WHOLE

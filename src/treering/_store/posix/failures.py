@@ -1,0 +1,62 @@
+"""The system's refusals, told with the path that the caller named and with what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import TracebackType
+
+from treering._values.checkpoint_names import INDEX
+from treering._values.leaves_names import INDEX as LEAVES_INDEX
+from treering.errors import StoreFailed, TreeringError
+
+_HINTS = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
+    errno.EFBIG: "the file system or the limit of this process (ulimit -f) allows no file of that size",
+    errno.EACCES: "the folder must be readable and writable, and so must the file if there is one",
+    errno.EPERM: "the folder must be readable and writable, and so must the file if there is one",
+    errno.EROFS: "save to another place",
+    errno.EMFILE: "this process has too many files open",
+    errno.EISDIR: "give the name of a file in that folder",
+    errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
+}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class naming:  # noqa: N801 - reads as a function; a generator would cost each of ten thousand leaves a microsecond
+    """Turn every ``OSError`` of the block into a ``StoreFailed`` that names ``shown``; our own errors pass.
+
+    Raises:
+        StoreFailed: the system refused something in the block.
+    """
+
+    __slots__ = ("_action", "_shown")
+
+    def __init__(self, shown: str, action: str) -> None:
+        self._shown = shown
+        self._action = action
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, TreeringError):
+            hint = _hint(error.errno or 0, self._shown)
+            raise StoreFailed.of(error, self._shown, self._action, hint=hint) from error
+
+
+def _hint(reason: int, shown: str) -> str | None:
+    hint = _HINTS.get(reason)
+    if hint and reason in _NO_ROOM and _holds_something(shown):
+        return f"{hint}; what stood there before is untouched"
+    return hint
+
+
+def _holds_something(path: str) -> bool:
+    """Whether a file or a checkpoint is there; a folder without an index is perhaps the one that we have just made."""
+    if os.path.isdir(path):
+        return any(os.path.lexists(os.path.join(path, index)) for index in (INDEX, LEAVES_INDEX))
+    return os.path.lexists(path)

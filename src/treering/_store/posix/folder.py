@@ -1,0 +1,204 @@
+"""One open folder and the names in it.
+
+Names are looked up from the folder's own descriptor where the platform can, so that everything happens in the folder
+that was opened, whatever is put at its path meanwhile. Elsewhere they are joined to its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+from types import TracebackType
+from typing import Self
+
+from treering._store.posix import descriptors, open_descriptor
+from treering._store.posix.open_descriptor import OpenDescriptor
+
+FROM_DESCRIPTOR = (
+    hasattr(os, "link")
+    and {os.access, os.link, os.open, os.readlink, os.rename, os.stat, os.unlink} <= os.supports_dir_fd
+    and os.listdir in os.supports_fd
+)
+"""Whether this platform looks names up from an open folder."""
+
+# No hard links here, none to there, none to files of others, or no more to this one.
+_NO_LINKS = frozenset(
+    {
+        errno.EXDEV,
+        errno.EPERM,
+        errno.EACCES,
+        errno.ENOTSUP,
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+        errno.EMLINK,
+        errno.EINVAL,
+    }
+)
+
+# Where links can be told from what they lead to; elsewhere none was there a moment ago.
+_NOT_FOLLOWED = {"follow_symlinks": False} if hasattr(os, "link") and os.link in os.supports_follow_symlinks else {}
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Folder:
+    """An open folder, a context manager. Every method may raise ``OSError``.
+
+    Attributes:
+        path: where it was when it was opened.
+    """
+
+    def __init__(self, path: str, opened: OpenDescriptor | None = None) -> None:
+        """Open the folder at an absolute path, or take over the descriptor of it that is open already.
+
+        Raises:
+            OSError: there is none, or it cannot be read.
+        """
+        self.path = path
+        self._opened = open_descriptor.open_folder(path) if opened is None else opened
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the folder. May be called twice."""
+        if self._opened is not None:
+            with contextlib.suppress(OSError):
+                self._opened.close()
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open folder, -1 when it is closed; None where the platform cannot open folders."""
+        return None if self._opened is None else self._opened.number
+
+    @property
+    def _start(self) -> int | None:
+        start = self.descriptor if FROM_DESCRIPTOR else None
+        if start is not None and start < 0:  # -1 would be the current folder to some calls
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return start
+
+    def lock(self) -> bool | None:
+        """Take its lock without waiting, as `descriptors.lock`; closing gives it back."""
+        return None if self._opened is None else self._opened.lock()
+
+    def unlock(self) -> None:
+        """Give its lock back at once."""
+        if self._opened is not None:
+            self._opened.unlock()
+
+    def below(self, name: str) -> Folder:
+        """Open the folder ``name`` in it.
+
+        Raises:
+            OSError: there is none; ENOTDIR or ELOOP when it is a link or no folder.
+        """
+        path = os.path.join(self.path, name)
+        if self._start is not None:
+            return Folder(path, self._open(name, os.O_RDONLY | os.O_DIRECTORY))
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return Folder(path)
+
+    def names(self) -> list[str]:
+        """Return all names in the folder."""
+        return os.listdir(self.path if self._start is None else self._start)
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders in it; a link to one is none."""
+        with os.scandir(self.path if self._start is None else self._start) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def find(self, name: str) -> os.stat_result | None:
+        """Return what is known of ``name``, itself perhaps a link; None when it is not there."""
+        try:
+            return os.stat(self._at(name), dir_fd=self._start, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def link_text(self, name: str) -> str:
+        """Return where the link ``name`` leads, as it says."""
+        return os.readlink(self._at(name), dir_fd=self._start)
+
+    def require_writable(self, name: str) -> None:
+        """Refuse a file ``name`` that this process may not write to, as its rights or its file system say."""
+        if os.access(self._at(name), os.W_OK, dir_fd=self._start):
+            return
+        if self._opened is not None and descriptors.is_read_only(self._opened.number):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        raise PermissionError(errno.EACCES, f"{name!r} is write-protected")
+
+    def create(
+        self, name: str, mode: int = 0o666, flags: int = 0, *, into: OpenDescriptor | None = None
+    ) -> OpenDescriptor:
+        """Make the file ``name``, which must not be there, and return it open for writing: ``into``, or a new one."""
+        return self._open(name, _NEW | flags, mode, into)
+
+    def open(self, name: str, flags: int) -> OpenDescriptor:
+        """Open the file ``name``.
+
+        Raises:
+            OSError: ELOOP when it is a link.
+        """
+        if not hasattr(os, "O_NOFOLLOW"):
+            found = self.find(name)
+            if found is not None and stat.S_ISLNK(found.st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return self._open(name, flags)
+
+    def link(self, name: str, new: str) -> None:
+        """Give the file ``name`` a second name that must not be there."""
+        os.link(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+
+    def link_from(self, source: Folder, name: str) -> bool:
+        """Give the file ``name`` of another folder the same name here; False where there can be no such link."""
+        found = source.find(name)
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return False
+        try:
+            os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **_NOT_FOLLOWED)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return False
+        return True
+
+    def replace(self, name: str, new: str) -> None:
+        """Rename the file ``name`` to ``new``, in the place of whatever is there."""
+        os.replace(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+
+    def remove(self, name: str) -> None:
+        """Remove the file ``name``; one that is gone already is as well."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._at(name), dir_fd=self._start)
+
+    def sync(self) -> None:
+        """Make the names in the folder durable."""
+        if self._opened is not None:
+            descriptors.sync_folder(self._opened.number)
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit on its file system."""
+        if self._opened is not None:
+            descriptors.require_space(self._opened.number, size)
+
+    def is_there(self) -> bool:
+        """Whether its path still leads to it."""
+        return self._opened is None or descriptors.is_at(self._opened.number, self.path)
+
+    def _open(self, name: str, flags: int, mode: int = 0o666, into: OpenDescriptor | None = None) -> OpenDescriptor:
+        opened = OpenDescriptor() if into is None else into
+        opened.open(functools.partial(os.open, dir_fd=self._start), self._at(name), flags | _CAREFUL, mode)
+        return opened
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.path, name) if self._start is None else name

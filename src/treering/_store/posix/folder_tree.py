@@ -1,0 +1,303 @@
+"""Folders below an open one, reached part by part, so that no link is ever followed.
+
+Each folder is opened from its parent's descriptor. The last ones used stay open, so that ten thousand leaves in one
+folder cost no more than one walk to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import os
+import stat
+import threading
+from collections.abc import Sequence
+
+from treering._store.pieces import write_all
+from treering._store.posix import descriptors, folder, open_descriptor
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._store.posix.open_folder import LinkRefused
+
+Parts = tuple[str, ...]
+"""The way to a folder below the open one; none for itself."""
+
+FILE, FOLDER, OTHER = "file", "folder", "other"
+"""What a name stands for; a link is something other."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_KEPT_OPEN = 64
+_OPEN_TOGETHER = 8
+_SMALL_BYTES = 1 << 20
+_IN_THE_WAY = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
+_FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+
+
+class FolderTree:
+    """What lies below an open folder. Any thread may ask; every method may raise ``OSError``.
+
+    A folder on the way that is a link raises ``LinkRefused``, one that is a file ``NotADirectoryError``.
+    """
+
+    def __init__(self, root: Folder, shown: str) -> None:
+        """Look below ``root``, which the caller calls ``shown`` and closes after this."""
+        self._root = root
+        self._shown = shown
+        self._can_start = root.descriptor is not None
+        self._open: dict[Parts, OpenDescriptor] = {}  # the last one used is the last one
+        self._latest: Parts = ()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the folders that stayed open."""
+        self.forget(())
+
+    def forget(self, parts: Parts) -> None:
+        """Close that folder, and those below it: they may not be what is there now."""
+        with self._lock:
+            self._forget(parts)
+
+    def shown(self, parts: Parts, name: str = "") -> str:
+        """Return the path as the caller would call it."""
+        return os.sep.join((self._shown, *parts, name) if name else (self._shown, *parts))
+
+    def open(self, parts: Parts, name: str, flags: int) -> OpenDescriptor:
+        """Open a file, or a folder if the flags say so.
+
+        Raises:
+            LinkRefused: it is a link.
+        """
+        with self._lock:
+            path, start = self._place(parts, name)
+            if not hasattr(os, "O_NOFOLLOW"):
+                self._refuse_link(path, start, (*parts, name))
+            try:
+                return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | _CAREFUL)
+            except OSError as error:
+                if error.errno in _IN_THE_WAY:
+                    self._refuse_link(path, start, (*parts, name))
+                raise
+
+    def read_small(self, parts: Parts, name: str) -> bytes:
+        """Return what is in a small file; nothing when it has more than a MiB.
+
+        Raises:
+            LinkRefused: it is a link.
+        """
+        text = b""
+        # Without waiting, should it be a pipe that nobody writes to.
+        with self.open(parts, name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
+            while len(text) <= _SMALL_BYTES and (more := os.read(opened.number, _SMALL_BYTES)):
+                text += more
+        return text if len(text) <= _SMALL_BYTES else b""
+
+    def create(self, parts: Parts, name: str) -> OpenDescriptor:
+        """Make a file that must not be there and return it open for writing."""
+        with self._lock:
+            path, start = self._place(parts, name)
+            return _opened(start, path, _NEW)
+
+    def fill(self, parts: Parts, files: Sequence[tuple[str, bytes]]) -> None:
+        """Make a folder below folders that are there, and small files in it.
+
+        For folders that this process has to itself: the new files are reached through the folder's name.
+        """
+        *above, leaf = parts
+        with self._lock:
+            leaf, start = self._place(tuple(above), leaf)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(leaf, dir_fd=start)
+            opener = functools.partial(os.open, dir_fd=start)
+            for first in range(0, len(files), _OPEN_TOGETHER):
+                some = files[first : first + _OPEN_TOGETHER]
+                paths = [f"{leaf}/{name}" for name, _ in some]
+                with OpenDescriptor() as opened:
+                    flags, mode = itertools.repeat(_NEW | _CAREFUL), itertools.repeat(0o666)
+                    numbers = opened.open_each(opener, paths, flags, mode)
+                    for number, (_, data) in zip(numbers, some, strict=True):
+                        written = os.write(number, data)
+                        if written < len(data):
+                            write_all(number, memoryview(data)[written:])
+
+    def make(self, parts: Parts) -> None:
+        """Make a folder and all that is missing on the way to it."""
+        missing: list[str] = []
+        while parts:
+            try:
+                with self._lock:
+                    path, start = self._place(parts[:-1], parts[-1])
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(path, dir_fd=start)
+                break
+            except FileNotFoundError:
+                missing.append(parts[-1])
+                parts = parts[:-1]
+        while missing:
+            parts = (*parts, missing.pop())
+            with self._lock:
+                path, start = self._place(parts[:-1], parts[-1])
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path, dir_fd=start)
+
+    def kind(self, parts: Parts, name: str) -> str | None:
+        """Say what a name stands for; None when it is not there."""
+        found = self.find(parts, name)
+        if found is None:
+            return None
+        return FILE if stat.S_ISREG(found.st_mode) else FOLDER if stat.S_ISDIR(found.st_mode) else OTHER
+
+    def find(self, parts: Parts, name: str) -> os.stat_result | None:
+        """Return what is known of a name in a folder, itself perhaps a link; None when it is not there."""
+        try:
+            with self._lock:
+                path, start = self._place(parts, name)
+                return os.stat(path, dir_fd=start, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def refuse_link(self, parts: Parts) -> None:
+        """Refuse a file or folder that is a link.
+
+        Raises:
+            LinkRefused: it is.
+        """
+        with self._lock:
+            path, start = self._place(parts[:-1], parts[-1])
+            self._refuse_link(path, start, parts)
+
+    def scan(self, parts: Parts) -> dict[str, str]:
+        """Return all names in a folder, and what they stand for."""
+        with self._lock:
+            path, start = self._place(parts, "")
+            with os.scandir(path if start is None else start) as entries:
+                return {entry.name: _kind(entry) for entry in entries}
+
+    def replace(self, parts: Parts, name: str, to: Parts, new: str) -> None:
+        """Rename a file or a folder, in the place of a file or an empty folder that is there."""
+        with self._lock:
+            target, end = self._place(to, new)
+            source, start = self._place(parts, name)
+            os.replace(source, target, src_dir_fd=start, dst_dir_fd=end)
+            self._forget((*parts, name))
+            self._forget((*to, new))
+
+    def remove(self, parts: Parts, *names: str) -> None:
+        """Remove files; one that is gone already is as well."""
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            path, start = self._place(parts, "")
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path + name, dir_fd=start)
+
+    def remove_empty(self, parts: Parts) -> bool:
+        """Remove a folder if nothing is in it; False when something is."""
+        with self._lock:
+            self._close(parts)
+            try:
+                path, start = self._place(parts[:-1], parts[-1])
+                os.rmdir(path, dir_fd=start)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                return False
+            return True
+
+    def remove_all(self, parts: Parts) -> None:
+        """Remove a folder of ours and everything in it; links in it are removed, not followed."""
+        waiting, emptied = [parts], list[Parts]()
+        while waiting:
+            here = waiting.pop()
+            try:
+                found = self.scan(here)
+            except FileNotFoundError:
+                continue
+            emptied.append(here)
+            for name, kind in found.items():
+                if kind == FOLDER:
+                    waiting.append((*here, name))
+                else:
+                    self.remove(here, name)
+        for here in reversed(emptied):
+            self.remove_empty(here)
+
+    def sync(self, parts: Parts) -> None:
+        """Make the names in a folder durable."""
+        with self._lock:
+            if self._root.descriptor is None:  # Windows has no such call
+                return
+            if folder.FROM_DESCRIPTOR:
+                start = self._walked(parts)
+                descriptors.sync_folder(self._root.descriptor if start is None else start)
+                return
+            path, _ = self._place(parts, "")
+        opened = open_descriptor.open_folder(path)
+        if opened is not None:
+            with opened:
+                descriptors.sync_folder(opened.number)
+
+    def _place(self, parts: Parts, name: str) -> tuple[str, int | None]:
+        """Return what to ask the system for: a name and the descriptor to start from, or a whole path and None."""
+        if folder.FROM_DESCRIPTOR and self._can_start:
+            return name, self._walked(parts)
+        for count in range(1, len(parts) + 1):
+            path = os.path.join(self._root.path, *parts[:count])
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                self._refuse_link(path, None, parts[:count])
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.shown(parts[:count]))
+        return os.path.join(self._root.path, *parts, name), None
+
+    def _walked(self, parts: Parts) -> int | None:
+        """Return the descriptor of a folder, opened from the nearest one that is open."""
+        if parts == self._latest and parts in self._open:
+            return self._open[parts].number
+        self._latest = parts
+        known = len(parts)
+        while known and parts[:known] not in self._open:
+            known -= 1
+        start = self._root.descriptor
+        if known:
+            nearest = self._open[parts[:known]] = self._open.pop(parts[:known])  # the last one used
+            start = nearest.number
+        for count in range(known + 1, len(parts) + 1):
+            try:
+                opened = self._open[parts[:count]] = _opened(start, parts[count - 1], _AS_FOLDER)
+            except OSError as error:
+                if error.errno in _IN_THE_WAY:
+                    self._refuse_link(parts[count - 1], start, parts[:count])
+                raise
+            start = opened.number
+            if len(self._open) > _KEPT_OPEN:
+                self._close(next(iter(self._open)))
+        return start
+
+    def _forget(self, parts: Parts) -> None:
+        for known in [known for known in self._open if known[: len(parts)] == parts]:
+            self._close(known)
+
+    def _close(self, parts: Parts) -> None:
+        opened = self._open.pop(parts, None)
+        if opened is not None:
+            with contextlib.suppress(OSError):
+                opened.close()
+
+    def _refuse_link(self, path: str, start: int | None, parts: Parts) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISLNK(os.stat(path, dir_fd=start, follow_symlinks=False).st_mode):
+                hint = "put a file or folder of its own in its place (cp -L)"
+                raise LinkRefused(f"{self.shown(parts)!r} is a link, which may lead anywhere", hint=hint)
+
+
+def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:
+    return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | _CAREFUL, 0o666)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_dir(follow_symlinks=False):
+        return FOLDER
+    return FILE if entry.is_file(follow_symlinks=False) else OTHER

@@ -1,0 +1,157 @@
+"""The index of an attempt before it is the index of the checkpoint.
+
+An empty journal is made before any data file. As long as it is there, it proves that the data files of its attempt
+are an unfinished save. It becomes the index by being given that name, which is the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+from treering._store.pieces import write_all
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._store.posix.rights import take_over
+from treering._values.checkpoint_names import INDEX, journal_of
+
+# A file system without hard links says one of these.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+
+
+class Journal:
+    """The journal of one attempt."""
+
+    def __init__(self, folder: Folder, attempt: str) -> None:
+        """Nothing is made yet; `make` does that."""
+        self._folder = folder
+        self._name = journal_of(attempt)
+        self._identity: os.stat_result | None = None
+        self._done = False
+        self._file = OpenDescriptor()
+
+    def make(self, old: os.stat_result | None) -> None:
+        """Make and lock it; ``old`` is the index that it will replace, whose rights it takes over.
+
+        Raises:
+            OSError: the system refused, or a sweeper on another machine took it for a leftover.
+        """
+        self._folder.create(self._name, 0o600 if old else 0o666, into=self._file)
+        try:
+            self._lock()
+            if old:
+                take_over(self._file.number, old)
+        except BaseException:  # an interrupt too: no journal without its writer; raised again below
+            self.remove()
+            raise
+
+    def fill(self, index: bytes) -> None:
+        """Write the index into it, durably.
+
+        Raises:
+            OSError: the system refused.
+        """
+        write_all(self._file.number, memoryview(index))
+        descriptors.sync(self._file.number)
+
+    def become_first(self) -> None:
+        """Commit where no index is.
+
+        Raises:
+            FileExistsError: there is one now.
+            OSError: the system refused.
+        """
+        self._offer()
+        try:
+            self._folder.link(self._name, INDEX)
+            self._done = True
+        except OSError as error:
+            if self.is_index():  # done, and only the answer was lost
+                pass
+            elif error.errno not in _NO_LINKS:
+                raise
+            elif self._folder.find(INDEX) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+            else:
+                # Without hard links the lock alone keeps a second saver out between that look and this step.
+                self._rename()
+                return
+        with contextlib.suppress(OSError):  # as another name of the index it proves nothing any more
+            self._folder.remove(self._name)
+
+    def become_next(self) -> None:
+        """Commit in the place of the index that is there.
+
+        Raises:
+            OSError: the system refused.
+        """
+        self._offer()
+        self._rename()
+
+    def is_index(self) -> bool:
+        """Whether it has become the index of the folder.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+        if self._done or self._identity is None:
+            return self._done
+        found = self._folder.find(INDEX)
+        return found is not None and os.path.samestat(found, self._identity)
+
+    def close(self) -> None:
+        """Let go of the file. May be called twice."""
+        with contextlib.suppress(OSError):  # all that matters was synced
+            self._file.close()
+
+    def remove(self) -> None:
+        """Remove it, if it can be, and let go of it."""
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            self.close()
+        with contextlib.suppress(OSError):
+            self._folder.remove(self._name)
+        self.close()
+
+    def _lock(self) -> None:
+        """Hold it as long as we live: folders of network file systems are locked for one machine only."""
+        if self._file.lock() is False or self._folder.find(self._name) is None:
+            raise FileNotFoundError(errno.ENOENT, "another machine's sweeper met it before it was locked")
+
+    def _offer(self) -> None:
+        self._identity = os.fstat(self._file.number)
+        if descriptors.fcntl is None:  # Windows renames only what is closed
+            self.close()
+
+    def _rename(self) -> None:
+        try:
+            self._folder.replace(self._name, INDEX)
+            self._done = True
+        except OSError:
+            if not self.is_index():
+                raise
+
+
+def remove_leftover(folder: Folder, journal: str, data: list[str]) -> bool:
+    """Remove what a dead attempt left: its data files, then its journal, which is the proof that they may go.
+
+    What cannot be removed stays, and does not stand in the way of a save.
+
+    Returns:
+        False when the attempt is not dead: its journal is locked.
+    """
+    # Opened for writing because NFS locks nothing else; without waiting, should it be a pipe.
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
+    with contextlib.suppress(OSError), folder.open(journal, flags) as opened:
+        if opened.lock() is False:
+            return False
+        index = folder.find(INDEX)
+        # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
+        if index is None or not os.path.samestat(index, os.fstat(opened.number)):
+            for name in data:
+                folder.remove(name)
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            opened.close()
+        folder.remove(journal)
+    return True

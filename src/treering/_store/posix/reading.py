@@ -1,0 +1,200 @@
+"""Reading one local file by position: small reads, bulk reads into the caller's memory, mappings."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from treering._store.crew import FirstError, work_together
+from treering._store.posix.folders import require_file
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._values.human import counted
+from treering.errors import Corrupt, StoreFailed
+
+# One system call fills at most this much, so that two threads finish together.
+_PIECE_BYTES = 8 << 20
+# From here on a second thread pays for itself.
+_TWO_THREADS_FROM = 4 << 20
+
+
+class LocalFile:
+    """A local file open for reading, a context manager.
+
+    Reads may come from several threads. Each returns exactly what was asked for or raises; a file that others cut
+    short while it is open is ``Corrupt`` at the byte where it ends.
+
+    Attributes:
+        path: the path as given.
+        size: bytes in the file when it was opened.
+
+    Raises:
+        NotFound: nothing is there.
+        StoreFailed: it is a folder or no file at all, or the system refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a.bin")
+        >>> _ = path.write_bytes(b"treering")
+        >>> with LocalFile(path) as file:
+        ...     file.size, file.read(4, 4)
+        (8, b'ring')
+    """
+
+    def __init__(self, path: Path, opener: Callable[[int], OpenDescriptor] | None = None) -> None:
+        """Open ``path``, or what ``opener(flags)`` opens in its place."""
+        self.path = path
+        self._position_lock = threading.Lock()
+        self._opened: OpenDescriptor | None = None
+        # Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
+        flags = os.O_RDONLY
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            self._opened = OpenDescriptor(os.open, path, flags) if opener is None else opener(flags)
+            found = os.fstat(self._descriptor)
+            require_file(found)
+        except OSError as error:
+            self.close()
+            raise StoreFailed.of(error, path, "read") from error
+        except ValueError as error:  # a NUL, or half a surrogate pair
+            cause = OSError(errno.EINVAL, f"this cannot be the name of a file ({error})")
+            raise StoreFailed.of(cause, path, "read") from error
+        self.size: int = found.st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; mappings made from it stay valid."""
+        if self._opened is not None:
+            with contextlib.suppress(OSError):  # what was read was read
+                self._opened.close()
+
+    @property
+    def _descriptor(self) -> int:
+        return -1 if self._opened is None else self._opened.number
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return the ``count`` bytes from ``offset`` on.
+
+        Raises:
+            Corrupt: the file does not have them.
+            StoreFailed: the system refuses.
+        """
+        self._require(offset, count)
+        part = self._read_some(offset, count)
+        if len(part) == count:
+            return part
+        parts: list[bytes] = []
+        while count:
+            if not part:
+                raise self._cut_short(offset)
+            parts.append(part)
+            offset += len(part)
+            count -= len(part)
+            part = self._read_some(offset, count)
+        return b"".join(parts)
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each writable buffer with the bytes from its offset on; large totals with two threads.
+
+        Args:
+            jobs: offsets in the file, each with a C-contiguous, writable buffer.
+
+        Raises:
+            Corrupt: the file does not have them; the buffers' content is then undefined.
+            StoreFailed: the system refuses.
+        """
+        for offset, buffer in jobs:
+            self._require(offset, buffer.nbytes)
+        todo = deque(_split(jobs))
+        failure = FirstError()
+
+        def work() -> None:
+            while failure.error is None:
+                with failure:
+                    try:
+                        offset, view = todo.popleft()
+                    except IndexError:
+                        return
+                    self._fill(offset, view)
+
+        large = sum(buffer.nbytes for _, buffer in jobs) >= _TWO_THREADS_FROM
+        work_together(work, 1 if large else 0)
+        failure.reraise()
+
+    def map(self) -> mmap.mmap:
+        """Map the whole file, read-only. Whoever cuts the file short afterwards ends this process at the next touch.
+
+        Raises:
+            Corrupt: the file is empty, or shorter than it was when it was opened.
+            StoreFailed: the system refuses.
+        """
+        if not self.size:
+            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
+        try:
+            return mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise self._cut_short(os.fstat(self._descriptor).st_size) from error
+        except OSError as error:
+            raise StoreFailed.of(error, self.path, "map") from error
+
+    def _require(self, offset: int, count: int) -> None:
+        """Before any memory is asked for: the numbers may come from a hostile file."""
+        if offset < 0 or count < 0 or offset + count > self.size:
+            wanted = f"{counted(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
+            raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
+
+    def _fill(self, offset: int, view: memoryview) -> None:
+        while view:
+            count = self._read_some_into(offset, view)
+            if not count:
+                raise self._cut_short(offset)
+            offset += count
+            view = view[count:]
+
+    def _read_some(self, offset: int, count: int) -> bytes:
+        try:
+            if hasattr(os, "pread"):
+                return os.pread(self._descriptor, count, offset)
+            with self._position_lock:
+                os.lseek(self._descriptor, offset, os.SEEK_SET)
+                return os.read(self._descriptor, count)
+        except OSError as error:
+            raise StoreFailed.of(error, self.path, "read") from error
+
+    def _read_some_into(self, offset: int, view: memoryview) -> int:
+        if not hasattr(os, "preadv"):
+            part = self._read_some(offset, len(view))
+            view[: len(part)] = part
+            return len(part)
+        try:
+            return os.preadv(self._descriptor, [view], offset)
+        except OSError as error:
+            raise StoreFailed.of(error, self.path, "read") from error
+
+    def _cut_short(self, offset: int) -> Corrupt:
+        return Corrupt(
+            f"{os.fspath(self.path)!r} is cut short: it had {counted(self.size, 'bytes')} when opened", offset=offset
+        )
+
+
+def _split(jobs: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+    for offset, buffer in jobs:
+        if not buffer.nbytes:
+            continue
+        view = buffer.cast("B")
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield offset + start, view[start : start + _PIECE_BYTES]

@@ -1,0 +1,318 @@
+"""A run's folder: its steps as far as names tell, and the bytes of ``run.json``. Nothing is parsed here.
+
+A step is a folder ``step_00001200`` with a ``treering.json``. Everything else in the folder belongs to others. The
+run's own path may be a link; no link in it is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from treering._store.pieces import write_all
+from treering._store.posix import descriptors
+from treering._store.posix.failures import naming
+from treering._store.posix.folder import Folder
+from treering._store.posix.folders import resolved_folder
+from treering._store.posix.open_folder import LinkRefused, index_bytes, opened
+from treering._store.posix.stage import StagedFile
+from treering._values.checkpoint_names import INDEX
+from treering.errors import NotFound, StoreFailed, TreeringError
+
+RUN_DOCUMENT: Final = "run.json"
+"""Name of the document about all steps."""
+
+LEFT_DOCUMENT: Final = ".run.json.left"
+"""Name of the list of the steps that a save leaves behind which goes back to an earlier one."""
+
+HIGHEST_STEP: Final = 2**63 - 1
+"""Steps are counted from 0 to here."""
+
+HEAD_BYTES: Final = 96
+"""The first line of an index or of ``run.json``, with its version and its digest, is shorter."""
+
+# Eight digits, and more only where eight are not enough: each step has one name.
+_STEP: Final = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,18})")
+_LARGEST_DOCUMENT: Final = 64 << 20
+_NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder.
+
+    Example:
+        >>> step_name(1200), step_name(123456789)
+        ('step_00001200', 'step_123456789')
+    """
+    return f"step_{step:08d}"
+
+
+@functools.lru_cache(maxsize=1 << 14)  # each save asks for the names of thousands of steps again
+def step_of_name(name: str) -> int | None:
+    """Return the step whose folder has this name; None for any other name.
+
+    Example:
+        >>> step_of_name("step_00001200"), step_of_name("step_1200"), step_of_name("step_" + "9" * 100)
+        (1200, None, None)
+    """
+    found = _STEP.fullmatch(name)
+    step = int(found[1]) if found else None
+    return step if step is not None and step <= HIGHEST_STEP else None
+
+
+class RunFolder:
+    """A run's folder open for reading, a context manager. It takes no lock.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotFound: nothing is there.
+        StoreFailed: a file is there, or the system refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp())
+        >>> (path / "step_00000003").mkdir(), (path / "step_00000004").mkdir()
+        (None, None)
+        >>> _ = (path / "step_00000003" / "treering.json").write_text("{}")
+        >>> with RunFolder(path) as run:
+        ...     run.steps(), run.folders()
+        ([3], [3, 4])
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with naming(os.fspath(path), "read"):
+            self._folder = Folder(resolved_folder(os.fspath(path)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.close()
+
+    def names(self) -> list[str]:
+        """Return all names in it, those of others too.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return self._folder.names()
+
+    def folders(self) -> list[int]:
+        """Return the steps whose folders are there, with an index or without, ascending.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            names = self._folder.folders()
+            return sorted(step for name in names if (step := step_of_name(name)) is not None)
+
+    def steps(self) -> list[int]:
+        """Return the steps that are there, ascending.
+
+        Raises:
+            StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return [step for step in self.folders() if self._has_index(step)]
+
+    def latest(self, without: Collection[int] = ()) -> int | None:
+        """Return the highest step that is there; None where there is none. Lower ones are not looked at.
+
+        Args:
+            without: steps that do not count.
+
+        Raises:
+            StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
+        """
+        with naming(os.fspath(self.path), "read"):
+            while True:
+                folders = self.folders()
+                found = (step for step in reversed(folders) if step not in without and self._has_index(step))
+                latest = next(found, None)
+                # The highest may have gone because a higher one was saved since.
+                if latest == max(folders, default=None) or self.folders() == folders:
+                    return latest
+
+    def open_step(self, step: int) -> Folder | None:
+        """Open a step's folder, which the caller closes; None when there is none, or a link or file in its place.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        path = self.path / step_name(step)
+        try:
+            return self._folder.below(step_name(step))
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                return None
+            raise StoreFailed.of(error, path, "read") from error
+
+    def read_head(self, step: int) -> tuple[int, bytes] | None:
+        """Return the size of a step's index, and its first bytes, the first line in it; None when it is gone.
+
+        Raises:
+            LinkRefused: the index is a link.
+            StoreFailed: the system refuses.
+        """
+        folder = self.open_step(step)
+        if folder is None:
+            return None
+        with folder, contextlib.suppress(NotFound), opened(folder, INDEX, self._index(step)) as file:
+            return file.size, file.read(0, min(file.size, HEAD_BYTES))
+        return None
+
+    def read_index(self, step: int) -> bytes | None:
+        """Return the bytes of a step's index; None when it is gone.
+
+        Raises:
+            LinkRefused: it is a link.
+            Format: it is larger than any index.
+            StoreFailed: the system refuses.
+        """
+        folder = self.open_step(step)
+        if folder is None:
+            return None
+        with folder, contextlib.suppress(NotFound):
+            return index_bytes(folder, self._index(step))
+        return None
+
+    def index_nbytes(self, step: int) -> int | None:
+        """Return how many bytes a step's index has, which is not opened; None when it is gone."""
+        with naming(os.fspath(self.path), "read"):
+            found = self._find(step_name(step), INDEX)
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
+
+    def modified(self, step: int) -> float | None:
+        """Return when a step's index was last written, in POSIX seconds; None when it is gone."""
+        with naming(os.fspath(self.path), "read"):
+            found = self._find(step_name(step), INDEX)
+        return None if found is None else found.st_mtime
+
+    def read_document(self) -> bytes | None:
+        """Return the bytes of ``run.json``; None when it is not there, or is nothing that a run would have written.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        return self._read(RUN_DOCUMENT)
+
+    def read_document_head(self) -> bytes | None:
+        """Return the first bytes of ``run.json``, the first line in it, as `read_document` returns all of it.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        return self._read(RUN_DOCUMENT, HEAD_BYTES)
+
+    def has_left(self) -> bool:
+        """Whether anything is called ``.run.json.left``.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return self._folder.find(LEFT_DOCUMENT) is not None
+
+    def read_left(self) -> bytes | None:
+        """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        return self._read(LEFT_DOCUMENT)
+
+    def write_left(self, data: bytes) -> None:
+        """Write ``.run.json.left``, durably, which must not be there.
+
+        One that is not written to its end is known by its digest: it needs no other name meanwhile.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
+            opened = self._folder.create(LEFT_DOCUMENT)
+            try:
+                with opened:
+                    write_all(opened.number, memoryview(data))
+                    descriptors.sync(opened.number)
+                self._folder.sync()
+            except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
+                with contextlib.suppress(OSError):  # the next save sweeps it
+                    self._folder.remove(LEFT_DOCUMENT)
+                raise
+
+    def remove_left(self) -> None:
+        """Remove ``.run.json.left``; gone already is as well.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
+            self._folder.remove(LEFT_DOCUMENT)
+
+    def replace_document(self, data: bytes, *, sweep: bool = True) -> None:
+        """Put a ``run.json`` there in one step, in the place of the one that was.
+
+        Args:
+            data: its bytes.
+            sweep: whether to look through the folder for what dead writers of it left.
+
+        Raises:
+            LinkRefused: a link or no file is called so.
+            StoreFailed: the system refuses; nothing has changed.
+        """
+        path = self.path / RUN_DOCUMENT
+        with naming(os.fspath(path), "write"):
+            found = self._folder.find(RUN_DOCUMENT)
+            if found is not None and not stat.S_ISREG(found.st_mode):
+                raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
+            with StagedFile(os.path.join(self._folder.path, RUN_DOCUMENT), os.fspath(path), sweep=sweep) as staged:
+                staged.require_space(len(data))
+                write_all(staged.descriptor, memoryview(data))
+                staged.commit()
+
+    def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
+        with naming(os.fspath(self.path), "read"):
+            found = self._folder.find(name)
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_DOCUMENT:
+            return None
+        try:
+            with opened(self._folder, name, self.path / name) as file:
+                return file.read(0, min(file.size, most))
+        except (NotFound, LinkRefused):  # replaced meanwhile
+            return None
+
+    def _index(self, step: int) -> Path:
+        return self.path / step_name(step) / INDEX
+
+    def _has_index(self, step: int) -> bool:
+        found = self._find(step_name(step), INDEX)
+        if found is None or not stat.S_ISLNK(found.st_mode):
+            return found is not None and stat.S_ISREG(found.st_mode)
+        # A snapshot of a hub has links for files; which of them are followed, opening knows.
+        try:
+            return self.read_head(step) is not None
+        except TreeringError as error:
+            if isinstance(error, LinkRefused):
+                return False
+            raise
+
+    def _find(self, *names: str) -> os.stat_result | None:
+        with contextlib.suppress(NotADirectoryError):
+            return self._folder.find(os.path.join(*names))
+        return None

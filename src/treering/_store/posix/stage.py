@@ -1,0 +1,181 @@
+"""A new file beside the one it will replace: invisible under that name until it is whole and durable.
+
+The staged file is called ``.NAME.<16 hex digits>.treering-tmp``. Its writer holds a lock on it for as long as it
+lives, so a later save of the same name can tell the leftover of a dead writer (the lock can be taken) from the work of
+a live one (it cannot).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from types import TracebackType
+from typing import Self
+
+from treering._store.posix import descriptors, open_descriptor
+from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._store.posix.rights import take_over
+from treering.errors import StoreFailed
+
+_SUFFIX = ".treering-tmp"
+_TOKEN_BYTES = 8
+# The longest name that the usual file systems of Linux, macOS and Windows take, in bytes.
+_NAME_MAX = 255
+_ATTEMPTS = 20
+
+
+class StagedFile:
+    """The staged file for ``target``, a context manager: left without ``commit``, it is removed."""
+
+    def __init__(self, target: str, shown: str, *, sweep: bool = True) -> None:
+        """Stage beside the absolute path ``target``, which the caller calls ``shown``.
+
+        Args:
+            target: the path.
+            shown: what messages call it.
+            sweep: whether to look through the folder for what dead writers of the same name left.
+        """
+        self._sweeps = sweep and descriptors.fcntl is not None
+        self._target = target
+        self._shown = shown
+        self._folder, name = os.path.split(target)
+        self._stem = _stem(name)
+        self._path: str | None = None
+        self._open_folder: OpenDescriptor | None = None
+        self._file = OpenDescriptor()
+
+    @property
+    def descriptor(self) -> int:
+        """The open file, for writing; -1 when it is closed."""
+        return self._file.number
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._discard)
+            # Opened before anything is written: after the rename, only its fsync is left to fail.
+            self._open_folder = open_descriptor.open_folder(self._folder)
+            if self._sweeps:
+                _sweep(self._folder, self._stem)
+            old = self._old()
+            # Closed to others until it has the rights of the old file, which may be as narrow.
+            self._create(0o600 if old else 0o666)
+            if old:
+                if not os.access(self._target, os.W_OK):
+                    raise PermissionError(errno.EACCES, "it is write-protected")
+                take_over(self.descriptor, old)
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._discard()
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit.
+
+        Raises:
+            OSError: the file system has fewer than ``size`` bytes free, the reserve of the superuser included.
+        """
+        descriptors.require_space(self.descriptor, size)
+
+    def commit(self) -> None:
+        """Make the content durable, put it in the place of ``target``, make that durable too.
+
+        Raises:
+            OSError: nothing has changed.
+            StoreFailed: the new content is in place, but may not survive a power cut.
+        """
+        descriptors.sync(self.descriptor)
+        if descriptors.fcntl is None:  # Windows renames only what is closed
+            self._close()
+        self._rename()
+        try:
+            if self._open_folder is not None:
+                descriptors.sync_folder(self._open_folder.number)
+            self._close()
+        except OSError as error:
+            hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
+            raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+
+    def _rename(self) -> None:
+        if self._path is None:
+            return
+        try:
+            os.replace(self._path, self._target)
+        except OSError:
+            # On a network file system a rename may be done and only its answer lost.
+            if self.descriptor < 0 or not descriptors.is_at(self.descriptor, self._target):
+                raise
+        self._path = None
+
+    def _old(self) -> os.stat_result | None:
+        try:
+            return os.stat(self._target)
+        except FileNotFoundError:
+            return None
+
+    def _create(self, mode: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        for _ in range(_ATTEMPTS):
+            path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
+            self._path, self._file = path, OpenDescriptor()
+            self._file.open(os.open, path, flags, mode)
+            if self._file.lock() is not False and descriptors.is_at(self.descriptor, path):
+                return
+            # A sweeper met the file between its creation and its lock, and took it for a leftover.
+            self._remove()
+        raise OSError(errno.EAGAIN, "other writers keep removing its staged file")
+
+    def _close(self) -> None:
+        self._file.close()
+
+    def _remove(self) -> None:
+        """Remove the staged file if it is still there: the error that brought us here says more than one from here."""
+        path = self._path
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            with contextlib.suppress(OSError):
+                self._close()
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            self._path = None
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _discard(self) -> None:
+        self._remove()
+        if self._open_folder is not None:
+            with contextlib.suppress(OSError):
+                self._open_folder.close()
+
+
+def _stem(name: str) -> str:
+    """Cut ``name`` so that the name of the staged file is not too long."""
+    room = _NAME_MAX - len(f"..{_SUFFIX}") - 2 * _TOKEN_BYTES
+    while len(os.fsencode(name)) > room:
+        name = name[:-1]
+    return name
+
+
+def _sweep(folder: str, stem: str) -> None:
+    """Remove what dead writers of the same name left. What cannot be swept does not stand in the way of a save."""
+    start = f".{stem}."
+    length = len(start) + 2 * _TOKEN_BYTES + len(_SUFFIX)
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)
+    for name in names:
+        if len(name) == length and name.startswith(start) and name.endswith(_SUFFIX):
+            with contextlib.suppress(OSError):
+                _sweep_one(os.path.join(folder, name))
+
+
+def _sweep_one(path: str) -> None:
+    # Opened for writing because NFS gives an exclusive lock to nobody else; without waiting, should it be a pipe.
+    with OpenDescriptor(os.open, path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK) as opened:
+        if opened.lock() and descriptors.is_at(opened.number, path):
+            os.unlink(path)

@@ -1,0 +1,164 @@
+"""The names that treering gives to files in a checkpoint's folder. No other file there is ever removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+INDEX = "treering.json"
+"""The index; its being there is the commit."""
+
+_JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
+_TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
+_DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")
+# What the processes of a job write to each other, and what becomes such a note by being renamed.
+_NOTE = re.compile(
+    r"\.treering-(?:(?P<attempt>[0-9a-f]{16})-(?:part-\d{5,}|verdict)|(?P<job>[0-9a-f]{16})-begin|waiting-\d{5,})"
+    r"(?:\.[0-9a-f]{16}\.new)?"
+)
+
+
+def journal_of(attempt: str) -> str:
+    """Return the name of the journal of an attempt: its index before it is the index.
+
+    Example:
+        >>> journal_of("0123456789abcdef")
+        '.treering.json.0123456789abcdef.treering-tmp'
+    """
+    return f".{INDEX}.{attempt}.treering-tmp"
+
+
+def attempt_of_journal(name: str) -> str | None:
+    """Return the attempt whose journal has this name; None for any other name.
+
+    Example:
+        >>> attempt_of_journal(".treering.json.0123456789abcdef.treering-tmp")
+        '0123456789abcdef'
+    """
+    found = _JOURNAL.fullmatch(name)
+    return found[1] if found else None
+
+
+def tombstone_of(attempt: str) -> str:
+    """Return the name that the index of an attempt gets when its checkpoint is removed; what it lists may go.
+
+    Example:
+        >>> tombstone_of("0123456789abcdef")
+        '.treering.json.0123456789abcdef.removed'
+    """
+    return f".{INDEX}.{attempt}.removed"
+
+
+def attempt_of_tombstone(name: str) -> str | None:
+    """Return the attempt whose removed index has this name; None for any other name.
+
+    Example:
+        >>> attempt_of_tombstone(".treering.json.0123456789abcdef.removed")
+        '0123456789abcdef'
+    """
+    found = _TOMBSTONE.fullmatch(name)
+    return found[1] if found else None
+
+
+def is_data(name: str) -> bool:
+    """Whether a data file of a checkpoint could have this name.
+
+    Example:
+        >>> is_data("data-0123456789abcdef-00000-of-00001.safetensors"), is_data("model.safetensors")
+        (True, False)
+    """
+    return _DATA.fullmatch(name) is not None
+
+
+def data_of(attempt: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are data files of an attempt.
+
+    Example:
+        >>> data_of("0123456789abcdef", ["data-0123456789abcdef-00000-of-00001.safetensors", "config.json"])
+        ['data-0123456789abcdef-00000-of-00001.safetensors']
+    """
+    return [name for name in names if (found := _DATA.fullmatch(name)) and found[1] == attempt]
+
+
+def begin_note(job: str) -> str:
+    """Return the name of the note that says which joint save of a job is on.
+
+    Example:
+        >>> begin_note("0123456789abcdef")
+        '.treering-0123456789abcdef-begin'
+    """
+    return f".treering-{job}-begin"
+
+
+def part_note(attempt: str, process: int) -> str:
+    """Return the name of the note in which one process says how far it is with an attempt.
+
+    Example:
+        >>> part_note("0123456789abcdef", 3)
+        '.treering-0123456789abcdef-part-00003'
+    """
+    return f".treering-{attempt}-part-{process:05d}"
+
+
+def verdict_note(attempt: str) -> str:
+    """Return the name of the note in which process 0 says what became of an attempt.
+
+    Example:
+        >>> verdict_note("0123456789abcdef")
+        '.treering-0123456789abcdef-verdict'
+    """
+    return f".treering-{attempt}-verdict"
+
+
+def waiting_note(process: int) -> str:
+    """Return the name of the note by which a process shows that it lives, while it waits for others.
+
+    Example:
+        >>> waiting_note(3)
+        '.treering-waiting-00003'
+    """
+    return f".treering-waiting-{process:05d}"
+
+
+def aside_of_note(name: str, token: str) -> str:
+    """Return the name under which a note is written before it is renamed to ``name``; it is a note's name too.
+
+    Example:
+        >>> aside_of_note(waiting_note(3), "0123456789abcdef")
+        '.treering-waiting-00003.0123456789abcdef.new'
+    """
+    return f"{name}.{token}.new"
+
+
+def is_note(name: str) -> bool:
+    """Whether a note, or one that is being written, could have this name.
+
+    Example:
+        >>> is_note(".treering-waiting-00003"), is_note(".treering-notes")
+        (True, False)
+    """
+    return _NOTE.fullmatch(name) is not None
+
+
+def is_begin_note(name: str) -> bool:
+    """Whether this is the name of the note of a job, whose content names the attempt.
+
+    Example:
+        >>> is_begin_note(begin_note("0123456789abcdef")), is_begin_note(waiting_note(3))
+        (True, False)
+    """
+    found = _NOTE.fullmatch(name)
+    return found is not None and found["job"] is not None
+
+
+def attempt_of_note(name: str) -> str | None:
+    """Return the attempt that a note's name tells; None where it tells none, and for any other name.
+
+    Example:
+        >>> attempt_of_note(part_note("0123456789abcdef", 3))
+        '0123456789abcdef'
+        >>> attempt_of_note(begin_note("0123456789abcdef")) is None
+        True
+    """
+    found = _NOTE.fullmatch(name)
+    return found["attempt"] if found else None

@@ -1,0 +1,1 @@
+"""Flax's msgpack: bytes, files, and the way back into a target."""

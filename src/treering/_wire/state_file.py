@@ -1,0 +1,115 @@
+"""State dict <-> one file."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from treering._arrays.host import piece_buffers
+from treering._codec.msgpack.views import Views
+from treering._codec.msgpack.window import WINDOW_BYTES
+from treering._codec.msgpack.write import Piece, pieces_size
+from treering._store.posix.local import replace_file
+from treering._store.posix.reading import LocalFile
+from treering._store.posix.streams import write_stream
+from treering._tree.match import require_match
+from treering._wire.loaded import PlannedArrays
+from treering._wire.restore import restored
+from treering._wire.state_bytes import unpack, unpack_with
+from treering.errors import Corrupt, Format, Unsupported
+
+PathOrFile = str | os.PathLike[str] | BinaryIO
+
+# A pathlib.Path has made one slash of the two.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path, refusing a URL before a folder called ``gs:`` is made."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise Unsupported(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
+    if _URL.match(text):
+        raise Unsupported(
+            f"{text!r} is a URL; only local files are supported",
+            hint="copy it here first, or save here and copy it there",
+        )
+    if not text or text.endswith(("/", os.sep)):
+        raise Unsupported(f"{text!r} names no file", hint="give the name of a file")
+    return Path(text)
+
+
+def new_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of something to write, refusing also ``~``: a folder called so is hardly meant.
+
+    Example:
+        >>> new_path("runs/7").name
+        '7'
+    """
+    place = local_path(path)
+    if place.parts[:1] and place.parts[0].startswith("~"):
+        hint = "'~' is not expanded here; os.path.expanduser does it"
+        raise Unsupported(f"{os.fspath(path)!r} begins with '~'", hint=hint)
+    return place
+
+
+def save(pieces: list[Piece], filepath: PathOrFile) -> None:
+    """Write the pieces durably: to a path all or nothing, to an open file from where it stands."""
+    buffers = piece_buffers(pieces)
+    if isinstance(filepath, str | os.PathLike):  # some path classes have a ``write`` too
+        replace_file(new_path(filepath), buffers, pieces_size(pieces))
+    elif hasattr(filepath, "write"):
+        write_stream(filepath, buffers)
+    else:
+        raise _neither(filepath)
+
+
+def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shardings: Any, mapped: bool) -> Any:
+    """Read a file into ``target``'s structure."""
+    if not isinstance(filepath, str | os.PathLike):
+        if mapped:
+            raise Unsupported("an open file cannot be mapped", hint="give its path")
+        return restored(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
+    path = local_path(filepath)
+    try:
+        with LocalFile(path) as file:
+            state = _mapped(file) if mapped else _read(file, target, strict=strict)
+    except (Corrupt, Format) as error:
+        error.message = f"{str(path)!r}: {error.message}"
+        raise
+    return restored(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
+
+
+def _neither(given: object) -> Unsupported:
+    return Unsupported(f"a file is given by its path, or as an open binary file, not as {type(given).__name__}")
+
+
+def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:
+    given: object = file
+    if not hasattr(file, "read"):
+        raise _neither(file)
+    data = b"" if isinstance(given, io.TextIOBase) else file.read()
+    if isinstance(given, io.TextIOBase) or not isinstance(data, bytes | bytearray | memoryview):
+        raise Unsupported("the file is open for text", hint='open it in binary mode, "rb"')
+    return data
+
+
+def _mapped(file: LocalFile) -> Any:
+    """Views of a map; headers are read, which costs less than touching the map here and there."""
+    if not file.size:
+        return unpack(b"")
+    return unpack_with(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, Views(file.map()))
+
+
+def _read(file: LocalFile, target: Any, *, strict: bool) -> Any:
+    """Plan from the headers, compare, then read every array into memory of its own."""
+    arrays = PlannedArrays(file.read)
+    state = unpack_with(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, arrays)
+    if strict:
+        require_match(target, state)
+    file.read_into(arrays.reads())
+    arrays.seal()
+    return state
