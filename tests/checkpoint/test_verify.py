@@ -21,7 +21,7 @@ from tests.checkpoint.documents import rewrite, sample
 from treering import serialization
 from treering._format.document import parse_index
 from treering._inspect.verify import verify
-from treering._store.posix.open_folder import OpenFolder
+from treering._store.open_folder import OpenFolder
 from treering._store.posix.reading import LocalFile
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError
 

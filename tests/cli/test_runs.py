@@ -23,8 +23,8 @@ from treering._format.diagnosis import Life
 from treering._format.index_glance import names_in
 from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor import diagnosed
-from treering._store.posix.run_folder import RUN_DOCUMENT
 from treering._store.posix.seen_locks import Process
+from treering._store.run_folder import RUN_DOCUMENT
 from treering._values.checkpoint_names import INDEX, tombstone_of
 
 

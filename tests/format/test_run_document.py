@@ -24,7 +24,7 @@ from treering._format.run_document import (
     without_note,
 )
 from treering._format.signed import SignedForm
-from treering._store.posix.run_folder import HIGHEST_STEP
+from treering._store.run_folder import HIGHEST_STEP
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, Unsupported
 

@@ -22,7 +22,7 @@ from treering._runs.gc import collect_after
 from treering._runs.known_steps import KnownSteps
 from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
-from treering._store.posix.run_folder import RunFolder
+from treering._store.run_folder import RunFolder
 from treering.errors import Exists
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
 

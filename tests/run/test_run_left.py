@@ -16,7 +16,7 @@ from treering._runs import gc, save_step, superseded
 from treering._runs.gc import collect
 from treering._runs.steps import records_of, step_path, steps_of
 from treering._runs.superseded import announce_left, unless_it_fails
-from treering._store.posix.run_folder import LEFT_DOCUMENT
+from treering._store.run_folder import LEFT_DOCUMENT
 from treering.errors import Format, NotFound, StoreFailed
 from treering.retention import KeepLast
 

@@ -22,7 +22,7 @@ from treering._runs.known_steps import KnownSteps
 from treering._runs.steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.run_folder import RunFolder
+from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
 from treering.retention import KeepBest, KeepLast, Policy, StepFacts, retained
 

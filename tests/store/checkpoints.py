@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._store.posix.open_folder import OpenFolder
+from treering._store.open_folder import OpenFolder
 from treering.errors import Corrupt
 
 

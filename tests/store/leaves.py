@@ -15,7 +15,7 @@ from treering._leaves.folder.leaves_folder import StagedLeaves
 from treering._leaves.folder.leaves_pending import commit_pending
 from treering._leaves.folder.leaves_rules import Move, Update
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._store.posix.open_folder import DataFileMissing
+from treering._store.failures import DataFileMissing
 
 Tree = Mapping[str, bytes]
 """The content of the leaves of one branch, by folder."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.store.checkpoints import folder_at, load, save, write
+from treering._store.failures import DataFileMissing
 from treering._store.posix import descriptors
-from treering._store.posix.open_folder import DataFileMissing
 from treering.errors import Busy, Exists
 
 SAVERS = 4

@@ -16,7 +16,7 @@ from tests.store.checkpoints import load, names_in, save
 from torture.children import Answer, in_child
 from torture.faults import Fault, Injector, Kind
 from treering._runs.removal import remove_step, tidy_step
-from treering._store.posix.run_folder import RunFolder, step_name
+from treering._store.run_folder import RunFolder, step_name
 from treering.errors import TreeringError
 
 STEPS = (10, 20, 30)

@@ -29,9 +29,9 @@ from tests.store.listing import names
 from treering._leaves.folder import leaves_commit
 from treering._leaves.folder.leaves_folder import StagedLeaves
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.failures import LinkRefused
 from treering._store.posix import descriptors, folder, open_descriptor
 from treering._store.posix.folder_tree import FolderTree
-from treering._store.posix.open_folder import LinkRefused
 from treering.errors import Busy, Exists, NotDirectory, StoreFailed, Unsupported
 
 DEAD = "0123456789abcdef"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.store.checkpoints import data_names, load, open_descriptors, save
-from treering._store.posix import folder, open_folder
-from treering._store.posix.open_folder import DataFileMissing, OpenFolder
+from treering._store import open_folder
+from treering._store.failures import DataFileMissing
+from treering._store.open_folder import OpenFolder
+from treering._store.posix import folder
 from treering.errors import Corrupt, Format, NotDirectory, NotFound, StoreFailed
 
 HASH = "ab" * 20

@@ -13,7 +13,7 @@ from treering._leaves.folder.leaves_folder import StagedLeaves
 from treering._leaves.folder.leaves_pending import commit_pending
 from treering._leaves.folder.leaves_rules import Update
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._store.posix.open_folder import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values.leaves_names import attempt_folder
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.checkpoints import open_descriptors, save
-from treering._store.posix import open_descriptor, run_folder
+from treering._store import run_folder
+from treering._store.posix import open_descriptor
 from treering._store.posix.folder import Folder
-from treering._store.posix.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
+from treering._store.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
 from treering.errors import Format, NotFound, StoreFailed
 
 

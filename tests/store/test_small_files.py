@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.posix import folder
-from treering._store.posix.open_folder import DataFileMissing, LinkRefused
 from treering.errors import Corrupt
 
 ATTEMPT = "0123456789abcdef"

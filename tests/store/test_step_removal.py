@@ -15,7 +15,7 @@ from treering._runs.removal import remove_step, tidy_step
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
-from treering._store.posix.run_folder import RunFolder, step_name
+from treering._store.run_folder import RunFolder, step_name
 from treering.errors import Busy, Corrupt, StoreFailed
 
 ROOT = Path(__file__).parents[2]

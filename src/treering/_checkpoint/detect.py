@@ -17,7 +17,7 @@ from typing import Final
 from treering._codec.gzip import first_unzipped
 from treering._printable import kind_of
 from treering._store.posix.reading import LocalFile
-from treering._store.posix.run_folder import RunFolder
+from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.near import near
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from treering._coordination.message_board import Notes, PathNotes
+from treering._store.failures import naming
 from treering._store.pieces import Buffer
-from treering._store.posix.failures import naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
 from treering._store.posix.new_file import require_data_name, write_new_file

@@ -19,7 +19,8 @@ from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._printable import kind_of
-from treering._store.posix.open_folder import DataFileMissing, OpenFolder
+from treering._store.failures import DataFileMissing
+from treering._store.open_folder import OpenFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported

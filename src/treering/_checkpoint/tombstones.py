@@ -10,8 +10,8 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from treering._store.open_folder import index_bytes
 from treering._store.posix.folder import Folder
-from treering._store.posix.open_folder import index_bytes
 from treering._values.checkpoint_names import attempt_of_tombstone, is_data
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 

@@ -19,14 +19,14 @@ from typing import NoReturn, Self, TypeVar
 
 from treering._checkpoint.tombstones import finish_removals, listed_by_tombstones
 from treering._coordination.message_board import FolderNotes, Notes, dead_notes
+from treering._store.failures import naming
+from treering._store.open_folder import index_bytes
 from treering._store.pieces import Buffer
-from treering._store.posix.failures import naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import LOCK_FILE, FolderLock
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.journal import Journal, remove_leftover
 from treering._store.posix.new_file import require_data_name, write_new_file
-from treering._store.posix.open_folder import index_bytes
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Busy, Exists, StoreFailed, TreeringError

@@ -26,8 +26,8 @@ from treering._coordination.allgather import PAYLOAD_BYTES, exchanged, give_up, 
 from treering._coordination.message_board import PathNotes
 from treering._coordination.messages import Failure
 from treering._coordination.steps import Call
+from treering._store.failures import naming
 from treering._store.posix import open_descriptor
-from treering._store.posix.failures import naming
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
 from treering._values.checkpoint_names import waiting_note
 from treering._values.processes import Processes, named

@@ -15,7 +15,7 @@ from treering._codec.documents import member
 from treering._format.document_parts import matching
 from treering._format.run_document import step_in
 from treering._format.signed import SignedForm
-from treering._store.posix.run_folder import LEFT_DOCUMENT
+from treering._store.run_folder import LEFT_DOCUMENT
 from treering.errors import Corrupt
 
 _FORM: Final = SignedForm(

@@ -17,7 +17,7 @@ from typing import Any, Final
 from treering._codec.documents import check_json, json_text, member, shown
 from treering._format.document_parts import matching
 from treering._format.signed import SignedForm
-from treering._store.posix.run_folder import HIGHEST_STEP, RUN_DOCUMENT
+from treering._store.run_folder import HIGHEST_STEP, RUN_DOCUMENT
 from treering.errors import Corrupt, Unsupported
 
 MEMBER: Final = "treering"

@@ -18,11 +18,11 @@ from typing import Final
 from treering._coordination.message_board import LARGEST_NOTE
 from treering._coordination.messages import Begin, Part, Verdict
 from treering._leaves.folder.attempt_folder import attempts_in
+from treering._store.failures import LinkRefused
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import LOCK_FILE
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
-from treering._store.posix.open_folder import LinkRefused
 from treering._store.posix.seen_locks import Process, SeenLocks, seen_locks
 from treering._values import checkpoint_names, leaves_names
 from treering.errors import Corrupt, StoreFailed

@@ -15,8 +15,8 @@ from treering._checkpoint.detect import detect
 from treering._format.diagnosis import Diagnosis, Life
 from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor_attempts import Known, judged_attempts
+from treering._store.open_folder import shown_names
 from treering._store.posix.folder_lock import LOCK_FILE
-from treering._store.posix.open_folder import shown_names
 from treering._values import checkpoint_names, leaves_names
 from treering._values.human import duration_text
 from treering.errors import NotFound, Unsupported

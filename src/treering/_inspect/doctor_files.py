@@ -17,7 +17,8 @@ from treering._leaves.branches import JudgedBranch, judged
 from treering._leaves.documents.leaves_index import LEAVES_INDEX, parse_leaves_index
 from treering._leaves.documents.leaves_update import LEAVES_RULES
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._store.posix.open_folder import LinkRefused, OpenFolder
+from treering._store.failures import LinkRefused
+from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported

@@ -143,7 +143,7 @@ def listing_of(path: str | os.PathLike[str]) -> Listing:
 def _checkpoint(path: str | os.PathLike[str]) -> Listing:
     from treering._format.document import parse_index
     from treering._format.index_listing import list_index
-    from treering._store.posix.open_folder import OpenFolder
+    from treering._store.open_folder import OpenFolder
 
     with OpenFolder(Path(path)) as folder:
         data = folder.read_index()

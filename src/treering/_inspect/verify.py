@@ -21,7 +21,8 @@ from treering._format.msgpack_listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.verify_text import bad_text
 from treering._store.crew import FirstError, work_together
-from treering._store.posix.open_folder import DataFileMissing, LinkRefused, OpenFolder
+from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.open_folder import OpenFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import block_checksums
 from treering._values.human import counted

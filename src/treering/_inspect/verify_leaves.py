@@ -20,7 +20,7 @@ from treering._leaves.documents.leaves_record import first_checksums
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
 from treering._leaves.leaves_source import LeavesSource
 from treering._leaves.list_leaves import state_notes
-from treering._store.posix.open_folder import LinkRefused
+from treering._store.failures import LinkRefused
 from treering.errors import Corrupt
 
 # Each try needs a whole save while the directory is being read.

@@ -11,7 +11,7 @@ from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._inspect.diff import blocks_of
 from treering._inspect.verify_chunks import Findings, LeafFiles, cannot_be_read
 from treering._leaves.leaves_source import LeavesSource
-from treering._store.posix.open_folder import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering.errors import Corrupt, StoreFailed

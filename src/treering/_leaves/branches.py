@@ -16,7 +16,7 @@ from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of
 from treering._leaves.documents.leaves_update import LEAVES_RULES
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
 from treering._printable import kind_of
-from treering._store.posix.open_folder import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values.human import counted
 from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported

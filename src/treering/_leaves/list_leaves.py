@@ -16,7 +16,7 @@ from treering._leaves.branches import JudgedBranch, judged_leaves
 from treering._leaves.documents.leaves_index import LEAVES_INDEX, Branch
 from treering._leaves.documents.leaves_listing import opened_index
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._store.posix.open_folder import LinkRefused
+from treering._store.failures import LinkRefused
 from treering.errors import NotFound, StoreFailed
 
 

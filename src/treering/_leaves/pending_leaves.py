@@ -12,7 +12,7 @@ from treering._leaves.documents.leaves_record import LeavesRecord, parse_record
 from treering._leaves.documents.leaves_update import LEAVES_RULES, update_for
 from treering._leaves.folder.leaves_rules import Update
 from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._store.posix.open_folder import LinkRefused
+from treering._store.failures import LinkRefused
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 

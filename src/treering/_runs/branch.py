@@ -18,10 +18,10 @@ from treering._format.run_document import Branch, StepNote, note_in, noted, with
 from treering._runs.place import opened_run
 from treering._runs.removal import tidy_step
 from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
+from treering._store.open_folder import index_bytes, opened
 from treering._store.posix.folder import Folder
-from treering._store.posix.open_folder import index_bytes, opened
 from treering._store.posix.reading import LocalFile
-from treering._store.posix.run_folder import RunFolder
+from treering._store.run_folder import RunFolder
 from treering.errors import Exists, NotFound
 
 _PIECE_BYTES: Final = 8 << 20

@@ -9,7 +9,7 @@ from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._runs.listing_cache import cache_trouble
 from treering._runs.steps import Records, records_of, step_path
 from treering._runs.superseded import left_behind, left_steps
-from treering._store.posix.run_folder import RunFolder
+from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.steps_text import steps_text
 from treering.errors import NotFound

@@ -13,7 +13,7 @@ from treering._runs.place import opened_run
 from treering._runs.removal import remove_step, tidy_step
 from treering._runs.steps import NOT_READ, Records, facts, note_records, records_in, records_of
 from treering._runs.superseded import finish_left, left_behind
-from treering._store.posix.run_folder import RunFolder
+from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
 from treering.retention import Policy, Verdict, retained
 

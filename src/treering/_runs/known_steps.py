@@ -15,7 +15,7 @@ from treering._format.run_document import RunDocument, StepRecord, encode_run, r
 from treering._runs.deciders import deciders
 from treering._runs.steps import NOT_READ, document_in, facts, read_record, still_true
 from treering._runs.superseded import left_steps
-from treering._store.posix.run_folder import HEAD_BYTES, RunFolder
+from treering._store.run_folder import HEAD_BYTES, RunFolder
 from treering.retention import Policy, StepFacts, removable
 
 # A loop that always has a save waiting writes ``run.json`` no more often than this.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._format.run_document import parse_run
-from treering._store.posix.run_folder import RUN_DOCUMENT, RunFolder
+from treering._store.run_folder import RUN_DOCUMENT, RunFolder
 from treering.errors import Corrupt, Format, Unsupported
 
 _ANEW: Final = "the next save makes it anew from the steps"

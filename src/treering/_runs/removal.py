@@ -16,12 +16,12 @@ from typing import TypeAlias
 
 from treering._checkpoint.tombstones import finish_removals
 from treering._coordination.message_board import FolderNotes, dead_notes
-from treering._store.posix.failures import naming
+from treering._store.failures import LinkRefused, naming
+from treering._store.open_folder import index_bytes
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.journal import remove_leftover
-from treering._store.posix.open_folder import LinkRefused, index_bytes
-from treering._store.posix.run_folder import RunFolder, step_name
+from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Busy, TreeringError

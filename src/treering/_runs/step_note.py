@@ -11,7 +11,7 @@ import numpy as np
 
 from treering._format.run_document import StepNote, noted
 from treering._printable import kind_of
-from treering._store.posix.run_folder import HIGHEST_STEP
+from treering._store.run_folder import HIGHEST_STEP
 from treering.errors import Unsupported
 
 _NUMBERS: Final = (int, float, np.generic, np.ndarray, jax.Array)

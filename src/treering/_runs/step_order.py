@@ -14,7 +14,7 @@ from treering._runs.place import opened_run
 from treering._runs.run_state import RunState
 from treering._runs.steps import steps_of
 from treering._runs.superseded import finish_left
-from treering._store.posix.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
+from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
 from treering._values.steps_text import steps_text
 from treering.errors import Exists, NotFound, StoreFailed
 

@@ -26,7 +26,7 @@ from treering._format.run_document import (
 )
 from treering._runs.place import opened_run
 from treering._runs.superseded import left_steps
-from treering._store.posix.run_folder import RunFolder, step_name
+from treering._store.run_folder import RunFolder, step_name
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import StepFacts

@@ -17,8 +17,8 @@ from treering._format.index_glance import glance, names_in
 from treering._format.left_document import LeftDocument, encode_left, parse_left
 from treering._format.run_document import note_in
 from treering._runs.removal import remove_step
-from treering._store.posix.open_folder import LinkRefused
-from treering._store.posix.run_folder import LEFT_DOCUMENT, RunFolder
+from treering._store.failures import LinkRefused
+from treering._store.run_folder import LEFT_DOCUMENT, RunFolder
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 _NOT_READ: Final = (Corrupt, Format, Unsupported, LinkRefused)

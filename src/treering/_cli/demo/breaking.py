@@ -12,7 +12,7 @@ from treering._inspect.inspect import inspect
 from treering._inspect.open_leaves import open_leaves
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
-from treering._store.posix.run_folder import step_name
+from treering._store.run_folder import step_name
 from treering.errors import Corrupt
 
 

@@ -16,7 +16,7 @@ from treering._cli.demo.stage import Stage, short
 from treering._inspect.inspect import listing_of
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
-from treering._store.posix.run_folder import step_name
+from treering._store.run_folder import step_name
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, count_text, counted
 from treering._values.keys import Glob

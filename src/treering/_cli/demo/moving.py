@@ -13,7 +13,7 @@ from treering._cli.demo.killing import Trained
 from treering._cli.demo.stage import Stage
 from treering._inspect.inspect import listing_of
 from treering._runs.listing import listed_run
-from treering._store.posix.run_folder import step_name
+from treering._store.run_folder import step_name
 from treering._values.human import bytes_text, counted, duration_text, rate_text
 from treering._view.run_text import log_lines
 

@@ -17,7 +17,7 @@ from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._format.blocks import DAMAGE_HINT
 from treering._leaves.chunks.read_back import ZARRAY
 from treering._leaves.documents.leaves_record import LeavesRecord, first_checksums
-from treering._store.posix.open_folder import DataFileMissing
+from treering._store.failures import DataFileMissing
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import counted
 from treering._values.keys import split_key

@@ -9,12 +9,12 @@ import secrets
 from collections.abc import Callable, Collection
 
 from treering._coordination.message_board import FolderNotes, dead_notes
+from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.open_folder import LinkRefused
 from treering._store.posix.rights import take_over
 from treering._values.checkpoint_names import is_note
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt

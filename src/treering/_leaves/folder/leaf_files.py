@@ -6,8 +6,9 @@ import errno
 import os
 from pathlib import Path
 
+from treering._store.failures import DataFileMissing
+from treering._store.open_folder import LARGEST_INDEX
 from treering._store.posix.folder_tree import FolderTree, Parts
-from treering._store.posix.open_folder import LARGEST_INDEX, DataFileMissing
 from treering._store.posix.reading import LocalFile
 from treering._values.human import counted
 from treering._values.leaves_names import INDEX

@@ -19,11 +19,10 @@ from treering._leaves.folder.leaves_commit import LeavesCommit
 from treering._leaves.folder.leaves_rules import IndexRules, Update
 from treering._leaves.folder.leaves_sync import sync_all
 from treering._leaves.folder.staged_files import StagedFiles
-from treering._store.posix.failures import naming
+from treering._store.failures import LinkRefused, naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
-from treering._store.posix.open_folder import LinkRefused
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves

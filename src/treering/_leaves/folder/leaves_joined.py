@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from treering._leaves.folder.staged_files import StagedFiles
-from treering._store.posix.failures import naming
+from treering._store.failures import LinkRefused, naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
 from treering._store.posix.folders import resolved_folder
-from treering._store.posix.open_folder import LinkRefused
 from treering._values.leaves_names import ATTEMPTS
 
 # A network file system may show a note before it shows the folder that was made before the note.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from treering._store.open_folder import shown_names
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
-from treering._store.posix.open_folder import shown_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_note
 from treering._values.leaves_names import ARRAY, ATTEMPTS, INDEX

@@ -10,7 +10,7 @@ from pathlib import Path
 from treering._leaves.folder.attempt_folder import AttemptFolder, sweep_unfinished
 from treering._leaves.folder.leaves_commit import LeavesCommit
 from treering._leaves.folder.leaves_rules import IndexRules, Update
-from treering._store.posix.failures import naming
+from treering._store.failures import naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder

@@ -14,10 +14,10 @@ from treering._leaves.folder.attempt_folder import attempts_in, has_saver
 from treering._leaves.folder.leaf_files import index_bytes, missing, opened_below
 from treering._leaves.folder.leaves_listing import array_folders, what_is_there
 from treering._leaves.folder.small_files import read_small_files
+from treering._store.open_folder import LARGEST_INDEX
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
-from treering._store.posix.open_folder import LARGEST_INDEX
 from treering._store.posix.reading import LocalFile
 from treering._values.leaves_names import INDEX, PENDING, RECORD, attempt_folder, is_attempt, parts_of, staged_leaves
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError

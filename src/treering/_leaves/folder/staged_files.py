@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from treering._coordination.message_board import FolderNotes, Notes
 from treering._leaves.folder.leaves_sync import sync_written
+from treering._store.failures import naming
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
-from treering._store.posix.failures import naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.writing import write_content

@@ -15,11 +15,11 @@ import stat
 import threading
 from collections.abc import Sequence
 
+from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors, folder, open_descriptor
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.open_folder import LinkRefused
 
 Parts = tuple[str, ...]
 """The way to a folder below the open one; none for itself."""

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from treering._store.failures import naming
 from treering._store.pieces import Buffer
-from treering._store.posix.failures import naming
 from treering._store.posix.folders import make_folder, resolved
 from treering._store.posix.stage import StagedFile
 from treering._store.posix.writing import write_content

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import StoreFailed, TreeringError
+from treering.errors import Format, NotFound, StoreFailed, TreeringError
 
 _HINTS = {
     errno.ENOSPC: "free some space",
@@ -22,6 +22,20 @@ _HINTS = {
     errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
 }
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class DataFileMissing(NotFound):
+    """A file that the index names is not there. After an overwrite a newer index names others: read it again.
+
+    Attributes:
+        name: the missing file.
+    """
+
+    name = ""
+
+
+class LinkRefused(Format):
+    """A file of a checkpoint is a link, which may lead anywhere. That is no damage: a plain copy can be read."""
 
 
 class naming:  # noqa: N801 - reads as a function; a generator would cost each of ten thousand leaves a microsecond

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.posix.folder import Folder
 from treering._store.posix.folders import resolved_folder
 from treering._store.posix.open_descriptor import OpenDescriptor
@@ -27,20 +28,6 @@ LARGEST_INDEX = 2 << 30
 _HUB_LINK = re.compile(r"((?:\.\./){2,})blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)")
 _SHOWN_NAMES = 5
 _NO_NAMES = frozenset({"", ".", ".."})
-
-
-class DataFileMissing(NotFound):
-    """A file that the index names is not there. After an overwrite a newer index names others: read it again.
-
-    Attributes:
-        name: the missing file.
-    """
-
-    name = ""
-
-
-class LinkRefused(Format):
-    """A file of a checkpoint is a link, which may lead anywhere. That is no damage: a plain copy can be read."""
 
 
 class OpenFolder:

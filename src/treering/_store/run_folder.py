@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from treering._store.failures import LinkRefused, naming
+from treering._store.open_folder import index_bytes, opened
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
-from treering._store.posix.failures import naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folders import resolved_folder
-from treering._store.posix.open_folder import LinkRefused, index_bytes, opened
 from treering._store.posix.stage import StagedFile
 from treering._values.checkpoint_names import INDEX
 from treering.errors import NotFound, StoreFailed, TreeringError
