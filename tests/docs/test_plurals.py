@@ -30,7 +30,7 @@ NEVER_ONE = {
     ("open.py", "value.bit_length()"),
     ("origin.py", "'with' if listing.verified else 'without'"),
     ("pieces.py", "size"),
-    ("save_any.py", "suffix"),
+    ("save_request.py", "suffix"),
     ("scan.py", "window.size"),
     ("structure_text.py", "shown(length)"),
     ("structure_text.py", "shown(node)"),

@@ -133,6 +133,8 @@ def single_file(index: Index) -> tuple[Index, bytes]:
         Unsupported: the header is larger than readers take.
 
     Example:
+        >>> from treering._format.headers import laid_out
+        >>> from treering._format.index import Container, LeafType
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(0,))
         >>> chunks, _ = laid_out("0" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> index = Index(

@@ -13,10 +13,11 @@ import jax
 
 from treering._format.index import Container
 from treering._format.key_text import key_text
-from treering._format.structure import KEYS, StandIn, class_name
+from treering._format.structure import KEYS, class_name
 from treering._tree.flatten_leaves import hidden_array
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, opened_node
 from treering._tree.restore import from_state_dict
+from treering._tree.stand_in import StandIn
 from treering._tree.state_dict import to_state_dict
 from treering._tree.static_text import key_value, static_value
 from treering.errors import Unsupported

@@ -9,6 +9,8 @@ import jax
 
 from treering._format.structure import StandIn
 
+__all__ = ["StandIn"]  # registered as a pytree node here
+
 _Aux: TypeAlias = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 
