@@ -1,7 +1,6 @@
 """A tree that several processes hold -> one checkpoint's folder, durable when this returns on any of them.
 
-The corridor is that of a save by one process. Each process walks it with its own part of the plan; process 0 enters the
-folder and commits, the others join it. ``docs/design/processes.md`` says why.
+Each process writes the files of its own part of the plan; process 0 enters the folder and commits, the others join it.
 """
 
 from __future__ import annotations
@@ -11,32 +10,29 @@ import dataclasses
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from treering._arrays.divided import Divided, FilesOfProcesses, divided, merged
+from treering._arrays.divided import FilesOfProcesses, divided, merged
 from treering._arrays.jobs import Progress
 from treering._arrays.written import Written, content
 from treering._background.save_job import UNWATCHED, Watch
-from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
+from treering._checkpoint.joined_folder import JoinedFolder
+from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.plan_cache import Planned
 from treering._checkpoint.save import index_of, names_in, signed
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._codec.documents import check_json
-from treering._coordination.coordinator import leading, refused
-from treering._coordination.executor import driven
 from treering._coordination.job_handshake import next_call
-from treering._coordination.participant import following
+from treering._coordination.message_board import Notes
 from treering._coordination.steps import Call
 from treering._format.document import encode_index
 from treering._format.index import DataFile
-from treering._store.pieces import Buffer
-from treering._tree.flatten import Flattened
 from treering._values.checksums import packed, unpacked
 from treering._values.processes import Processes, named
-from treering.errors import Mismatch, TreeringError
+from treering.errors import Mismatch
 
 HostLocal: TypeAlias = Literal["first", "equal"]
 """Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
@@ -80,175 +76,118 @@ def counted(path: Path, processes: Processes, timeout: float) -> Call:
 
 def take_part(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch = UNWATCHED) -> None:
     """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone."""
-    if call.processes.leads:
-        _lead(call, path, plan, wishes, watch)
-    else:
-        _follow(call, path, plan, wishes, watch)
+
+    def prepare() -> _Share:
+        if isinstance(plan, Exception):
+            raise plan
+        return _Share(call, path, plan, wishes, watch)
+
+    save_jointly(call, path, prepare, pause=watch.pause)
 
 
-def _lead(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> None:
-    with contextlib.ExitStack() as stack, stack:  # left twice, so that an interrupt cannot keep the lock
-        try:
-            share = _share_of(call, plan, wishes, watch)
-            signature = signature_of(share.flat, share.plan.leaves)
-            check_json(wishes.metadata, "metadata")
-            folder = CheckpointFolder(
-                path, overwrite=wishes.overwrite, names_in=names_in, attempt=call.attempt, live=call.live_attempts
-            )
-            stack.enter_context(contextlib.closing(folder))
-            stack.enter_context(folder)
-        except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
-            with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
-                driven(refused(call, error), telling.notes, _Nothing(), sleep=watch.pause)
-            raise
-        driven(leading(call, signature), folder.notes, _Leader(share, folder), sleep=watch.pause)
-
-
-def _follow(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> None:
-    share: _Share | Exception
-    try:
-        share = _share_of(call, plan, wishes, watch)
-    except Exception as error:  # noqa: BLE001 - raised when the others can be told
-        share = error
-    with JoinedFolder(path, call.attempt) as folder:
-        follower = _Follower(share, folder)
-        driven(following(call, follower.check), folder.notes, follower, make=folder.make, sleep=watch.pause)
-
-
-def _share_of(call: Call, plan: Planned | Exception, wishes: Wishes, watch: Watch) -> _Share:
-    if isinstance(plan, Exception):
-        raise plan
-    return _Share(call=call, flat=plan.flat, wishes=wishes, watch=watch, plan=plan.divided())
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """A save, and what this process knows of it before a byte is written."""
+    """The files that this process writes; on process 0 also the folder, which it has entered."""
 
-    call: Call
-    flat: Flattened
-    wishes: Wishes
-    watch: Watch
-    plan: Divided
+    def __init__(self, call: Call, path: Path, plan: Planned, wishes: Wishes, watch: Watch) -> None:
+        self._call = call
+        self._path = path
+        self._flat = plan.flat
+        self._plan = plan.divided()
+        self._wishes = wishes
+        self._watch = watch
+        self._folder: CheckpointFolder | None = None
+        self._joined: JoinedFolder | None = None
+        self._files: FilesOfProcesses | None = None
 
-    def files(self, processes: Iterable[int]) -> FilesOfProcesses:
-        return self.plan.files(self.call.attempt, processes)
+    def signature(self) -> bytes:
+        return signature_of(self._flat, self._plan.leaves)
 
-    def write(self, folder: _Room) -> bytes:
+    def check(self, signature: bytes) -> None:
+        this, flat = self._call.processes.this, self._flat
+        leaves = claimed(flat, self._plan.leaves, signature, this)
+        if leaves is not self._plan.leaves:
+            self._plan = divided(flat.keys, leaves, self._call.processes.count)
+        check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)
+
+    def enter(self, held: contextlib.ExitStack) -> Notes:
+        call = self._call
+        check_json(self._wishes.metadata, "metadata")
+        folder = CheckpointFolder(
+            self._path,
+            overwrite=self._wishes.overwrite,
+            names_in=names_in,
+            attempt=call.attempt,
+            live=call.live_attempts,
+        )
+        held.enter_context(contextlib.closing(folder))
+        self._folder = held.enter_context(folder)
+        return folder.notes
+
+    def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
+        del held
+        self._joined = folder
+
+    def work(self) -> bytes:
+        if self._folder is not None:
+            payload = self._write(self._folder)
+            # Now, while the others are still writing: between their last byte and the commit is as little as can be.
+            self._files = self._plan.files(self._call.attempt, range(self._call.processes.count))
+            return payload
+        joined = self._joined
+        if joined is None:
+            raise RuntimeError("the folder comes before the work")
+        payload = self._write(joined)
+        joined.make_durable()
+        self._watch.claim()  # what is handed in may be committed at any moment
+        return payload
+
+    def _write(self, folder: CheckpointFolder | JoinedFolder) -> bytes:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
-        files = self.files([self.call.processes.this])
+        files = self._plan.files(self._call.attempt, [self._call.processes.this])
         layout = files.layout
         sizes = layout.sizes()
         folder.require_space(sum(sizes))
-        written = Written(layout, self.wishes.progress)
+        written = Written(layout, self._wishes.progress)
         for number, (name, header, size) in enumerate(zip(files.names, layout.headers, sizes, strict=True)):
             folder.write_file(name, content(header, written.data_of(number)), size)
-        digests = local_digests(self.flat, self.plan.leaves) if self.wishes.host_local == "equal" else b""
+        digests = local_digests(self._flat, self._plan.leaves) if self._wishes.host_local == "equal" else b""
         return _COUNT.pack(len(written.checksums)) + packed(written.checksums) + digests
 
-
-class _Room(Protocol):
-    """A folder as those see it who write their own files into it."""
-
-    def require_space(self, size: int) -> None: ...
-
-    def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None: ...
-
-
-class _Leader:
-    """What process 0 does."""
-
-    def __init__(self, share: _Share, folder: CheckpointFolder) -> None:
-        self._share = share
-        self._folder = folder
-        self._files: FilesOfProcesses | None = None
-
-    def work(self) -> bytes:
-        payload = self._share.write(self._folder)
-        # Now, while the others are still writing: between their last byte and the commit is as little as can be.
-        self._files = self._share.files(range(self._share.call.processes.count))
-        return payload
-
-    def commit(self, parts: Sequence[bytes]) -> None:
-        share, files = self._share, self._files
-        if files is None:
+    def commit(self, payloads: Sequence[bytes]) -> None:
+        files, folder = self._files, self._folder
+        if files is None or folder is None:
             raise RuntimeError("a commit comes after the work")
-        opened = list(map(_opened, parts))
-        leaves = share.plan.leaves
-        if share.wishes.host_local == "equal":
-            check_local(share.flat.keys, leaves, [digests for _, digests in opened])
+        opened = list(map(_opened, payloads))
+        if self._wishes.host_local == "equal":
+            check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
             raise Mismatch(f'{named(strict)} passed host_local="equal", and process 0 did not')
         checksums = merged(files, [found for found, _ in opened])
         layout = files.layout
         columns = zip(files.names, layout.sizes(), layout.headers, files.writers, strict=True)
         index = index_of(
-            share.flat,
+            self._flat,
             layout,
             checksums,
             [
                 DataFile(name=name, nbytes=size, header=len(header), digest=None, process=process)
                 for name, size, header, process in columns
             ],
-            metadata=share.wishes.metadata,
-            attempt=share.call.attempt,
-            processes=share.call.processes.count,
+            metadata=self._wishes.metadata,
+            attempt=self._call.attempt,
+            processes=self._call.processes.count,
         )
-        document = encode_index(signed(index, layout.headers, replaces=self._folder.superseded))
-        share.watch.claim()
-        self._folder.commit(document)
+        document = encode_index(signed(index, layout.headers, replaces=folder.superseded))
+        self._watch.claim()
+        folder.commit(document)
 
     def withdraw(self) -> None:
-        self._folder.others_are_done()
+        if self._folder is not None:
+            self._folder.others_are_done()
+        if self._joined is not None:
+            self._joined.withdraw()
 
-
-class _Follower:
-    """What every other process does."""
-
-    def __init__(self, share: _Share | Exception, folder: JoinedFolder) -> None:
-        self._share = share
-        self._folder = folder
-
-    def check(self, signature: bytes) -> None:
-        """Compare the tree with that of process 0."""
-        share = self._known()
-        this = share.call.processes.this
-        leaves = claimed(share.flat, share.plan.leaves, signature, this)
-        if leaves is not share.plan.leaves:
-            plan = divided(share.flat.keys, leaves, share.call.processes.count)
-            self._share = share = dataclasses.replace(share, plan=plan)
-        mine = signature_of(share.flat, leaves)
-        check_signature(mine, share.flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)
-
-    def work(self) -> bytes:
-        share = self._known()
-        payload = share.write(self._folder)
-        self._folder.make_durable()
-        share.watch.claim()  # what is handed in may be committed at any moment
-        return payload
-
-    def commit(self, parts: Sequence[bytes]) -> None:
-        raise RuntimeError(f"process 0 commits the parts of all {len(parts)}")
-
-    def withdraw(self) -> None:
-        self._folder.withdraw()
-
-    def _known(self) -> _Share:
-        if isinstance(self._share, Exception):
-            raise self._share
-        return self._share
-
-
-class _Nothing:
-    """What process 0 does when it was refused."""
-
-    def work(self) -> bytes:
-        return b""
-
-    def commit(self, parts: Sequence[bytes]) -> None:
-        pass
-
-    def withdraw(self) -> None:
+    def finish(self) -> None:
         pass
 
 

@@ -1,7 +1,7 @@
 """A tree that several processes hold -> a leaves directory, durable when this returns on any of them.
 
-The corridor is that of a save by one process. Each process walks it with its own chunk files; process 0 makes the
-folder of the attempt, writes every ``.zarray``, and commits. ``docs/design/processes.md`` says why.
+Each process writes its own chunk files; process 0 makes the folder of the attempt, writes every ``.zarray``, and
+commits.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import xxhash
 
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
+from treering._checkpoint.joined_folder import JoinedFolder
+from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.joint_save import HostLocal
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._codec.zarr import ZarrArray
-from treering._coordination.coordinator import leading, refused
-from treering._coordination.executor import driven
 from treering._coordination.job_handshake import next_call
-from treering._coordination.participant import following
+from treering._coordination.message_board import Notes
 from treering._coordination.steps import Call
 from treering._leaves.chunks.leaf_writer import write_leaves
 from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of
@@ -38,7 +37,7 @@ from treering._leaves.save_by_manager import ArrayManager, ManagedSave, check_ma
 from treering._leaves.serialize import acknowledge
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
-from treering.errors import Mismatch, TreeringError
+from treering.errors import Mismatch
 
 _DIGEST_BYTES: Final = 8
 
@@ -91,119 +90,148 @@ def serialize_together(
         timeout: seconds to wait at one point for others.
     """
     call = next_call(path, processes, timeout=timeout, doing=f"save leaves into {os.fspath(path)!r}")
-    if processes.leads:
-        _lead(call, path, flat, wishes)
-    else:
-        _follow(call, path, flat, wishes)
 
+    def prepare() -> _Share:
+        if isinstance(flat, Exception):
+            raise flat
+        return _Share(call, path, flat, wishes)
 
-def _lead(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWishes) -> None:
-    try:
-        joint = _joint_of(call, flat, wishes)
-        signature = joint.signature()
-        staged = StagedLeaves(path, LEAVES_RULES, call.attempt, live=call.live_attempts)
-    except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
-        with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
-            driven(refused(call, error), telling.notes, _Nothing())
-        raise
-    leader = _Leader(path, joint, staged)
-    try:
-        driven(leading(call, signature), staged.notes, leader)
-        leader.hand_over()
-    finally:
-        leader.close()
-    if not joint.managed and wishes.commit_callback is not None:
+    share = save_jointly(call, path, prepare)
+    if share is not None and not share.managed and wishes.commit_callback is not None:
         wishes.commit_callback()
 
 
-def _follow(call: Call, path: Path, flat: Flattened | Exception, wishes: LeavesWishes) -> None:
-    joint: _Joint | Exception
-    try:
-        joint = _joint_of(call, flat, wishes)
-    except Exception as error:  # noqa: BLE001 - raised when the others can be told
-        joint = error
-    with _Follower(path, call, joint) as follower:
-        joined = JoinedFolder(path, call.attempt)
-        driven(following(call, follower.check), joined.notes, follower, make=joined.make)
-        follower.hand_over()
+class _Share:
+    """The chunks that this process writes; a manager of the caller's writes those that it takes afterwards.
 
+    Attributes:
+        managed: the leaves that a manager writes, and their folders.
+    """
 
-def _joint_of(call: Call, flat: Flattened | Exception, wishes: LeavesWishes) -> _Joint:
-    if isinstance(flat, Exception):
-        raise flat
-    if wishes.manager is not None:
-        check_manager(wishes.manager)
-        wishes.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    return _Joint(call, flat, outgoing(flat, call.processes), wishes)
-
-
-class _Joint:
-    """A save, and what this process knows of it before a byte is written."""
-
-    def __init__(self, call: Call, flat: Flattened, leaves: Outgoing, wishes: LeavesWishes) -> None:
-        self.call = call
-        self.wishes = wishes
+    def __init__(self, call: Call, path: Path, flat: Flattened, wishes: LeavesWishes) -> None:
+        if wishes.manager is not None:
+            check_manager(wishes.manager)
+            wishes.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
+        self._call = call
+        self._path = path
+        self._wishes = wishes
         self._flat = flat
-        self._leaves = leaves
+        self._staged: StagedLeaves | None = None
+        self._joined: JoinedLeaves | None = None
+        self._others_have_left = False
+        self._agreed: LeavesRecord | None = None
+        self._plan(outgoing(flat, call.processes))
+
+    def _plan(self, leaves: Outgoing) -> None:
+        wishes, call = self._wishes, self._call
         plan = planned_leaves(
-            flat, leaves, prefix=wishes.prefix, compressor=wishes.compressor, chunk_bytes=wishes.chunk_bytes,
+            self._flat, leaves, prefix=wishes.prefix, compressor=wishes.compressor, chunk_bytes=wishes.chunk_bytes,
             processes=call.processes.count,
         )  # fmt: skip
-        self.record: LeavesRecord = plan.record(call.attempt)
+        self._leaves = leaves
+        self._record: LeavesRecord = plan.record(call.attempt)
         self.managed: dict[int, str] = {} if wishes.manager is None else _managed(plan)
-        arrays = dict(zip(leaves.sources, arrays_of(self.record), strict=True))
+        arrays = dict(zip(leaves.sources, arrays_of(self._record), strict=True))
         self._own: PlannedLeaves = plan.without(self.managed)
         self._arrays: list[ZarrArray] = [arrays[number] for number in self._own.leaves.sources]
-        self.shares = LeafShares(self._own, self._arrays, call.processes.count)
-        self.share = self.shares.of(call.processes.this)
+        self._shares = LeafShares(self._own, self._arrays, call.processes.count)
+        self._share = self._shares.of(call.processes.this)
 
     def signature(self) -> bytes:
-        """Return what all processes have to have in common."""
-        return self.wishes.digest() + signature_of(self._flat, self._leaves)
+        return self._wishes.digest() + signature_of(self._flat, self._leaves)
 
-    def checked(self, signature: bytes) -> _Joint:
-        """Compare with the signature of process 0; return the save as it is then known.
-
-        Raises:
-            Mismatch: this process is saving something else.
-        """
-        if signature[:_DIGEST_BYTES] != self.wishes.digest():
+    def check(self, signature: bytes) -> None:
+        if signature[:_DIGEST_BYTES] != self._wishes.digest():
             hint = "prefix, write_index, compressor, chunk_bytes and host_local have to be the same everywhere"
             raise Mismatch("the processes were given different arguments", hint=hint)
         theirs = signature[_DIGEST_BYTES:]
         flat = self._flat
-        leaves = claimed(flat, self._leaves, theirs, self.call.processes.this)
+        leaves = claimed(flat, self._leaves, theirs, self._call.processes.this)
         check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(theirs)
-        return self if leaves is self._leaves else _Joint(self.call, flat, leaves, self.wishes)
+        if leaves is not self._leaves:
+            self._plan(leaves)
 
-    def write(self, staged: StagedFiles) -> bytes:
+    def enter(self, held: contextlib.ExitStack) -> Notes:
+        call = self._call
+        self._staged = StagedLeaves(self._path, LEAVES_RULES, call.attempt, live=call.live_attempts)
+        held.callback(self._close)
+        return self._staged.notes
+
+    def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
+        del folder
+        self._joined = held.enter_context(JoinedLeaves(self._path, self._call.attempt))
+
+    def work(self) -> bytes:
+        staged, joined = self._staged, self._joined
+        if staged is not None:
+            payload = self._write(staged)
+            if not self.managed:  # else everything is made durable when the manager has written
+                staged.make_durable()
+            # Now, while the others are still writing: between their last byte and the commit is as little as can be.
+            for folder, names in self._shares.left_to_others(self._share):
+                staged.expect(folder, names)
+            return payload
+        if joined is None:
+            raise RuntimeError("the directory comes before the work")
+        payload = self._write(joined)
+        joined.make_durable()
+        return payload
+
+    def _write(self, staged: StagedFiles) -> bytes:
         """Write the own files; return what process 0 has to know of them."""
-        staged.require_space(self.shares.nbytes(self.share))
+        staged.require_space(self._shares.nbytes(self._share))
         sizes, checksums = write_leaves(
             staged, self._own.folders, self._own.leaves, self._arrays,
-            progress=self.wishes.progress, share=self.share,
+            progress=self._wishes.progress, share=self._share,
         )  # fmt: skip
-        digests = local_digests(self._flat, self._leaves) if self.wishes.host_local == "equal" else b""
+        digests = local_digests(self._flat, self._leaves) if self._wishes.host_local == "equal" else b""
         return part_of(sizes, checksums, digests)
 
-    def whole_record(self, parts: Sequence[bytes]) -> LeavesRecord:
-        """Return the record, given what all processes handed in.
-
-        Raises:
-            Mismatch: leaves that each process holds alone differ, and they must not.
-        """
-        read = list(map(read_part, parts))
-        if self.wishes.host_local == "equal":
+    def commit(self, payloads: Sequence[bytes]) -> None:
+        read = list(map(read_part, payloads))
+        if self._wishes.host_local == "equal":
             check_local(self._flat.keys, self._leaves, [digests for _, _, digests in read])
-        sizes, checksums = self.shares.merged([(sizes, checksums) for sizes, checksums, _ in read])
-        return dataclasses.replace(self.record, sizes=sizes, checksums=checksums)
+        sizes, checksums = self._shares.merged([(sizes, checksums) for sizes, checksums, _ in read])
+        record = dataclasses.replace(self._record, sizes=sizes, checksums=checksums)
+        if self.managed:
+            self._agreed = record  # that all are ready is all that is agreed on
+        elif self._staged is not None:
+            acknowledge(self._path, self._staged, record, write_index=self._wishes.write_index)
 
-    def begin_managed(self, path_of: Callable[[str], str], finish: Callable[[], None]) -> None:
+    def withdraw(self) -> None:
+        self._others_have_left = True
+        if self._joined is not None:
+            self._joined.withdraw()
+
+    def finish(self) -> None:
+        """Let the manager write what is its to write; process 0 commits when it has."""
+        staged, record = self._staged, self._agreed
+        if staged is not None and record is not None:
+            self._others_have_left = True  # if this fails, what they write is swept by the next save
+            save = ManagedSave(
+                self._path.absolute(), staged, record, frozenset(self.managed), self._wishes.commit_callback,
+                write_index=self._wishes.write_index,
+            )  # fmt: skip
+            self._begin_managed(staged.path_of, save.finish)
+            self._staged = None
+        elif self._joined is not None and self.managed:
+            self._begin_managed(self._joined.path_of, lambda: None)
+
+    def _begin_managed(self, path_of: Callable[[str], str], finish: Callable[[], None]) -> None:
         """Give the manager its leaves; it calls ``finish`` on process 0 when all processes have written."""
-        if self.wishes.manager is not None:
+        if self._wishes.manager is not None:
             arrays = [self._flat.leaves[number] for number in self.managed]
             paths = [path_of(folder) for folder in self.managed.values()]
-            self.wishes.manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
+            self._wishes.manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
+
+    def _close(self) -> None:
+        """End it; where others may still be writing, what they write stays for the next save to sweep."""
+        if self._staged is None:  # the manager has it
+            return
+        if self._others_have_left:
+            self._staged.close()
+        else:
+            self._staged.abandon()
 
 
 def _managed(plan: PlannedLeaves) -> dict[int, str]:
@@ -216,118 +244,3 @@ def _managed(plan: PlannedLeaves) -> dict[int, str]:
         for number, folder in managed_leaves(plan).items()
         if (held := held_together(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
     }
-
-
-class _Leader:
-    """What process 0 does."""
-
-    def __init__(self, path: Path, joint: _Joint, staged: StagedLeaves) -> None:
-        self._path = path
-        self._joint = joint
-        self._staged = staged
-        self._others_have_left = False
-        self._handed_over = False
-        self._record: LeavesRecord | None = None
-
-    def work(self) -> bytes:
-        part = self._joint.write(self._staged)
-        if not self._joint.managed:  # else everything is made durable when the manager has written
-            self._staged.make_durable()
-        # Now, while the others are still writing: between their last byte and the commit is as little as can be.
-        for folder, names in self._joint.shares.left_to_others(self._joint.share):
-            self._staged.expect(folder, names)
-        return part
-
-    def commit(self, parts: Sequence[bytes]) -> None:
-        record = self._joint.whole_record(parts)
-        if self._joint.managed:
-            self._record = record  # that all are ready is all that is agreed on
-        else:
-            acknowledge(self._path, self._staged, record, write_index=self._joint.wishes.write_index)
-
-    def hand_over(self) -> None:
-        """Let the manager write what is its to write; the save is committed when it has."""
-        joint, record = self._joint, self._record
-        if record is None:
-            return
-        self._others_have_left = True  # if this fails, what they write is swept by the next save
-        save = ManagedSave(
-            self._path.absolute(), self._staged, record, frozenset(joint.managed), joint.wishes.commit_callback,
-            write_index=joint.wishes.write_index,
-        )  # fmt: skip
-        joint.begin_managed(self._staged.path_of, save.finish)
-        self._handed_over = True
-
-    def withdraw(self) -> None:
-        self._others_have_left = True
-
-    def close(self) -> None:
-        """End it; where others may still be writing, what they write stays for the next save to sweep."""
-        if self._handed_over:
-            return
-        if self._others_have_left:
-            self._staged.close()
-        else:
-            self._staged.abandon()
-
-
-class _Follower:
-    """What every other process does."""
-
-    def __init__(self, path: Path, call: Call, joint: _Joint | Exception) -> None:
-        self._path = path
-        self._call = call
-        self._joint = joint
-        self._opened = contextlib.ExitStack()
-        self._joined: JoinedLeaves | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-
-    def check(self, signature: bytes) -> None:
-        """Compare the tree with that of process 0."""
-        self._joint = self._known().checked(signature)
-
-    def work(self) -> bytes:
-        joined = self._joined = self._opened.enter_context(JoinedLeaves(self._path, self._call.attempt))
-        part = self._known().write(joined)
-        joined.make_durable()
-        return part
-
-    def hand_over(self) -> None:
-        """Let the manager write what is its to write; process 0 commits when it has."""
-        joint = self._known()
-        if joint.managed and self._joined is not None:
-            joint.begin_managed(self._joined.path_of, _nothing)
-
-    def commit(self, parts: Sequence[bytes]) -> None:
-        raise RuntimeError(f"process 0 commits the parts of all {len(parts)}")
-
-    def withdraw(self) -> None:
-        if self._joined is not None:
-            self._joined.withdraw()
-
-    def _known(self) -> _Joint:
-        if isinstance(self._joint, Exception):
-            raise self._joint
-        return self._joint
-
-
-def _nothing() -> None:
-    """What a manager calls on processes that do not commit, if it does."""
-
-
-class _Nothing:
-    """What process 0 does when it was refused."""
-
-    def work(self) -> bytes:
-        return b""
-
-    def commit(self, parts: Sequence[bytes]) -> None:
-        pass
-
-    def withdraw(self) -> None:
-        pass

@@ -1,0 +1,136 @@
+"""One driver for joint saves of every form: each process writes its share, process 0 commits what all have written.
+
+The protocol is that of ``treering._coordination``; ``docs/design/processes.md`` says why each step is where it is. What
+a form adds is a `Share`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
+from treering._coordination.coordinator import leading, refused
+from treering._coordination.executor import driven
+from treering._coordination.message_board import Notes
+from treering._coordination.participant import following
+from treering._coordination.steps import Call
+from treering.errors import TreeringError
+
+S = TypeVar("S", bound="Share")
+
+
+class Share(Protocol):
+    """The share of one process in a joint save: what it writes, and what process 0 does with the shares of all."""
+
+    def signature(self) -> bytes:
+        """Return what all processes must have in common; asked of process 0."""
+
+    def check(self, signature: bytes) -> None:
+        """Compare with the signature of process 0.
+
+        Raises:
+            Mismatch: this process is saving something else.
+        """
+
+    def enter(self, held: contextlib.ExitStack) -> Notes:
+        """Begin the save as process 0, and return the message board there; ``held`` ends the save."""
+
+    def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
+        """Enter the save that process 0 has begun, as any other process; ``held`` leaves it."""
+
+    def work(self) -> bytes:
+        """Write the share, durable, and return what process 0 needs for the commit."""
+
+    def commit(self, payloads: Sequence[bytes]) -> None:
+        """Commit as process 0, given what ``work`` returned on each process."""
+
+    def withdraw(self) -> None:
+        """Remove the share; on process 0, note that no other process will write any more."""
+
+    def finish(self) -> None:
+        """Do what follows the agreement, before the save is left."""
+
+
+def save_jointly(
+    call: Call, path: Path, prepare: Callable[[], S], *, pause: Callable[[float], None] = time.sleep
+) -> S | None:
+    """Do the part of this process in a counted save, on any thread; it talks to the others through the folder alone.
+
+    Args:
+        call: the save.
+        path: the folder.
+        prepare: returns the share of this process. What it raises is told to the others first.
+        pause: sleeps while others are waited for.
+
+    Returns:
+        The share of process 0, once the save has ended; None on every other process.
+    """
+    if call.processes.leads:
+        return _coordinate(call, path, prepare, pause)
+    _participate(call, path, prepare, pause)
+    return None
+
+
+def _coordinate(call: Call, path: Path, prepare: Callable[[], S], pause: Callable[[float], None]) -> S:
+    with contextlib.ExitStack() as held, held:  # left twice, so that an interrupt cannot keep a lock
+        try:
+            share = prepare()
+            signature = share.signature()
+            board = share.enter(held)
+        except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
+            with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
+                driven(refused(call, error), telling.notes, _Executor(error), sleep=pause)
+            raise
+        driven(leading(call, signature), board, share, sleep=pause)
+        share.finish()
+    return share
+
+
+def _participate(call: Call, path: Path, prepare: Callable[[], Share], pause: Callable[[float], None]) -> None:
+    share: Share | Exception
+    try:
+        share = prepare()
+    except Exception as error:  # noqa: BLE001 - raised when the others can be told
+        share = error
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(JoinedFolder(path, call.attempt))
+        executor = _Executor(share, lambda joined: joined.join(folder, held))
+        driven(following(call, executor.check), folder.notes, executor, make=folder.make, sleep=pause)
+        executor.share().finish()
+
+
+class _Executor:
+    """Does what the protocol asks of a share; where there is none, it raises why.
+
+    Args:
+        share: the share, or why there is none.
+        join: enters the save before the share is written.
+    """
+
+    def __init__(self, share: Share | BaseException, join: Callable[[Share], None] = lambda _: None) -> None:
+        self._share = share
+        self._join = join
+
+    def share(self) -> Share:
+        if isinstance(self._share, BaseException):
+            raise self._share
+        return self._share
+
+    def check(self, signature: bytes) -> None:
+        self.share().check(signature)
+
+    def work(self) -> bytes:
+        share = self.share()
+        self._join(share)
+        return share.work()
+
+    def commit(self, payloads: Sequence[bytes]) -> None:
+        raise RuntimeError(f"process 0 commits the shares of all {len(payloads)}")
+
+    def withdraw(self) -> None:
+        if not isinstance(self._share, BaseException):
+            self._share.withdraw()
