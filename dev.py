@@ -39,7 +39,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 STAMP = "treering-dev.json"
 BUILD_TOOLS = ("hatchling", "editables")
 EXTRAS = {
-    "demo": (),
+    "demo": ("demo",),
     "test": ("test",),
     "lint": ("lint", "test"),
     "docs": ("docs", "test"),
@@ -243,7 +243,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
     python = [str(python_of(home)), "-m"]
     workers = str(max(1, min(4, os.cpu_count() or 1)))
     return {
-        "demo": [[*python, "treering", "demo", *theirs]],
+        "demo": [[*python, "demo", *theirs]],
         "test": [[*python, "pytest", "-n", workers, "--dist", "worksteal", *theirs]],
         "lint": [
             [*python, "ruff", "check", "."],

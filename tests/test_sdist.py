@@ -54,5 +54,5 @@ def test_it_installs_and_its_tests_run(unpacked: Path, tmp_path: Path) -> None:
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
     run("pytest", *options, "--collect-only", "-m", "", "tests", at=unpacked, path=tmp_path)
     assert " passed" in run("pytest", *options, *CHOSEN, at=unpacked, path=tmp_path)
-    for tool in ("torture", "benchmarks"):
+    for tool in ("demo", "torture", "benchmarks"):
         run(tool, "--help", at=unpacked, path=tmp_path)

@@ -15,11 +15,11 @@ from treering._cli.main import main
 
 
 def treering(
-    *arguments: str, code: int | None = None, timeout: float = 60, **environment: str
+    *arguments: str, code: int | None = None, timeout: float = 60, module: str = "treering", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m treering``; assert its exit code where one is given, and that no traceback came."""
+    """Run ``python -m treering``, or another module; assert an exit code where one is given, and no traceback."""
     clean = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR", "XLA_FLAGS"}}
-    command: Sequence[str] = [sys.executable, "-m", "treering", *arguments]
+    command: Sequence[str] = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
         command,
         env=clean | {"PYTHONIOENCODING": "utf-8"} | environment,

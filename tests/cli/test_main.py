@@ -18,7 +18,7 @@ from treering._cli import main as program
 from treering._cli.terminal import can_show, plain_line, wants_color
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError, Unsupported
 
-VERBS = ("cat", "demo", "diff", "du", "inspect", "ls", "verify")
+VERBS = ("cat", "diff", "du", "inspect", "ls", "verify")
 
 
 def test_help_has_every_verb_and_an_example() -> None:
@@ -94,7 +94,6 @@ def test_the_version() -> None:
         (["save", "x"], "in Python: treering.save(path, tree)"),
         (["load", "x"], "in Python: treering.load(path)"),
         (["help", "nope"], "there is no verb 'nope'"),
-        (["demo", "--seconds", "soon"], "not a valid float"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_a_hint(arguments: list[str], wanted: str) -> None:

@@ -20,7 +20,6 @@ from treering.errors import Corrupt, TreeringError
 
 _VERBS = {
     "cat": ("treering._cli.cat", "Print one leaf, or a part of an array."),
-    "demo": ("treering._cli.demo.verb", "Train a small model, kill it, move it, break it: every bit comes back."),
     "diff": ("treering._cli.diff", "Compare two checkpoints or files."),
     "doctor": ("treering._cli.doctor", "Say which saves are in flight or dead, and what to do about each."),
     "du": ("treering._cli.du", "Show where the bytes are."),
@@ -69,6 +68,8 @@ class Verbs(click.Group):
             if len(args) == 1:
                 click.echo(ctx.get_help())
                 ctx.exit()
+        if args[0] == "demo":
+            ctx.fail("the demo is not installed with treering; run `python3 dev.py demo` in a checkout of its sources")
         if args[0] in _IN_PYTHON:
             ctx.fail(f"there is no verb {args[0]!r}; in Python: {_IN_PYTHON[args[0]]}")
         if args[0] not in _VERBS and not args[0].startswith("-"):
@@ -100,7 +101,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB ...",
     epilog="\b\nExamples:\n"
-    "  treering demo\n"
     "  treering inspect checkpoint\n"
     "  treering verify checkpoint\n"
     "  treering cat checkpoint 'params/w[:2]'\n"
@@ -114,14 +114,14 @@ def cli() -> None:
     """Save JAX pytrees, load them back bit for bit, and look into runs, checkpoints, safetensors and msgpack files."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the program with its exit code.
+def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli) -> None:
+    """Run a command, usually the whole command line, and exit the program with its exit code.
 
     Every error of treering becomes one line on stderr, and a hint below it where there is one.
     """
     try:
         # A verb answers with its exit code, or with None for GOOD.
-        code = cli.main(args=None if arguments is None else list(arguments), standalone_mode=False) or GOOD
+        code = command.main(args=None if arguments is None else list(arguments), standalone_mode=False) or GOOD
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treering._cli.demo.children import Child, Failed
-from treering._cli.demo.display import TrainingDisplay, curve
-from treering._cli.demo.evidence import Evidence, Proof
-from treering._cli.demo.stage import Stage, short
+from demo.children import Child, Failed
+from demo.display import TrainingDisplay, curve
+from demo.evidence import Evidence, Proof
+from demo.stage import Stage, short
 from treering._inspect.inspect import listing_of
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
@@ -82,7 +82,7 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
     stage.chapter(1, "Train a small transformer on eight devices, and save behind the loop")
     trained = Trained()
     with (
-        Child("treering._cli.demo.train", os.fspath(stage.run), str(seconds)) as child,
+        Child("demo.train", os.fspath(stage.run), str(seconds)) as child,
         TrainingDisplay(stage.console, seconds, blocks=stage.symbols) as display,
     ):
         trained.process = child.number

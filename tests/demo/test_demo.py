@@ -1,8 +1,7 @@
-"""treering demo: its parts, and the whole of it in short."""
+"""The demo: its parts, and the whole of it in short."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -15,14 +14,14 @@ import pytest
 from rich.console import Console
 
 import treering as package
-from tests.cli.command import treering
+from demo import FILES, breaking, closing, digests, killing, meshes, model, moving, story, text
+from demo.children import Child, Failed
+from demo.display import TrainingDisplay, curve
+from demo.evidence import Evidence, compared
+from demo.killing import Save, Trained
+from demo.stage import Stage
+from tests.cli.command import here, treering
 from tests.cli.runs import add_step
-from treering._cli.demo import FILES, breaking, closing, digests, killing, meshes, model, moving, story, text
-from treering._cli.demo.children import Child, Failed
-from treering._cli.demo.display import TrainingDisplay, curve
-from treering._cli.demo.evidence import Evidence, compared
-from treering._cli.demo.killing import Save, Trained
-from treering._cli.demo.stage import Stage
 
 TINY = model.Config(alphabet_size=16, context=8, width=16, blocks=1, heads=2, batch=2, dropout=0.5)
 
@@ -197,10 +196,8 @@ def test_only_a_save_that_is_not_committed_is_killed(tmp_path: Path, quick: bool
     assert child.calls == []
 
 
-def test_a_process_is_held_still_goes_on_and_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A child of the demo finds treering; what stands for a program of the demo here is found in the repository.
-    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
-    program = "tests.cli.counting"
+def test_a_process_is_held_still_goes_on_and_is_killed() -> None:
+    program = "tests.demo.counting"
     with Child(program) as child:
         events = child.events()
         assert next(events)["event"] == "counted"
@@ -247,7 +244,7 @@ def test_prose_is_wrapped_on_a_terminal_and_whole_elsewhere(width: int, tmp_path
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with (
-        Child("treering._cli.demo.resume", str(tmp_path / "nope"), "1x1", "latest", "0") as child,
+        Child("demo.resume", str(tmp_path / "nope"), "1x1", "latest", "0") as child,
         pytest.raises(Failed, match=r"ended with code 1: .*nope"),
     ):
         list(child.events())
@@ -281,7 +278,7 @@ def test_the_display_shows_the_last_loss(terminal: bool) -> None:
 @pytest.fixture(scope="module")
 def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("demo") / "files"
-    done = treering("demo", "--seconds", "1", "--keep", str(folder), timeout=500)
+    done = treering("--seconds", "1", "--keep", str(folder), module="demo", timeout=500)
     return done, folder
 
 
@@ -316,17 +313,26 @@ def test_the_kept_run_opens_and_is_not_overwritten(
     assert re.search(r"shown: 20 leaves, 4\.\d\d M parameters", listed)
     assert "is whole: " in treering("verify", run, code=0).stdout
     assert treering("log", run, code=0).stdout.count("KeepLast(3)") == 4
-    assert "is not overwritten" in treering("demo", "--keep", str(folder), code=2).stderr
+    assert "is not overwritten" in treering("--keep", str(folder), module="demo", code=2).stderr
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    done = treering("demo", "--keep", str(tmp_path / "file" / "below"), code=2)
+    done = treering("--keep", str(tmp_path / "file" / "below"), module="demo", code=2)
     assert done.stderr.startswith("error: could not make the folder")
 
 
 def test_neither_the_verb_nor_the_story_imports_jax() -> None:
-    program = "import sys, treering._cli.demo.verb; assert not {'jax', 'numpy', 'rich'} & set(sys.modules)"
+    program = "import sys, demo.__main__; assert not {'jax', 'numpy', 'rich'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
-    program = "import sys, treering._cli.demo.story; assert 'jax' not in sys.modules"
+    program = "import sys, demo.story; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["demo", "--seconds", "3"], ["demo", "--help"], ["help", "demo"]])
+def test_the_verb_says_where_the_demo_is(arguments: list[str]) -> None:
+    error, hint = here(*arguments, code=2).stderr.splitlines()
+    assert error == (
+        "error: the demo is not installed with treering; run `python3 dev.py demo` in a checkout of its sources"
+    )
+    assert hint.startswith("hint: ")

@@ -1,6 +1,6 @@
 """The process of the demo that trains on eight devices, saves behind its loop, and is killed in the midst of a save.
 
-``python -m treering._cli.demo.train FOLDER SECONDS`` tells what happens in lines of JSON.
+``python -m demo.train FOLDER SECONDS`` tells what happens in lines of JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import treering
-from treering._cli.demo import digests, meshes, model, text
-from treering._cli.demo.telling import tell
+from demo import digests, meshes, model, text
+from demo.telling import tell
 
 MESH = (4, 2)
 """Lengths of the mesh's axes."""

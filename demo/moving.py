@@ -7,10 +7,10 @@ import os
 import time
 from contextlib import ExitStack
 
-from treering._cli.demo.children import Child, Failed
-from treering._cli.demo.evidence import Evidence, Proof, compared
-from treering._cli.demo.killing import Trained
-from treering._cli.demo.stage import Stage
+from demo.children import Child, Failed
+from demo.evidence import Evidence, Proof, compared
+from demo.killing import Trained
+from demo.stage import Stage
 from treering._inspect.inspect import listing_of
 from treering._runs.listing import listed_run
 from treering._store.run_folder import step_name
@@ -43,7 +43,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
     # The first takes what is latest and saves over what the kill left; the second names its step.
     wishes = ((_MESHES[0], "latest", killed - last), (_MESHES[1], str(last), 0))
     with stage.patience("new Pythons start, load and compile ..."), ExitStack() as running:
-        module = "treering._cli.demo.resume"
+        module = "demo.resume"
         children = [
             running.enter_context(Child(module, os.fspath(stage.run), mesh, which, str(steps)))
             for mesh, which, steps in wishes

@@ -1,4 +1,4 @@
-"""``treering demo``: the verb. jax is imported only by the processes that it starts."""
+"""``python -m demo``, which ``dev.py demo`` runs. Only the processes that it starts import jax."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 
 import click
 
-from treering._cli.demo import FILES
+from demo import FILES
+from treering._cli.main import main
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
 from treering.errors import StoreFailed
 
 
-@click.command(epilog="\b\nExamples:\n  treering demo\n  treering demo --seconds 20 --keep demo-files\n")
+@click.command(
+    epilog="\b\nExamples:\n  python3 dev.py demo\n  python3 dev.py demo --seconds 20 --keep demo-files\n",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1, 30),
@@ -44,7 +48,7 @@ def demo(seconds: float, keep: Path | None) -> int:
     with _folder(keep) as folder:
         from rich.console import Console
 
-        from treering._cli.demo.story import tell
+        from demo.story import tell
 
         proofs = tell(Console(highlight=False), seconds=seconds, folder=Path(folder), kept=keep is not None)
     failed = [proof for proof in proofs if not proof.held]
@@ -62,3 +66,7 @@ def _folder(keep: Path | None) -> AbstractContextManager[str | Path]:
     except OSError as error:
         raise StoreFailed.of(error, keep or tempfile.gettempdir(), "make the folder") from error
     return nullcontext(keep.resolve())
+
+
+if __name__ == "__main__":
+    main(command=demo)

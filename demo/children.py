@@ -34,9 +34,9 @@ class Child:
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        # The new process must find this very treering, wherever it was imported from.
-        home = os.fspath(Path(treering.__file__).resolve().parents[1])
-        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # The new process imports the same treering and the same demo as this one.
+        homes = (os.fspath(Path(file).resolve().parents[1]) for file in (treering.__file__, __file__))
+        paths = [*homes, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", "-m", module, *arguments],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from treering._cli.demo.evidence import Proof
-from treering._cli.demo.killing import Save
-from treering._cli.demo.stage import Stage
+from demo.evidence import Proof
+from demo.killing import Save
+from demo.stage import Stage
 from treering._values.human import bytes_text, duration_text
 
 _MOST_ROWS = 8

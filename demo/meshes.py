@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from treering._cli.demo import model
+from demo import model
 
 AXES = ("data", "model")
 """Names of a mesh's axes."""

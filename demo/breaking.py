@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from treering._cli.demo.evidence import Proof
-from treering._cli.demo.stage import Stage, short
+from demo.evidence import Proof
+from demo.stage import Stage, short
 from treering._format.records import LeafRecord
 from treering._inspect.inspect import inspect
 from treering._inspect.open_leaves import open_leaves

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from treering._cli.demo import model, text
-from treering._cli.demo.evidence import Evidence
+from demo import model, text
+from demo.evidence import Evidence
 from treering._values.keys import join_key
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from treering._cli.demo.breaking import break_it
-from treering._cli.demo.children import Failed
-from treering._cli.demo.closing import close, show_saves
-from treering._cli.demo.evidence import Proof
-from treering._cli.demo.killing import Trained, kill_did_no_harm, loss_fell, train_and_kill
-from treering._cli.demo.moving import move
-from treering._cli.demo.stage import Stage
+from demo.breaking import break_it
+from demo.children import Failed
+from demo.closing import close, show_saves
+from demo.evidence import Proof
+from demo.killing import Trained, kill_did_no_harm, loss_fell, train_and_kill
+from demo.moving import move
+from demo.stage import Stage
 from treering._cli.terminal import can_show
 from treering._inspect.inspect import listing_of
 

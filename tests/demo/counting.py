@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from treering._cli.demo.telling import tell
+from demo.telling import tell
 
 if __name__ == "__main__":
     ends = time.monotonic() + 60

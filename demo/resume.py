@@ -1,6 +1,6 @@
 """A fresh process of the demo: it knows the code and the run's folder, nothing else, and has a mesh of its own.
 
-``python -m treering._cli.demo.resume FOLDER LENGTHS STEP STEPS`` loads that step, or ``latest``, onto a mesh of 2x2,
+``python -m demo.resume FOLDER LENGTHS STEP STEPS`` loads that step, or ``latest``, onto a mesh of 2x2,
 trains on for so many steps, saves if there were any, and tells of it in lines of JSON.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 import treering
-from treering._cli.demo import digests, meshes, model, text
-from treering._cli.demo.telling import tell
-from treering._cli.demo.train import KEEP
+from demo import digests, meshes, model, text
+from demo.telling import tell
+from demo.train import KEEP
 
 __all__: list[str] = []
 

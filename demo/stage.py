@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from treering._cli.demo import FILES
+from demo import FILES
 from treering._cli.terminal import look_of
 from treering._view.tree_text import Look
 
