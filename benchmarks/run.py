@@ -23,7 +23,7 @@ from benchmarks.run_loop import Loop, Saved, Stolen, blocked, updated
 from benchmarks.run_peers import Orbax, Saver, Treering
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind, Tree, Workload
-from treering._checkpoint.plan_cache import Planned, forget, planned
+from treering._checkpoint.plan_cache import TreePlan, forget, plan_tree
 
 __all__ = ["BENCHMARK"]
 
@@ -147,7 +147,7 @@ class _RunScene(Scene):
 
         return check
 
-    def _right_plan(self, plan: Planned) -> str | None:
+    def _right_plan(self, plan: TreePlan) -> str | None:
         """Whether all leaves are in it, with their bytes."""
         found = sum(plan.layout(_ATTEMPT).chunks.nbytes)
         if plan.flat.keys != list(self._flat) or found != self.nbytes:
@@ -159,8 +159,8 @@ def _scene(name: str, leaves: LeafKind, factor: float, folder: Path) -> Scene:
     return KeptScene(factor, folder) if name == "K" else _RunScene(name, leaves, factor, folder)
 
 
-def _plan(tree: Tree) -> Planned:
-    plan = planned(tree)
+def _plan(tree: Tree) -> TreePlan:
+    plan = plan_tree(tree)
     plan.layout(_ATTEMPT)
     return plan
 

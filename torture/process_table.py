@@ -85,14 +85,14 @@ _AGREEING: Final = (
 )
 _LOAD: Final = (
     Point(name="the call begins", place="torture.process_scenes:JointScene.load", when="before"),
-    Point(name="the tree is opened", place=f"{_TOGETHER}:Company.agree", when="before"),
+    Point(name="the tree is opened", place=f"{_TOGETHER}:LoadGroup.agree", when="before"),
     Point(name="the first meeting begins", place=f"{_TOGETHER}:assembled", when="before"),
     Point(name="the first meeting is over", place=f"{_TOGETHER}:assembled", when="after"),
-    Point(name="reading begins", place=f"{_TOGETHER}:Company.brought", when="before"),
-    Point(name="all is read", place=f"{_TOGETHER}:Company.brought", when="after"),
-    Point(name="the last meeting begins", place=f"{_TOGETHER}:Company.end", when="before"),
+    Point(name="reading begins", place=f"{_TOGETHER}:LoadGroup.read_batches", when="before"),
+    Point(name="all is read", place=f"{_TOGETHER}:LoadGroup.read_batches", when="after"),
+    Point(name="the last meeting begins", place=f"{_TOGETHER}:LoadGroup.end", when="before"),
     # Whoever is ahead of the others by a hair may have taken the last word with it.
-    Point(name="the last meeting is over", place=f"{_TOGETHER}:Company.end", when="after", done=None),
+    Point(name="the last meeting is over", place=f"{_TOGETHER}:LoadGroup.end", when="after", done=None),
 )
 _EXCHANGE: Final = (
     Point(name="the own part is read", place=f"{_TOGETHER}:parted_of", when="before"),

@@ -229,15 +229,15 @@ class Run:
             ({'params': {'w': 1.5}, 'count': 3}, {'w': 1.5})
             >>> run.close()
         """
-        from treering._checkpoint.load import Wishes
+        from treering._checkpoint.load import LoadOptions
         from treering._runs.load_step import load_step
         from treering._view.progress import reporter
 
-        wishes = Wishes(
+        options = LoadOptions(
             only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra,
             cast=cast, mapped=mapped, progress=reporter(progress, "loading"),
         )  # fmt: skip
-        return load_step(self._state, step, like, wishes)
+        return load_step(self._state, step, like, options)
 
     def load_or_init(
         self,
@@ -281,12 +281,12 @@ class Run:
             (1, Array(2., dtype=float32), ())
             >>> run.close()
         """
-        from treering._checkpoint.load import Wishes
+        from treering._checkpoint.load import LoadOptions
         from treering._runs.load_step import load_or_init
         from treering._view.progress import reporter
 
-        wishes = Wishes(shardings=shardings, mesh=mesh, extra=extra, progress=reporter(progress, "loading"))
-        return load_or_init(self._state, init_fn, wishes)
+        options = LoadOptions(shardings=shardings, mesh=mesh, extra=extra, progress=reporter(progress, "loading"))
+        return load_or_init(self._state, init_fn, options)
 
     # ------------------------------------------------------------------------------------------------ what is there
 

@@ -18,8 +18,8 @@ from treering._arrays import exchange
 from treering._arrays.delivered import Delivery
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.source import Source
-from treering._checkpoint.arrivals import planned
-from treering._checkpoint.source import opened_source
+from treering._checkpoint.arrivals import plan_deliveries
+from treering._checkpoint.source import read_source
 from treering._format.selection import select
 from treering._tree.likeness import as_stored
 from treering._values.boxes import covered_once, size_of
@@ -56,7 +56,7 @@ def deliveries_of(source: Source, shardings: list[Any]) -> list[Delivery]:
     matches = [
         dataclasses.replace(match, fit=dataclasses.replace(match.fit, kind="jax")) for match in as_stored(index, part)
     ]
-    return planned(source, matches, shardings)[1]
+    return plan_deliveries(source, matches, shardings)[1]
 
 
 def test_a_sharding_of_several_processes_spans() -> None:
@@ -68,7 +68,7 @@ def test_a_sharding_of_several_processes_spans() -> None:
 
 
 def test_only_leaves_over_several_processes_are_divided(saved: Path) -> None:
-    with opened_source(saved / "ckpt", mapped=False) as source:
+    with read_source(saved / "ckpt", mapped=False) as source:
         one = SingleDeviceSharding(jax.devices()[0])
         deliveries = deliveries_of(source, [COLUMNS, one, NamedSharding(MESH, P()), COLUMNS])
         wholes = [delivery.wish.boxes for delivery in deliveries]
@@ -86,7 +86,7 @@ def test_only_leaves_over_several_processes_are_divided(saved: Path) -> None:
 
 @pytest.mark.parametrize(("name", "exchanged"), [("leaves", True), ("packed", True), ("one.msgpack", False)])
 def test_forms(saved: Path, name: str, exchanged: bool) -> None:
-    with opened_source(saved / name, mapped=False) as source:
+    with read_source(saved / name, mapped=False) as source:
         deliveries = deliveries_of(source, [COLUMNS])
         divide(source, deliveries, 4)
         assert (deliveries[0].parts is not None) is exchanged
@@ -97,7 +97,7 @@ def test_forms(saved: Path, name: str, exchanged: bool) -> None:
 
 
 def test_rounds_hold_so_many_bytes_for_the_busiest(saved: Path) -> None:
-    with opened_source(saved / "ckpt", mapped=False) as source:
+    with read_source(saved / "ckpt", mapped=False) as source:
         deliveries = deliveries_of(source, [COLUMNS] * 4)[:3]
         divide(source, deliveries, 4)
         each = 1024 * 512 * 4 // 4
@@ -106,7 +106,7 @@ def test_rounds_hold_so_many_bytes_for_the_busiest(saved: Path) -> None:
 
 
 def test_other_wishes_have_another_digest(saved: Path) -> None:
-    with opened_source(saved / "ckpt", mapped=False) as source:
+    with read_source(saved / "ckpt", mapped=False) as source:
 
         def digest_of(*shardings: Any, batches: bool = False) -> str:
             deliveries = deliveries_of(source, list(shardings))
@@ -133,7 +133,7 @@ def test_another_save_has_another_state(tmp_path: Path) -> None:
         tr.save(tmp_path / "ckpt", {"w": np.zeros(3)}, overwrite=True)
         tr.save(tmp_path / "one.safetensors", {f"w{number}": np.zeros(3)}, overwrite=True)
         for name in ("ckpt", "one.safetensors", "ckpt", "one.safetensors"):
-            with opened_source(tmp_path / name, mapped=False) as source:
+            with read_source(tmp_path / name, mapped=False) as source:
                 states.append(state_digest(source))
     assert states[:2] == states[2:4]
     assert len(set(states)) == 4

@@ -18,7 +18,7 @@ import pytest
 from treering._arrays import donation, snapshot
 from treering._arrays.aligned import aligned_bytes
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._checkpoint.plan_cache import planned
+from treering._checkpoint.plan_cache import plan_tree
 from treering._tree.flatten import flatten
 
 DTYPES = ["float32", "bfloat16", "complex64", "int4"]
@@ -123,7 +123,7 @@ def test_no_array_of_a_device_is_held_after_the_snapshot_of_a_plan(monkeypatch: 
     monkeypatch.setattr(snapshot._Coming, "arrived", lambda coming: np.array(coming._handle))  # on CPU numpy has views
     array = jnp.arange(1 << 16)
     alive = weakref.ref(array)
-    plan = planned({"w": array}).snapshot()
+    plan = plan_tree({"w": array}).snapshot()
     del array
     gc.collect()
     assert alive() is None

@@ -148,11 +148,11 @@ def test_what_one_cannot_save_is_told_to_the_others(tmp_path: Path, two: Togethe
 def test_a_snapshot_that_fails_is_told_to_the_others(
     tmp_path: Path, two: Together, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treering._checkpoint.plan_cache import Planned
+    from treering._checkpoint.plan_cache import TreePlan
 
-    snapshot = Planned.snapshot
+    snapshot = TreePlan.snapshot
 
-    def fails(self: Planned, **wanted: Any) -> Planned:
+    def fails(self: TreePlan, **wanted: Any) -> TreePlan:
         if self.processes.this == bad:
             raise KeyboardInterrupt if wanted else MemoryError("no memory")
         return snapshot(self, **wanted)
@@ -163,7 +163,7 @@ def test_a_snapshot_that_fails_is_told_to_the_others(
         except KeyboardInterrupt as error:
             raise MemoryError("interrupted") from error
 
-    monkeypatch.setattr(Planned, "snapshot", fails)
+    monkeypatch.setattr(TreePlan, "snapshot", fails)
     done = two.save(tmp_path / "x", lambda process: tree(), save=save)
     assert isinstance(done[bad], MemoryError)
     assert isinstance(done[1 - bad], TreeringError)

@@ -399,7 +399,7 @@ def test_the_own_error_is_raised_whatever_the_others_say(job: Job, tmp_path: Pat
 @pytest.mark.parametrize("hint", [None, "h" * 600])
 def test_any_error_fits_into_a_payload(message: str, hint: str | None) -> None:
     for error in (Mismatch(message, hint=hint), RuntimeError(message)):
-        payload = joint_load.told({}, Failure.of(error))
+        payload = joint_load.encode_reply({}, Failure.of(error))
         assert len(payload) <= 512
         found = Failure.from_node(json.loads(payload)["failure"], "it")
         assert message[:20] in found.message

@@ -12,7 +12,7 @@ import pytest
 import treering
 from tests.checkpoint.in_background import PATIENCE, gate
 from treering._background import saves
-from treering._background.save_job import Flight, Stage
+from treering._background.save_job import SaveJob, SaveStage
 from treering.checkpoint import save_async
 from treering.errors import Cancelled, Exists, Timeout, TreeringError
 
@@ -27,9 +27,9 @@ def nothing_left() -> Iterator[None]:
     assert writer.take_failed() == []
 
 
-def flight(**more: Any) -> Flight:
+def flight(**more: Any) -> SaveJob:
     asked: dict[str, Any] = {"shown": "x", "run": None, "timeout": 60.0, "nbytes": 0}
-    return Flight(Path("x"), **{**asked, **more})
+    return SaveJob(Path("x"), **{**asked, **more})
 
 
 def test_a_save_that_goes_well(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_is_claimed_is_not_called_off() -> None:
     one = flight()
     one.begin()
     one.claim()
-    assert one.stage is Stage.COMMITTING
+    assert one.stage is SaveStage.COMMITTING
     assert not one.cancel()
     one.move()
     one.end(None)

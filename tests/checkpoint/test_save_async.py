@@ -265,11 +265,11 @@ def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: t
 
 
 def test_an_error_keeps_its_differences() -> None:
-    from treering._background.deferred_errors import reworded
+    from treering._background.deferred_errors import reword
 
     error = Mismatch("not the same")
     error.differences = ("one",)
-    late = reworded(error, "it failed")
+    late = reword(error, "it failed")
     assert isinstance(late, Mismatch)
     assert late.differences == ("one",)
 

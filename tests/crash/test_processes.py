@@ -16,14 +16,14 @@ BROKEN = """
 import contextlib, dataclasses, sys
 from torture import __main__ as torture
 from torture import process_table
-from treering._checkpoint import joint_save
+from treering._checkpoint import joint_driver
 from treering._values.checkpoint_names import verdict_note
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._coordination.messages import Verdict
 from treering._coordination.steps import Commit, Put
 from treering.errors import TreeringError
 
-def hasty(call, signature, leading=joint_save.leading):
+def hasty(call, signature, leading=joint_driver.leading):
     steps, answer = leading(call, signature), None
     with contextlib.suppress(StopIteration):
         while True:
@@ -32,7 +32,7 @@ def hasty(call, signature, leading=joint_save.leading):
                 yield Put(verdict_note(call.attempt), Verdict(who=call.who).text())
             answer = yield step
 
-def swallowing(call, check, following=joint_save.following):
+def swallowing(call, check, following=joint_driver.following):
     try:
         yield from following(call, check)
     except TreeringError:
@@ -40,9 +40,9 @@ def swallowing(call, check, following=joint_save.following):
 
 match sys.argv.pop(1):
     case "process 0 says so before it commits":
-        joint_save.leading = hasty
+        joint_driver.leading = hasty
     case "others swallow the verdict":
-        joint_save.following = swallowing
+        joint_driver.following = swallowing
     case "others leave their files":
         JoinedFolder.withdraw = lambda self: None
     case "a point has moved":

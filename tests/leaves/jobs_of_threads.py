@@ -13,7 +13,7 @@ import pytest
 from treering._arrays import outgoing as outgoing_module
 from treering._coordination.steps import Call
 from treering._leaves import joint_serialize
-from treering._leaves.joint_serialize import LeavesWishes, serialize_together
+from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
 from treering._tree.flatten import flatten
 from treering._values.processes import Processes
 
@@ -22,13 +22,13 @@ __all__ = ["Job", "wishes"]
 PATIENCE = 60.0
 
 
-def wishes(**asked: Any) -> LeavesWishes:
+def wishes(**asked: Any) -> LeavesSaveOptions:
     """What a caller asks for by default, but for what is given."""
     plain: dict[str, Any] = {
         "prefix": None, "write_index": True, "compressor": None, "chunk_bytes": None, "host_local": "first",
         "commit_callback": None, "progress": None,
     }  # fmt: skip
-    return LeavesWishes(**(plain | asked))
+    return LeavesSaveOptions(**(plain | asked))
 
 
 class Job:
@@ -52,7 +52,7 @@ class Job:
         tree: Any,
         *,
         trees: Mapping[int, Any] | None = None,
-        asked: Mapping[int, LeavesWishes] | None = None,
+        asked: Mapping[int, LeavesSaveOptions] | None = None,
         timeout: float = PATIENCE,
         absent: tuple[int, ...] = (),
         before: Callable[[int], None] | None = None,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.properties import strategies
 from tests.properties.strategies import Box, Pair, Plain, Point, Triple, quick, trees
 from treering._checkpoint import plan_cache
-from treering._checkpoint.plan_cache import Planned, forget, planned
+from treering._checkpoint.plan_cache import TreePlan, forget, plan_tree
 from treering._format.structure import StandIn
 from treering._values.processes import Processes
 from treering.errors import TreeringError, Unsupported
@@ -29,7 +29,7 @@ from treering.errors import TreeringError, Unsupported
 ATTEMPT = "0123456789abcdef"
 
 
-def print_of(plan: Planned) -> dict[str, Any]:
+def print_of(plan: TreePlan) -> dict[str, Any]:
     """All that a save takes from a plan; arrays by their bytes."""
     leaves, layout = plan.leaves, plan.layout(ATTEMPT)
     return {
@@ -56,7 +56,7 @@ def print_of(plan: Planned) -> dict[str, Any]:
 
 def outcome(tree: Any) -> Any:
     try:
-        return print_of(planned(tree))
+        return print_of(plan_tree(tree))
     except TreeringError as error:
         return type(error), str(error)
 
@@ -219,11 +219,11 @@ def state(scale: float) -> dict[str, Any]:
 
 def test_the_next_state_of_a_loop_takes_the_plan_over_with_its_own_values() -> None:
     forget()
-    first = planned(state(1.0))
-    second = planned(state(2.0))
+    first = plan_tree(state(1.0))
+    second = plan_tree(state(2.0))
     assert second._common is first._common
     forget()
-    assert print_of(second) == print_of(planned(state(2.0)))
+    assert print_of(second) == print_of(plan_tree(state(2.0)))
 
 
 def _calls(work: Callable[[], Any]) -> int:
@@ -243,7 +243,7 @@ def _calls(work: Callable[[], Any]) -> int:
 
 
 def _laid_out(tree: Any) -> Any:
-    return planned(tree).layout(ATTEMPT)
+    return plan_tree(tree).layout(ATTEMPT)
 
 
 @pytest.mark.parametrize(
@@ -265,18 +265,18 @@ def test_a_second_plan_takes_a_tenth_of_the_first(kind: str, leaves: int) -> Non
         for _ in range(2)
     )
     forget()
-    planned([]).layout(ATTEMPT)  # whatever is imported, is
+    plan_tree([]).layout(ATTEMPT)  # whatever is imported, is
     once, again = (_calls(functools.partial(_laid_out, tree)) for tree in (first, second))
     assert 10 * again <= once
 
 
 def test_a_few_structures_are_kept_and_the_one_that_was_used_last_is_found_first() -> None:
     forget()
-    plans = [planned([0] * number) for number in range(1, 5)]
-    assert planned([0])._common is plans[0]._common
-    planned([0] * 9)  # the second one is the one that was not used for longest
-    assert planned([0])._common is plans[0]._common
-    assert planned([0, 0])._common is not plans[1]._common
+    plans = [plan_tree([0] * number) for number in range(1, 5)]
+    assert plan_tree([0])._common is plans[0]._common
+    plan_tree([0] * 9)  # the second one is the one that was not used for longest
+    assert plan_tree([0])._common is plans[0]._common
+    assert plan_tree([0, 0])._common is not plans[1]._common
     assert len(plan_cache._ENTRIES) == plan_cache._KEPT
 
 
@@ -284,8 +284,8 @@ def test_no_leaf_is_held() -> None:
     forget()
     tree = state(1.0)
     held = [weakref.ref(leaf) for leaf in (tree["params"]["w"], tree["params"]["b"], tree["key"], tree["opt"][0].first)]
-    planned(tree).layout(ATTEMPT)
-    planned(tree).signature()
+    plan_tree(tree).layout(ATTEMPT)
+    plan_tree(tree).signature()
     del tree
     gc.collect()
     assert [leaf() for leaf in held] == [None] * len(held)
@@ -294,20 +294,20 @@ def test_no_leaf_is_held() -> None:
 def test_other_processes_plan_anew() -> None:
     forget()
     tree = {"w": np.zeros(8)}
-    alone = planned(tree)
-    both = planned(tree, Processes(this=1, count=2))
+    alone = plan_tree(tree)
+    both = plan_tree(tree, Processes(this=1, count=2))
     assert both._common is not alone._common
-    assert planned(tree, Processes(this=1, count=2))._common is both._common
-    assert planned(tree, Processes(this=0, count=2))._common is not both._common
+    assert plan_tree(tree, Processes(this=1, count=2))._common is both._common
+    assert plan_tree(tree, Processes(this=0, count=2))._common is not both._common
 
 
 def test_an_array_that_was_deleted_meanwhile_is_refused_by_name() -> None:
     forget()
     tree = {"a": jnp.zeros(3), "b": jnp.ones(3)}
-    planned(tree)
+    plan_tree(tree)
     tree["b"].delete()
     with pytest.raises(Unsupported, match="the array has been deleted"):
-        planned(tree)
+        plan_tree(tree)
 
 
 def test_a_class_that_was_registered_meanwhile_is_opened() -> None:
@@ -319,9 +319,9 @@ def test_a_class_that_was_registered_meanwhile_is_opened() -> None:
         value = 3
 
     late = Late()
-    assert planned([late, 1]).flat.kinds == ["opaque", "int"]
+    assert plan_tree([late, 1]).flat.kinds == ["opaque", "int"]
     jax.tree_util.register_pytree_node(Late, lambda x: ((x.value,), None), lambda _, children: children[0])
-    assert planned([late, 1]).flat.kinds == ["int", "int"]
+    assert plan_tree([late, 1]).flat.kinds == ["int", "int"]
 
 
 def test_a_function_that_closes_over_an_array_since_then_is_refused() -> None:
@@ -331,18 +331,18 @@ def test_a_function_that_closes_over_an_array_since_then_is_refused() -> None:
     def function() -> Any:
         return held
 
-    planned([function])
+    plan_tree([function])
     held = jnp.zeros(3)
     with pytest.raises(Unsupported, match="holds arrays where jax cannot see them"):
-        planned([function])
+        plan_tree([function])
 
 
 def test_static_fields_that_change_in_place_are_seen() -> None:
     forget()
     box = Box(1, 2, note=["a"])  # type: ignore[arg-type]
-    first = print_of(planned(box))
+    first = print_of(plan_tree(box))
     box.note.append("b")  # type: ignore[attr-defined]
-    assert print_of(planned(box))["tokens"] != first["tokens"]
+    assert print_of(plan_tree(box))["tokens"] != first["tokens"]
 
 
 def test_a_deep_tree_is_no_deeper_for_a_second_plan() -> None:
@@ -350,5 +350,5 @@ def test_a_deep_tree_is_no_deeper_for_a_second_plan() -> None:
     tree: Any = 1
     for _ in range(1000):
         tree = [tree]
-    first = planned(tree)
-    assert planned(tree)._common is first._common
+    first = plan_tree(tree)
+    assert plan_tree(tree)._common is first._common

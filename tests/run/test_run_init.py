@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treering as tr
-from treering._checkpoint.load import Wishes
+from treering._checkpoint.load import LoadOptions
 from treering._runs.load_or_init import loaded_or_initialised
 from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
 
@@ -39,7 +39,7 @@ class Made:
 
 
 def resumed(path: Path | None, init_fn: Any, *, shardings: Any = None, mesh: Any = None) -> tuple[Any, tuple[str, ...]]:
-    return loaded_or_initialised(path, init_fn, Wishes(shardings=shardings, mesh=mesh), timeout=60)
+    return loaded_or_initialised(path, init_fn, LoadOptions(shardings=shardings, mesh=mesh), timeout=60)
 
 
 def mesh_of(*shape: int) -> jax.sharding.Mesh:

@@ -133,7 +133,7 @@ def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(tmp_path:
         raise NotFound("a link leads nowhere")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_step, "opened_source", missing)
+        patch.setattr(load_step, "read_source", missing)
         with pytest.raises(NotFound):
             run.load()
 

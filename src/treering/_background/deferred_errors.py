@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treering._background.save_job import Flight
+from treering._background.save_job import SaveJob
 from treering._coordination.messages import Failure
 from treering.errors import Mismatch, TreeringError
 
 
-def reworded(error: BaseException, said: str) -> TreeringError:
+def reword(error: BaseException, said: str) -> TreeringError:
     """Return an error of the same class that says first where it comes from; ``error`` is its cause.
 
     Args:
@@ -17,9 +17,9 @@ def reworded(error: BaseException, said: str) -> TreeringError:
         said: what to say first.
 
     Example:
-        >>> reworded(KeyError("a"), "could not do it")
+        >>> reword(KeyError("a"), "could not do it")
         TreeringError("could not do it: KeyError: 'a'")
-        >>> reworded(TreeringError("no a"), "could not do it")
+        >>> reword(TreeringError("no a"), "could not do it")
         TreeringError('could not do it: no a')
     """
     if type(error) is TreeringError:
@@ -36,12 +36,12 @@ def reworded(error: BaseException, said: str) -> TreeringError:
     return late
 
 
-def late_error(failed: Sequence[Flight]) -> TreeringError:
+def deferred_error(failed: Sequence[SaveJob]) -> TreeringError:
     """Return the error to raise for saves that failed earlier, at least one; of all but the first it has notes."""
     first, *others = failed
-    late = reworded(first.error or RuntimeError(), f"the earlier save to {first.shown!r} failed")
-    for flight in others:
-        late.add_note(f"the earlier save to {flight.shown!r} failed as well: {error_text(flight.error)}")
+    late = reword(first.error or RuntimeError(), f"the earlier save to {first.shown!r} failed")
+    for job in others:
+        late.add_note(f"the earlier save to {job.shown!r} failed as well: {error_text(job.error)}")
     return late
 
 

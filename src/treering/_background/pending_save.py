@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treering._background.save_job import Flight
+from treering._background.save_job import SaveJob
 from treering.errors import Timeout
 
 
@@ -15,7 +15,7 @@ class PendingSave:
     the end of the program says so at the latest.
 
     Args:
-        flight: the save.
+        job: the save.
 
     Example:
         >>> import os, tempfile, treering
@@ -25,16 +25,16 @@ class PendingSave:
         (True, False)
     """
 
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
+    def __init__(self, job: SaveJob) -> None:
+        self._job = job
 
     def __repr__(self) -> str:
-        return f"<PendingSave {self._flight.shown!r}: {self._flight.text()}>"
+        return f"<PendingSave {self._job.shown!r}: {self._job.text()}>"
 
     @property
     def path(self) -> Path:
         """Where it goes, resolved."""
-        return self._flight.path
+        return self._job.path
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until it is saved; when this returns, it survives a power cut.
@@ -60,19 +60,19 @@ class PendingSave:
         Raises:
             Timeout: it is not done in that time; it goes on.
         """
-        flight = self._flight
-        if not flight.wait(timeout):
-            raise Timeout(f"the save to {flight.shown!r} is not done within {timeout:g} s", hint="it goes on")
-        flight.told = True
-        return flight.error
+        job = self._job
+        if not job.wait(timeout):
+            raise Timeout(f"the save to {job.shown!r} is not done within {timeout:g} s", hint="it goes on")
+        job.told = True
+        return job.error
 
     def done(self) -> bool:
         """Tell whether it has ended, well or not; without waiting."""
-        return self._flight.ended()
+        return self._job.ended()
 
     def saved(self) -> bool:
         """Tell whether it is saved by now; without waiting, and an error stays to be raised."""
-        return self.done() and self._flight.error is None
+        return self.done() and self._job.error is None
 
     def cancel(self) -> bool:
         """Call it off, if it is not committed yet; without waiting.
@@ -83,4 +83,4 @@ class PendingSave:
             True where it comes to nothing. What stood at the path stays, and `result` raises ``Cancelled``. False where
             it is committed, or being committed, or has failed.
         """
-        return self._flight.cancel()
+        return self._job.cancel()

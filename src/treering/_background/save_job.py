@@ -44,7 +44,7 @@ UNWATCHED: Final[Watch] = _Unwatched()
 """The watch of a save that nobody can call off."""
 
 
-class Stage(enum.IntEnum):
+class SaveStage(enum.IntEnum):
     """How far a save is."""
 
     WAITING = 0
@@ -71,7 +71,7 @@ def writes_here() -> bool:
     return _here.writes
 
 
-class Flight:
+class SaveJob:
     """One save in flight.
 
     Args:
@@ -95,7 +95,7 @@ class Flight:
         self.run: Final = run
         self.timeout: Final = timeout
         self.nbytes: Final = nbytes
-        self.stage = Stage.WAITING
+        self.stage = SaveStage.WAITING
         self.error: BaseException | None = None
         self.told = False
         self.cancelled = False
@@ -112,7 +112,7 @@ class Flight:
 
     def text(self) -> str:
         """Return how far it is, for people."""
-        if self.stage is not Stage.ENDED:
+        if self.stage is not SaveStage.ENDED:
             return "cancelled" if self.cancelled else self.stage.name.lower()
         return "saved" if self.error is None else f"failed: {self.error!r:.200}"
 
@@ -121,7 +121,7 @@ class Flight:
     def begin(self) -> None:
         """Note that its turn has come; the thread that asks writes it."""
         with self._lock:
-            self.stage = Stage.WRITING
+            self.stage = SaveStage.WRITING
         _here.writes = True
         self.moved_at = time.monotonic()
 
@@ -144,7 +144,7 @@ class Flight:
         with self._lock:
             if self.cancelled:
                 self._raise_cancelled()
-            self.stage = Stage.COMMITTING
+            self.stage = SaveStage.COMMITTING
         self.moved_at = time.monotonic()
 
     def pause(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class Flight:
         with self._lock:
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, Cancelled))
-            self.stage = Stage.ENDED
+            self.stage = SaveStage.ENDED
         _here.writes = False
         self.moved_at = time.monotonic()
         self._waiters.notify()
@@ -182,14 +182,14 @@ class Flight:
         """Call it off; whether that came in time."""
         self.require_own()
         with self._lock:
-            if self.stage < Stage.COMMITTING:
+            if self.stage < SaveStage.COMMITTING:
                 self.cancelled = True
         return self.cancelled
 
     def ended(self) -> bool:
         """Tell whether it has ended."""
         self.require_own()
-        return self.stage is Stage.ENDED
+        return self.stage is SaveStage.ENDED
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until it has ended; whether it has within ``timeout`` seconds.

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from treering._background.deferred_errors import late_error
+from treering._background.deferred_errors import deferred_error
 from treering._background.pending_save import PendingSave
 from treering._background.writer import Writer
 
@@ -63,7 +63,7 @@ def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None
     Raises:
         Timeout: it did not end in that time, or shows no progress any more.
     """
-    if _state.writer.flights:
+    if _state.writer.jobs:
         _state.writer.wait(resolved(path), timeout)
 
 
@@ -76,7 +76,7 @@ def raise_unreported(path: str | os.PathLike[str]) -> None:
     if _state.writer.failed:
         failed = _state.writer.take_failed(resolved(path))
         if failed:
-            raise late_error(failed)
+            raise deferred_error(failed)
 
 
 def settle(path: str | os.PathLike[str]) -> None:

@@ -75,11 +75,10 @@ def leave() -> None:
     if not _ending.waited:
         why = _wait(saves)
         lost = f"is not done, and was given up: {why}"
-        _ending.lines += [f"the save to {flight.shown!r} {lost}" for flight in saves.flights if why]
+        _ending.lines += [f"the save to {job.shown!r} {lost}" for job in saves.jobs if why]
         _ending.waited = True
     _ending.lines += [
-        f"the save to {flight.shown!r} failed, and nobody asked: {error_text(flight.error)}"
-        for flight in saves.take_failed()
+        f"the save to {job.shown!r} failed, and nobody asked: {error_text(job.error)}" for job in saves.take_failed()
     ]
     if _ending.lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))

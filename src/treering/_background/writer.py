@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from treering._background.memory_budget import async_bytes
-from treering._background.save_job import Flight, Stage, writes_here
+from treering._background.save_job import SaveJob, SaveStage, writes_here
 from treering._store.waiters import Waiters
 from treering.errors import Timeout
 
@@ -31,7 +31,7 @@ MOST: Final = 2
 _LOOK_SECONDS: Final = 0.5
 
 
-class Room:
+class Reservation:
     """The room of one save among those in flight, a context manager: left by an error, it is given up.
 
     Entered twice, so that an interrupt in the end of one block is met by the other; nothing is taken before `take`.
@@ -63,52 +63,52 @@ class Writer:
     """The saves of this process that are in flight, and those whose errors nobody knows.
 
     Attributes:
-        flights: what is in flight, in the order in which it was admitted.
+        jobs: what is in flight, in the order in which it was admitted.
         failed: what has failed, as long as nobody was told.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._changed = Waiters()
-        self.flights: list[Flight] = []
-        self.failed: list[Flight] = []
-        self._queue: deque[tuple[Flight, Callable[[], None]]] = deque()
+        self.jobs: list[SaveJob] = []
+        self.failed: list[SaveJob] = []
+        self._queue: deque[tuple[SaveJob, Callable[[], None]]] = deque()
         self._queued: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads: list[int] = []
 
     # -------------------------------------------------------------------------------------------------- taking saves
 
-    def _admit(self, flight: Flight) -> None:
+    def _admit(self, job: SaveJob) -> None:
         limit = async_bytes()
 
         def has_room() -> bool:
-            return writes_here() or self._has_room(flight, limit)
+            return writes_here() or self._has_room(job, limit)
 
         while True:
             with self._lock:
                 if has_room():
-                    self.flights.append(flight)
+                    self.jobs.append(job)
                     return
-            self._require_progress(f"could not {flight.doing}: no room beside the saves in flight")
+            self._require_progress(f"could not {job.doing}: no room beside the saves in flight")
             self._changed.wait(has_room, _LOOK_SECONDS)
 
-    def room_for(self, flight: Flight) -> Room:
+    def reserve(self, job: SaveJob) -> Reservation:
         """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
-        return Room(lambda: self._admit(flight), lambda: self._give_up(flight))
+        return Reservation(lambda: self._admit(job), lambda: self._give_up(job))
 
-    def _give_up(self, flight: Flight) -> None:
+    def _give_up(self, job: SaveJob) -> None:
         """Drop a save that was not handed over; let the thread see one that was."""
         with self._lock:
-            if not self.has_taken(flight):
-                self._drop(flight)
+            if not self.has_taken(job):
+                self._drop(job)
         self._queued.put(None)
         self._changed.notify()
 
-    def has_taken(self, flight: Flight) -> bool:
+    def has_taken(self, job: SaveJob) -> bool:
         """Tell whether a save was handed over: it will end, well or not."""
-        return flight.stage is not Stage.WAITING or any(other is flight for other, _ in tuple(self._queue))
+        return job.stage is not SaveStage.WAITING or any(other is job for other, _ in tuple(self._queue))
 
-    def hand_over(self, flight: Flight, write: Callable[[], None]) -> None:
+    def hand_over(self, job: SaveJob, write: Callable[[], None]) -> None:
         """Let the thread write an admitted save.
 
         While the program ends nobody would wait for it, or there is no thread any more: then it is written, when its
@@ -118,23 +118,23 @@ class Writer:
             BaseException: it was written here, and failed.
         """
         with self._lock:
-            if flight not in self.flights:  # what only tells others why it failed needs no room
-                self.flights.append(flight)
+            if job not in self.jobs:  # what only tells others why it failed needs no room
+                self.jobs.append(job)
             if threading.main_thread().is_alive() and self._has_thread():
-                self._queue.append((flight, write))
+                self._queue.append((job, write))
                 self._queued.put(None)
                 return
-        while self.flights[0] is not flight and not self._stalled():
-            self._changed.wait(lambda: self.flights[0] is flight, _LOOK_SECONDS)
-        flight.begin()
-        self._do(flight, write)
-        if flight.error is not None and not flight.told:
-            flight.told = True
-            raise flight.error
+        while self.jobs[0] is not job and not self._stalled():
+            self._changed.wait(lambda: self.jobs[0] is job, _LOOK_SECONDS)
+        job.begin()
+        self._do(job, write)
+        if job.error is not None and not job.told:
+            job.told = True
+            raise job.error
 
-    def _has_room(self, flight: Flight, limit: int) -> bool:
-        held = sum(other.nbytes for other in self.flights)
-        return not self.flights or (len(self.flights) < MOST and held + flight.nbytes <= limit)
+    def _has_room(self, job: SaveJob, limit: int) -> bool:
+        held = sum(other.nbytes for other in self.jobs)
+        return not self.jobs or (len(self.jobs) < MOST and held + job.nbytes <= limit)
 
     def _has_thread(self) -> bool:
         if not self._threads:
@@ -151,12 +151,12 @@ class Writer:
             self._queued.get()
             while self._queue:
                 with self._lock:
-                    flight, write = self._queue.popleft()
-                    flight.begin()
-                self._do(flight, write)
-                del flight, write  # or their arrays would stay until the next save comes
+                    job, write = self._queue.popleft()
+                    job.begin()
+                self._do(job, write)
+                del job, write  # or their arrays would stay until the next save comes
 
-    def _do(self, flight: Flight, write: Callable[[], None]) -> None:
+    def _do(self, job: SaveJob, write: Callable[[], None]) -> None:
         error: BaseException | None = None
         try:
             write()
@@ -165,36 +165,36 @@ class Writer:
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
             _release_frames(error)
         with self._lock:
-            flight.end(error)
-            self.failed = [one for one in (*self.failed, flight) if one.error is not None and not one.told]
-            self._drop(flight)
+            job.end(error)
+            self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
+            self._drop(job)
         self._changed.notify()
 
-    def _drop(self, flight: Flight) -> None:
-        self.flights = [other for other in self.flights if other is not flight]
+    def _drop(self, job: SaveJob) -> None:
+        self.jobs = [other for other in self.jobs if other is not job]
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
-    def of(self, path: Path) -> list[Flight]:
+    def of(self, path: Path) -> list[SaveJob]:
         """Return what is in flight to a path, or as a step of the run there."""
         with self._lock:
             return self._of(path)
 
-    def _of(self, path: Path | None) -> list[Flight]:
-        return [flight for flight in self.flights if path is None or path in (flight.path, flight.run)]
+    def _of(self, path: Path | None) -> list[SaveJob]:
+        return [job for job in self.jobs if path is None or path in (job.path, job.run)]
 
-    def take_failed(self, path: Path | None = None) -> list[Flight]:
+    def take_failed(self, path: Path | None = None) -> list[SaveJob]:
         """Return the saves to a path, or of a run, whose errors nobody knows yet; from now on somebody does.
 
         Args:
             path: the path; None for all.
         """
         with self._lock:
-            untold = [flight for flight in self.failed if not flight.told]
-            taken = [flight for flight in untold if path is None or path in (flight.path, flight.run)]
-            for flight in taken:
-                flight.told = True
-            self.failed = [flight for flight in untold if not flight.told]
+            untold = [job for job in self.failed if not job.told]
+            taken = [job for job in untold if path is None or path in (job.path, job.run)]
+            for job in taken:
+                job.told = True
+            self.failed = [job for job in untold if not job.told]
             return taken
 
     def wait(self, path: Path | None, timeout: float | None) -> None:
@@ -204,8 +204,8 @@ class Writer:
             Timeout: it did not end within ``timeout`` seconds, or shows no progress any more.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while not writes_here() and (flights := self.of(path) if path else self.flights):
-            what = f"the save to {flights[0].shown!r} is not done"
+        while not writes_here() and (jobs := self.of(path) if path else self.jobs):
+            what = f"the save to {jobs[0].shown!r} is not done"
             self._require_progress(what)
             left = end - time.monotonic()
             if left <= 0:
@@ -214,13 +214,13 @@ class Writer:
 
     def _stalled(self) -> bool:
         """Tell whether nothing moves any more; a save that waits for its turn moves with the one that has it."""
-        begun = [flight for flight in self.flights if flight.stage is not Stage.WAITING]
-        return all(flight.stalled() for flight in begun or self.flights)
+        begun = [job for job in self.jobs if job.stage is not SaveStage.WAITING]
+        return all(job.stalled() for job in begun or self.jobs)
 
     def _require_progress(self, what: str) -> None:
-        flights = self.flights
-        if flights and self._stalled():
-            raise Timeout(f"{what}: nothing was written for the {flights[0].timeout:g} s of its timeout")
+        jobs = self.jobs
+        if jobs and self._stalled():
+            raise Timeout(f"{what}: nothing was written for the {jobs[0].timeout:g} s of its timeout")
 
 
 def _release_frames(error: BaseException) -> None:

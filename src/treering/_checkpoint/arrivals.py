@@ -15,7 +15,9 @@ BATCH_BYTES: Final = 256 << 20
 """Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
 
 
-def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any]) -> tuple[list[Any], list[Delivery]]:
+def plan_deliveries(
+    source: Source, matches: Sequence[Matched], placements: Sequence[Any]
+) -> tuple[list[Any], list[Delivery]]:
     """Return the leaves of the result, as far as they need no reading, and what is to be read for the others.
 
     Args:
@@ -42,7 +44,7 @@ def planned(source: Source, matches: Sequence[Matched], placements: Sequence[Any
     return result, deliveries
 
 
-def brought(source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
+def read_batches(source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
     """Return the leaves of some deliveries, in their order.
 
     Args:
@@ -66,11 +68,11 @@ def brought(source: Source, deliveries: Sequence[Delivery], report: Report | Non
     return leaves
 
 
-def checked(source: Source, deliveries: Sequence[Delivery]) -> None:
+def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:
     """Read the bytes of some deliveries and let go of them again: they are those that were saved.
 
     Raises:
-        Corrupt, StoreFailed: as `brought`.
+        Corrupt, StoreFailed: as `read_batches`.
     """
     for batch, _ in _batches(deliveries, BATCH_BYTES):
         source.read([delivery.wish for delivery in batch], None)

@@ -1,7 +1,7 @@
 """One driver for joint saves of every form: each process writes its share, process 0 commits what all have written.
 
 The protocol is that of ``treering._coordination``; ``docs/design/processes.md`` says why each step is where it is. What
-a form adds is a `Share`.
+a form adds is a `JointShare`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from treering._coordination.participant import following
 from treering._coordination.steps import Call
 from treering.errors import TreeringError
 
-S = TypeVar("S", bound="Share")
+S = TypeVar("S", bound="JointShare")
 
 
-class Share(Protocol):
+class JointShare(Protocol):
     """The share of one process in a joint save: what it writes, and what process 0 does with the shares of all."""
 
     def signature(self) -> bytes:
@@ -90,8 +90,8 @@ def _coordinate(call: Call, path: Path, prepare: Callable[[], S], pause: Callabl
     return share
 
 
-def _participate(call: Call, path: Path, prepare: Callable[[], Share], pause: Callable[[float], None]) -> None:
-    share: Share | Exception
+def _participate(call: Call, path: Path, prepare: Callable[[], JointShare], pause: Callable[[float], None]) -> None:
+    share: JointShare | Exception
     try:
         share = prepare()
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
@@ -111,11 +111,11 @@ class _Executor:
         join: enters the save before the share is written.
     """
 
-    def __init__(self, share: Share | BaseException, join: Callable[[Share], None] = lambda _: None) -> None:
+    def __init__(self, share: JointShare | BaseException, join: Callable[[JointShare], None] = lambda _: None) -> None:
         self._share = share
         self._join = join
 
-    def share(self) -> Share:
+    def share(self) -> JointShare:
         if isinstance(self._share, BaseException):
             raise self._share
         return self._share

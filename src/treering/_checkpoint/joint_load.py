@@ -20,8 +20,8 @@ from treering._arrays.delivered import Delivery, finished, parted_of
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.exchange import exchanged
 from treering._arrays.source import Source
-from treering._checkpoint.arrivals import BATCH_BYTES, Report, brought
-from treering._checkpoint.retry_on_overwrite import OpenAgain
+from treering._checkpoint.arrivals import BATCH_BYTES, Report, read_batches
+from treering._checkpoint.retry_on_overwrite import Reopen
 from treering._coordination.allgather import PAYLOAD_BYTES, assembled, give_up, in_step
 from treering._coordination.message_board import Notes, PathNotes
 from treering._coordination.messages import Failure
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _SHARE: Final = "let the path lead to one folder for all processes, on a file system that they share"
 
 
-class Named:
+class GivenShardings:
     """The shardings that the caller names, looked at only where a process fails before leaves have theirs.
 
     Args:
@@ -73,7 +73,7 @@ class Named:
                 yield one
 
 
-class Company:
+class LoadGroup:
     """The processes that load a tree together; this one alone until a leaf lies over several.
 
     Args:
@@ -83,17 +83,17 @@ class Company:
         repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
 
     Attributes:
-        joined: whether there is company.
+        joined: whether others load it too.
         over: whether the others know of this process's end, or cannot be told any more.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, timeout: float | None, named: Named, repeats: bool = True
+        self, path: str | os.PathLike[str], *, timeout: float | None, given: GivenShardings, repeats: bool = True
     ) -> None:
         self.joined = False
         self._path = Path(path)
         self._timeout = timeout_seconds(timeout)
-        self._named = named
+        self._given = given
         self._repeats = repeats
         self._processes = Processes(this=0, count=1)
         self.over = False
@@ -108,7 +108,7 @@ class Company:
             batches: what is to be read, one batch after the other.
 
         Raises:
-            OpenAgain: the processes opened different states of the tree.
+            Reopen: the processes opened different states of the tree.
             Mismatch: they want different things.
             TreeringError: another process failed, or did not come.
         """
@@ -124,7 +124,7 @@ class Company:
                 hint=_SHARE,
             )
             error.processes = others
-            raise OpenAgain(error)
+            raise Reopen(error)
         others = _differing(said, "plan")
         if others:
             self.over = True
@@ -140,7 +140,7 @@ class Company:
         """Tell the others that a save replaced the tree while it was being read.
 
         Raises:
-            OpenAgain: all heard it.
+            Reopen: all heard it.
             TreeringError: what another process raised, or Busy where reading cannot begin again.
         """
         self._met(again=True)
@@ -151,7 +151,7 @@ class Company:
         Raises:
             NotShared: it found nothing, and others did.
         """
-        if not self.joined and self._named.span():
+        if not self.joined and self._given.span():
             self._join_all()
         if self.joined and not self.over:
             try:
@@ -159,7 +159,7 @@ class Company:
             except NotShared as told:
                 if isinstance(error, NotFound):
                     raise told from error
-            except (TreeringError, OpenAgain):
+            except (TreeringError, Reopen):
                 pass  # what becomes of the others is their concern: this process raises its own error
 
     def leave(self) -> None:
@@ -191,10 +191,10 @@ class Company:
         """Say something and hear what all processes say.
 
         Raises:
-            OpenAgain: somebody found that the tree had been replaced.
+            Reopen: somebody found that the tree had been replaced.
             TreeringError: somebody failed, or did not come.
         """
-        payload = told(said, failure)
+        payload = encode_reply(said, failure)
         try:
             rows = assembled(payload, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
         except BaseException:  # an interrupt too: the call is counted as given up
@@ -211,7 +211,7 @@ class Company:
             if not self._repeats:
                 self.over = True
             error = Busy(f"{os.fspath(self._path)!r} was replaced while it was being read", hint="load it again")
-            raise OpenAgain(error) if self._repeats else error
+            raise Reopen(error) if self._repeats else error
         return heard
 
     def _require_one_folder(self, heard: Sequence[dict[str, Any]]) -> None:
@@ -230,16 +230,16 @@ class Company:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def brought(self, source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
+    def read_batches(self, source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
         """Return the leaves of some deliveries, in their order: read here, or exchanged with the others.
 
         Raises:
-            TreeringError: as `_checkpoint.arrivals.brought`; Timeout and ProcessFailed where others are missing.
+            TreeringError: as `_checkpoint.arrivals.read_batches`; Timeout and ProcessFailed where others are missing.
         """
         if not self.joined:
-            return brought(source, deliveries, report)
+            return read_batches(source, deliveries, report)
         own = [delivery for delivery in deliveries if delivery.parts is None]
-        leaves = {id(delivery): leaf for delivery, leaf in zip(own, brought(source, own, report), strict=True)}
+        leaves = {id(delivery): leaf for delivery, leaf in zip(own, read_batches(source, own, report), strict=True)}
         shared = [delivery for delivery in deliveries if delivery.parts is not None]
         for some in rounds(shared, self._processes.count, BATCH_BYTES):
             source.read([one.wish for one in some if one.wish.boxes], report.step if report else None)
@@ -272,7 +272,7 @@ def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:
     return tuple(number for number, one in enumerate(said) if one.get(member) != said[0].get(member))
 
 
-def told(said: dict[str, Any], failure: Failure | None) -> bytes:
+def encode_reply(said: dict[str, Any], failure: Failure | None) -> bytes:
     """Return what a process says; of a long error the hint and the end are left out."""
     if failure is None:
         return json.dumps(said).encode()

@@ -20,7 +20,7 @@ from treering._arrays.written import Written, content
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
-from treering._checkpoint.plan_cache import Planned
+from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save import index_of, names_in, signed
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._checkpoint.transaction import CheckpointFolder
@@ -55,7 +55,7 @@ class Wishes:
 
 
 def save_together(
-    path: Path, plan: Planned | Exception, wishes: Wishes, *, processes: Processes, timeout: float
+    path: Path, plan: TreePlan | Exception, wishes: Wishes, *, processes: Processes, timeout: float
 ) -> None:
     """Write this process's part of a tree into the folder ``path``; all processes call it.
 
@@ -66,7 +66,7 @@ def save_together(
         processes: those of the job, more than one.
         timeout: seconds to wait at one point for others.
     """
-    take_part(counted(path, processes, timeout), path, plan, wishes)
+    save_share(counted(path, processes, timeout), path, plan, wishes)
 
 
 def counted(path: Path, processes: Processes, timeout: float) -> Call:
@@ -74,21 +74,21 @@ def counted(path: Path, processes: Processes, timeout: float) -> Call:
     return next_call(path, processes, timeout=timeout, doing=f"save {os.fspath(path)!r}")
 
 
-def take_part(call: Call, path: Path, plan: Planned | Exception, wishes: Wishes, watch: Watch = UNWATCHED) -> None:
+def save_share(call: Call, path: Path, plan: TreePlan | Exception, wishes: Wishes, watch: Watch = UNWATCHED) -> None:
     """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone."""
 
-    def prepare() -> _Share:
+    def prepare() -> _CheckpointShare:
         if isinstance(plan, Exception):
             raise plan
-        return _Share(call, path, plan, wishes, watch)
+        return _CheckpointShare(call, path, plan, wishes, watch)
 
     save_jointly(call, path, prepare, pause=watch.pause)
 
 
-class _Share:
+class _CheckpointShare:
     """The files that this process writes; on process 0 also the folder, which it has entered."""
 
-    def __init__(self, call: Call, path: Path, plan: Planned, wishes: Wishes, watch: Watch) -> None:
+    def __init__(self, call: Call, path: Path, plan: TreePlan, wishes: Wishes, watch: Watch) -> None:
         self._call = call
         self._path = path
         self._flat = plan.flat

@@ -15,11 +15,11 @@ from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._background.saves import settle
-from treering._checkpoint.arrivals import Report, planned
+from treering._checkpoint.arrivals import Report, plan_deliveries
 from treering._checkpoint.into_like import into_like
-from treering._checkpoint.joint_load import Company, Named
-from treering._checkpoint.retry_on_overwrite import on_one_state
-from treering._checkpoint.source import opened_source, require_path
+from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
+from treering._checkpoint.source import read_source, require_path
 from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build
@@ -43,7 +43,7 @@ _MISPLACED: Final[dict[Any, str]] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class LoadOptions:
     """What the caller of a load asks for beside the tree; ``treering.load`` says what each means.
 
     With "leave" for ``missing`` leaves of ``like`` that are not stored stay in the result, abstract ones too. With
@@ -81,38 +81,40 @@ def load(
 ) -> Any:
     """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
     require_path(path)
-    wishes = Wishes(
+    options = LoadOptions(
         only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
         mapped=mapped, progress=reporter(progress, "loading"),
     )  # fmt: skip
-    require_sense(like, wishes)
-    company = Company(path, timeout=timeout, named=Named(shardings, mesh, like))
+    check_load_options(like, options)
+    group = LoadGroup(path, timeout=timeout, given=GivenShardings(shardings, mesh, like))
 
     def work(source: Source) -> Any:
-        (tree,) = loaded(source, [wanted(source, part_of(source, wishes), like, wishes)], wishes.progress, company)
+        (tree,) = load_parts(
+            source, [plan_load(source, select_part(source, options), like, options)], options.progress, group
+        )
         return tree
 
     def opened() -> AbstractContextManager[Source]:
         settle(path)
-        return opened_source(path, mapped=mapped)
+        return read_source(path, mapped=mapped)
 
-    with showing(wishes.progress):
-        return on_one_state(opened, work, company)
+    with showing(options.progress):
+        return retry_on_overwrite(opened, work, group)
 
 
-def part_of(source: Source, wishes: Wishes) -> Selection:
+def select_part(source: Source, options: LoadOptions) -> Selection:
     """Return the part of a stored tree that is wanted.
 
     Raises:
         Mismatch: nothing lies at ``at``, or nothing matches a glob.
     """
-    if wishes.at is None and wishes.only is None:
+    if options.at is None and options.only is None:
         source.check_files()  # also those that hold nothing: all of it was asked for
-    return select(source.index.structure, source.index.keys, at=wishes.at, only=wishes.only)
+    return select(source.index.structure, source.index.keys, at=options.at, only=options.only)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LoadPlan:
     """A part of a stored tree, what each of its leaves becomes, and what they are put into."""
 
     part: Selection
@@ -140,36 +142,38 @@ class Wanted:
         return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
 
 
-def wanted(source: Source, part: Selection, like: Any, wishes: Wishes, *, wording: Wording = OF_LIKE) -> Wanted:
+def plan_load(
+    source: Source, part: Selection, like: Any, options: LoadOptions, *, wording: Wording = OF_LIKE
+) -> LoadPlan:
     """Hold a part of a stored tree against what is wanted of it.
 
     Raises:
         Mismatch: they do not fit; every difference is named.
     """
     index = source.index
-    known = select(index.structure, index.keys, at=wishes.at, only=None).keys
-    asked = _Asked(shardings=wishes.shardings, mesh=wishes.mesh, known=known)
-    if like is None and not wishes.none_is_leaf:
+    known = select(index.structure, index.keys, at=options.at, only=None).keys
+    asked = _Asked(shardings=options.shardings, mesh=options.mesh, known=known)
+    if like is None and not options.none_is_leaf:
         matches = as_stored(index, part)
         placements = _placements(index, part.keys, matches, None, asked)
-        return Wanted(part=part, like=None, target=None, matches=matches, placements=placements)
+        return LoadPlan(part=part, like=None, target=None, matches=matches, placements=placements)
     target = flatten_like(like)
     matches = matched(
-        index, part, target, rename=wishes.rename, missing=wishes.missing, extra=wishes.extra, cast=wishes.cast,
+        index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
     placements = _placements(index, target.keys, matches, target, asked)
-    return Wanted(part=part, like=like, target=target, matches=matches, placements=placements)
+    return LoadPlan(part=part, like=like, target=target, matches=matches, placements=placements)
 
 
-def loaded(source: Source, parts: Sequence[Wanted], progress: Progress | None, company: Company) -> list[Any]:
+def load_parts(source: Source, parts: Sequence[LoadPlan], progress: Progress | None, group: LoadGroup) -> list[Any]:
     """Return the trees of some parts: all that is stored of them is read, checked and placed together."""
     leaves = _leaves(
         source,
         [match for one in parts for match in one.matches],
         [placement for one in parts for placement in one.placements],
         progress,
-        company,
+        group,
     )
     trees: list[Any] = []
     done = 0
@@ -179,32 +183,32 @@ def loaded(source: Source, parts: Sequence[Wanted], progress: Progress | None, c
     return trees
 
 
-def require_sense(like: Any, wishes: Wishes) -> None:
+def check_load_options(like: Any, options: LoadOptions) -> None:
     """Refuse arguments of the wrong kind by their names, before anything is opened.
 
     Raises:
         Unsupported: one of them has no meaning.
     """
-    only, rename = wishes.only, wishes.rename
+    only, rename = options.only, options.rename
     globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
     if not all(isinstance(glob, str) for glob in globs):
         raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
-    if not isinstance(wishes.at, str | None):
-        raise Unsupported(f"at= is one key text, found {wishes.at!r:.100}")
+    if not isinstance(options.at, str | None):
+        raise Unsupported(f"at= is one key text, found {options.at!r:.100}")
     if not isinstance(rename, Mapping | None):
         raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
     pairs: Mapping[Any, Any] = rename or {}
     odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
     if odd:
         raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint="a key is one text, its parts joined by '/'")
-    if not isinstance(wishes.cast, bool | np.bool_):
-        raise Unsupported(f"cast={wishes.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
-    if wishes.missing not in ("error", "keep"):
-        raise Unsupported(f'missing={wishes.missing!r:.100} is neither "error" nor "keep"')
-    if wishes.extra not in ("error", "ignore"):
-        raise Unsupported(f'extra={wishes.extra!r:.100} is neither "error" nor "ignore"')
+    if not isinstance(options.cast, bool | np.bool_):
+        raise Unsupported(f"cast={options.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
+    if options.missing not in ("error", "keep"):
+        raise Unsupported(f'missing={options.missing!r:.100} is neither "error" nor "keep"')
+    if options.extra not in ("error", "ignore"):
+        raise Unsupported(f'extra={options.extra!r:.100} is neither "error" nor "ignore"')
     _require_tree(like)
-    if like is None and (rename or wishes.cast or wishes.missing == "keep" or wishes.extra == "ignore"):
+    if like is None and (rename or options.cast or options.missing == "keep" or options.extra == "ignore"):
         raise Unsupported(
             "rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none",
             hint="give like=, for instance jax.eval_shape(init)",
@@ -274,12 +278,12 @@ def _leaves(
     matches: Sequence[Matched],
     placements: Sequence[Any],
     progress: Progress | None,
-    company: Company,
+    group: LoadGroup,
 ) -> list[Any]:
     """Return the leaves of the result: read, checked and placed."""
-    result, deliveries = planned(source, matches, placements)
-    company.agree(source, [deliveries])
+    result, deliveries = plan_deliveries(source, matches, placements)
+    group.agree(source, [deliveries])
     report = Report(progress, sum(delivery.nbytes for delivery in deliveries))
-    for delivery, leaf in zip(deliveries, company.brought(source, deliveries, report), strict=True):
+    for delivery, leaf in zip(deliveries, group.read_batches(source, deliveries, report), strict=True):
         result[delivery.number] = leaf
     return result

@@ -45,7 +45,7 @@ class _Common:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class TreePlan:
     """A tree, planned: nothing was copied from a device yet, and no attempt has begun."""
 
     flat: Flattened
@@ -85,7 +85,7 @@ class Planned:
             common.signature = signature_of(self.flat, self.leaves)
         return common.signature
 
-    def snapshot(self, *, host_local: bool = False) -> Planned:
+    def snapshot(self, *, host_local: bool = False) -> TreePlan:
         """Return the same with its leaves in memory that nobody changes any more; see ``snapshot``.
 
         What this process writes by its plan is there, and what `signature.claimed` may still find to be its own.
@@ -110,7 +110,7 @@ class Planned:
                 yield number, None
 
 
-def planned(tree: Any, processes: Processes | None = None) -> Planned:
+def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     """Plan to save a tree.
 
     Args:
@@ -122,12 +122,12 @@ def planned(tree: Any, processes: Processes | None = None) -> Planned:
 
     Example:
         >>> import numpy as np
-        >>> plan = planned({"w": np.zeros(16, "f4"), "step": 3})
+        >>> plan = plan_tree({"w": np.zeros(16, "f4"), "step": 3})
         >>> plan.flat.keys, plan.layout("0" * 16).chunks.nbytes
         (['w', 'step'], [64])
     """
     for entry in tuple(_ENTRIES):
-        found = entry.planned(tree, processes)
+        found = entry.of(tree, processes)
         if found is not None:
             _remember(entry)
             return found
@@ -137,7 +137,7 @@ def planned(tree: Any, processes: Processes | None = None) -> Planned:
     leaves = outgoing(flat, processes)
     entry = _Entry(tree, flat, leaves, processes)
     _remember(entry)
-    return Planned(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
+    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
 
 
 def forget() -> None:
@@ -158,7 +158,7 @@ class _Entry:
         self._structure = Remembered(tree, flat)
         self._leaves = KnownLeaves(flat, leaves, processes)
 
-    def planned(self, tree: Any, processes: Processes | None) -> Planned | None:
+    def of(self, tree: Any, processes: Processes | None) -> TreePlan | None:
         """Return the plan of a tree that is the same in all that matters, None for any other."""
         if processes is not None and processes != self._leaves.processes:
             return None
@@ -170,7 +170,7 @@ class _Entry:
             return None
         known = self._flat
         flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)
-        return Planned(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
+        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
 
 
 _ENTRIES: Final[list[_Entry]] = []

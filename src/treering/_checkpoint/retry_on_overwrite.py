@@ -21,7 +21,7 @@ _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 2.0
 
 
-class OpenAgain(Exception):
+class Reopen(Exception):
     """All processes have heard that the tree has to be opened again; the error is raised where that does not help."""
 
     def __init__(self, error: TreeringError) -> None:
@@ -29,7 +29,7 @@ class OpenAgain(Exception):
         self.error = error
 
 
-class Companions(Protocol):
+class RetryGroup(Protocol):
     """Those who work on the tree with this process, if there are any."""
 
     joined: bool
@@ -41,7 +41,7 @@ class Companions(Protocol):
         """Meet when the work is done."""
 
     def replaced(self) -> None:
-        """Tell that a save replaced the tree; raises ``OpenAgain`` on all, unless some of it was given away."""
+        """Tell that a save replaced the tree; raises ``Reopen`` on all, unless some of it was given away."""
 
     def tell(self, error: Exception) -> None:
         """Tell of an error."""
@@ -50,7 +50,7 @@ class Companions(Protocol):
         """Go without a word."""
 
 
-def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T], companions: Companions) -> T:
+def retry_on_overwrite(opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T], group: RetryGroup) -> T:
     """Return ``work(source)``, done once more on the newer tree where a save replaced the older one meanwhile.
 
     Files that are gone, or have other bytes, are damage only as long as the tree that was opened is the one that
@@ -59,7 +59,7 @@ def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable
     Args:
         opened: opens the tree, each time anew.
         work: reads it; what it did is thrown away where it has to be done again.
-        companions: those who do the same; all of them do it again, or none.
+        group: those who do the same; all of them do it again, or none.
 
     Raises:
         Busy: the tree was replaced again and again.
@@ -70,18 +70,18 @@ def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable
     while alone < _TRIES:
         try:
             with opened() as source:
-                done, result = _tried(source, work, companions)
-        except OpenAgain as again:
+                done, result = _tried(source, work, group)
+        except Reopen as again:
             # Counted alike on all, so that all end at the same try.
             together += 1
             if together == _TRIES_TOGETHER:
                 raise again.error from None
             time.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**together))
         except Exception as error:
-            companions.tell(error)
+            group.tell(error)
             raise
         except BaseException:  # an interrupt does not wait for others
-            companions.leave()
+            group.leave()
             raise
         else:
             if done:
@@ -90,18 +90,18 @@ def on_one_state(opened: Callable[[], AbstractContextManager[S]], work: Callable
     raise Busy(f"the tree was replaced {_TRIES} times while it was being read", hint="try again")
 
 
-def _tried(source: S, work: Callable[[S], T], companions: Companions) -> tuple[bool, list[T]]:
+def _tried(source: S, work: Callable[[S], T], group: RetryGroup) -> tuple[bool, list[T]]:
     """Return whether the tree was there to the end, and if so ``work(source)``."""
     result: list[T] = []
     try:
         result.append(work(source))
     except (Corrupt, NotFound):
-        if companions.over or source.is_current():
+        if group.over or source.is_current():
             raise
     else:
         if source.index.verified or source.is_current():
-            companions.end()
+            group.end()
             return True, result
-    if companions.joined:
-        companions.replaced()
+    if group.joined:
+        group.replaced()
     return False, []

@@ -12,7 +12,7 @@ from typing import Any
 from treering._arrays.jobs import Progress
 from treering._arrays.written import Layout, Written, content
 from treering._background.save_job import UNWATCHED, Watch
-from treering._checkpoint.plan_cache import Planned
+from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._checkpoint.versions import versions
 from treering._codec.documents import check_json
@@ -24,7 +24,7 @@ from treering._tree.flatten import Flattened
 
 def save_checkpoint(
     path: Path,
-    plan: Planned,
+    plan: TreePlan,
     *,
     metadata: Mapping[str, Any],
     overwrite: bool,

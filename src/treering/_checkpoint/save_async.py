@@ -22,13 +22,13 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import outgoing
 from treering._arrays.snapshot import snapshot
 from treering._background import shutdown
-from treering._background.deferred_errors import reworded
+from treering._background.deferred_errors import reword
 from treering._background.pending_save import PendingSave
-from treering._background.save_job import Flight
+from treering._background.save_job import SaveJob
 from treering._background.saves import raise_unreported, resolved, writer
 from treering._checkpoint.folder_path import absolute
-from treering._checkpoint.joint_save import HostLocal, Wishes, counted, take_part
-from treering._checkpoint.plan_cache import Planned, planned
+from treering._checkpoint.joint_save import HostLocal, Wishes, counted, save_share
+from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save import save_checkpoint
 from treering._checkpoint.save_request import Asked, planned_together
 from treering._checkpoint.save_safetensors import require_holdable, write_safetensors
@@ -100,7 +100,7 @@ def begin(
         return begun.folder(tree)
     begun.require_clear()
     if asked.file_form is None:
-        return begun.alone(planned(tree, Processes(this=0, count=1)), asked.kept())
+        return begun.alone(plan_tree(tree, Processes(this=0, count=1)), asked.kept())
     return begun.msgpack(tree) if asked.place.suffix.lower() == ".msgpack" else begun.safetensors(tree)
 
 
@@ -139,29 +139,29 @@ class _Begun:
             raise self.refusal
         raise_unreported(self.asked.place)
 
-    def alone(self, plan: Planned, metadata: Mapping[str, Any]) -> PendingSave:
+    def alone(self, plan: TreePlan, metadata: Mapping[str, Any]) -> PendingSave:
         """Begin with a folder that this process writes alone."""
         check_json(metadata, "metadata")
         metadata = copy.deepcopy(metadata)
-        flight = self._flight(_held_bytes(plan))
-        with writer().room_for(flight) as room, room:
+        job = self._job(_held_bytes(plan))
+        with writer().reserve(job) as room, room:
             room.take()
             held = [plan.snapshot()]
 
             def write(asked: Asked) -> None:
-                progress = flight.progress(asked.progress)
+                progress = job.progress(asked.progress)
                 save_checkpoint(
                     asked.place,
                     held.pop(),
                     metadata=metadata,
                     overwrite=asked.overwrite,
                     progress=progress,
-                    watch=flight,
+                    watch=job,
                 )
 
-            return self._handed_over(flight, write)
+            return self._handed_over(job, write)
 
-    def _together(self, plan: Planned | Exception, wishes: Wishes, processes: Processes) -> PendingSave:
+    def _together(self, plan: TreePlan | Exception, wishes: Wishes, processes: Processes) -> PendingSave:
         """Begin with a folder that several processes write.
 
         Whatever goes wrong here after the save was counted, the others are told of it, on the writing thread: they
@@ -169,42 +169,42 @@ class _Begun:
         """
         place = self.asked.place
         call = counted(place, processes, self.asked.timeout)
-        flight = self._flight(0 if isinstance(plan, Exception) else _held_bytes(plan))
-        wishes = dataclasses.replace(wishes, progress=flight.progress(wishes.progress))
+        job = self._job(0 if isinstance(plan, Exception) else _held_bytes(plan))
+        wishes = dataclasses.replace(wishes, progress=job.progress(wishes.progress))
         try:
             if processes.leads:  # what the others have counts for nothing
                 check_json(wishes.metadata, "metadata")
                 wishes = dataclasses.replace(wishes, metadata=copy.deepcopy(wishes.metadata))
-            with writer().room_for(flight) as room, room:
+            with writer().reserve(job) as room, room:
                 room.take()
                 held = [_unless_failed(plan).snapshot(host_local=wishes.host_local == "equal")]
 
                 def write(asked: Asked) -> None:
-                    take_part(call, asked.place, held.pop(), wishes, flight)
+                    save_share(call, asked.place, held.pop(), wishes, job)
 
-                return self._handed_over(flight, write)
+                return self._handed_over(job, write)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
-            if writer().has_taken(flight):  # an interrupt, after all; the save goes on
+            if writer().has_taken(job):  # an interrupt, after all; the save goes on
                 raise
-            why = error if isinstance(error, Exception) else reworded(error, f"could not {flight.doing}")
-            telling = self._flight(0)
+            why = error if isinstance(error, Exception) else reword(error, f"could not {job.doing}")
+            telling = self._job(0)
             telling.told = True  # by the error that is raised here
-            writer().hand_over(telling, functools.partial(take_part, call, place, why, wishes, telling))
+            writer().hand_over(telling, functools.partial(save_share, call, place, why, wishes, telling))
             raise
 
     def msgpack(self, tree: Any) -> PendingSave:
         """Begin with a msgpack file."""
         pieces = msgpack_pieces(tree, self.asked.kept())
-        flight = self._flight(pieces_size(pieces))
-        with writer().room_for(flight) as room, room:
+        job = self._job(pieces_size(pieces))
+        with writer().reserve(job) as room, room:
             room.take()
             held = [_held_pieces(pieces)]
 
             def write(asked: Asked) -> None:
-                progress = flight.progress(asked.progress)
-                write_msgpack(asked.place, held.pop(), overwrite=asked.overwrite, progress=progress, watch=flight)
+                progress = job.progress(asked.progress)
+                write_msgpack(asked.place, held.pop(), overwrite=asked.overwrite, progress=progress, watch=job)
 
-            return self._handed_over(flight, write)
+            return self._handed_over(job, write)
 
     def safetensors(self, tree: Any) -> PendingSave:
         """Begin with a safetensors file."""
@@ -213,8 +213,8 @@ class _Begun:
         require_holdable(flat, leaves, metadata)
         metadata = copy.deepcopy(metadata)
         rows = [(number, source.box) for number, sources in leaves.sources.items() for source in sources]
-        flight = self._flight(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
-        with writer().room_for(flight) as room, room:
+        job = self._job(sum(leaf_bytes(leaves.types[leaves.leaf_types[number]]) for number in leaves.sources))
+        with writer().reserve(job) as room, room:
             room.take()
             held = [snapshot(leaves, rows)]
             flat = dataclasses.replace(flat, leaves=[])
@@ -226,36 +226,36 @@ class _Begun:
                     held.pop(),
                     metadata=metadata,
                     overwrite=asked.overwrite,
-                    progress=flight.progress(asked.progress),
-                    watch=flight,
+                    progress=job.progress(asked.progress),
+                    watch=job,
                 )
 
-            return self._handed_over(flight, write)
+            return self._handed_over(job, write)
 
     # ---------------------------------------------------------------------------------------------------- handing over
 
-    def _flight(self, nbytes: int) -> Flight:
+    def _job(self, nbytes: int) -> SaveJob:
         asked = self.asked
-        return Flight(resolved(asked.place), shown=self.shown, run=self.run, timeout=asked.timeout, nbytes=nbytes)
+        return SaveJob(resolved(asked.place), shown=self.shown, run=self.run, timeout=asked.timeout, nbytes=nbytes)
 
-    def _handed_over(self, flight: Flight, write: Write) -> PendingSave:
+    def _handed_over(self, job: SaveJob, write: Write) -> PendingSave:
         asked, around = self.asked, self.around
 
         def write_and_more() -> None:
             with around or contextlib.nullcontext(), showing(asked.progress):
                 write(asked)
 
-        writer().hand_over(flight, write_and_more)
-        return PendingSave(flight)
+        writer().hand_over(job, write_and_more)
+        return PendingSave(job)
 
 
-def _unless_failed(plan: Planned | Exception) -> Planned:
+def _unless_failed(plan: TreePlan | Exception) -> TreePlan:
     if isinstance(plan, Exception):
         raise plan
     return plan
 
 
-def _held_bytes(plan: Planned) -> int:
+def _held_bytes(plan: TreePlan) -> int:
     """Return how much memory the snapshot of a plan will hold on to."""
     leaves = plan.leaves
     nbytes = list(map(leaf_bytes, leaves.types))

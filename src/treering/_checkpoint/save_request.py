@@ -14,7 +14,7 @@ from treering._arrays.scalars import with_python_numbers
 from treering._background.saves import settle
 from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.joint_save import HostLocal, Wishes, save_together
-from treering._checkpoint.plan_cache import Planned, planned
+from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save import save_checkpoint
 from treering._checkpoint.save_safetensors import save_safetensors
 from treering._checkpoint.source import require_path
@@ -149,7 +149,7 @@ def _save_alone(asked: Asked, tree: Any) -> None:
     if write is not None:
         write(asked.place, tree, metadata=asked.kept(), overwrite=asked.overwrite, progress=asked.progress)
     else:
-        plan = planned(tree, Processes(this=0, count=1))
+        plan = plan_tree(tree, Processes(this=0, count=1))
         save_checkpoint(asked.place, plan, metadata=asked.kept(), overwrite=asked.overwrite, progress=asked.progress)
 
 
@@ -166,7 +166,7 @@ def _save_folder(asked: Asked, tree: Any) -> None:
 
 def planned_together(
     asked: Asked, tree: Any, settled: Callable[[], None]
-) -> tuple[Planned | Exception, Wishes, Processes]:
+) -> tuple[TreePlan | Exception, Wishes, Processes]:
     """Return a tree, planned, what the caller wishes, and the processes that save it.
 
     Args:
@@ -186,7 +186,7 @@ def planned_together(
     try:
         settled()
         wishes = asked.wishes()
-        plan = planned(tree)
+        plan = plan_tree(tree)
     except Exception as error:
         processes = this_processes(())
         if processes.count == 1:

@@ -31,7 +31,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 @contextlib.contextmanager
-def opened_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
+def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
     """Open what stands at ``path`` for as long as the block runs.
 
     Raises:
@@ -47,7 +47,7 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
     """Open what stands at ``path``; it stays open until ``files`` closes it.
 
     Raises:
-        TreeringError: as `opened_source` says.
+        TreeringError: as `read_source` says.
     """
     form = detect(path)
     if form in (Form.MSGPACK, Form.GZIP):

@@ -80,11 +80,11 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
             yield _msgpack(size, fetch)
         return
     from treering._checkpoint.open import Checkpoint
-    from treering._checkpoint.source import opened_source
+    from treering._checkpoint.source import read_source
     from treering._leaves.leaves_source import LeavesSource
     from treering._leaves.list_leaves import leaves_listing
 
-    with opened_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
+    with read_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
         checkpoint = Checkpoint(os.fspath(path), source, closing)
         index = source.index
         if isinstance(source, LeavesSource):

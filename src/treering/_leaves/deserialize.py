@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from treering._checkpoint.folder_path import folder_path
-from treering._checkpoint.joint_load import Company, Named
-from treering._checkpoint.retry_on_overwrite import on_one_state
+from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._leaves.leaf_shardings import Said
 from treering._leaves.leaves_source import LeavesSource, opened_leaves
 from treering._leaves.leaves_tree import Callback, Wanted, tree_of
@@ -94,16 +94,16 @@ def tree_deserialize_leaves(
         {'layers': {'0': 2.5, '1': None}, 'step': 7}
     """
     path = folder_path(checkpoint_dir)
-    company = Company(path, timeout=timeout, named=Named(shardings, mesh, target), repeats=callback is None)
+    group = LoadGroup(path, timeout=timeout, given=GivenShardings(shardings, mesh, target), repeats=callback is None)
     wanted = _wanted(
         Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,
-        callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, company=company,
+        callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, group=group,
     )  # fmt: skip
     return _deserialize(path, prefix, manager, wanted)
 
 
 def _wanted(
-    said: Said, manager: Any, *, callback: Any, chunk_size: Any, target: Any, structure: Any, x64: Any, company: Company
+    said: Said, manager: Any, *, callback: Any, chunk_size: Any, target: Any, structure: Any, x64: Any, group: LoadGroup
 ) -> Wanted:
     """Refuse arguments that make no sense, before anything is opened."""
     if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
@@ -121,7 +121,7 @@ def _wanted(
         target=target,
         structure=structure,
         x64=x64,
-        company=company,
+        group=group,
     )
 
 
@@ -139,7 +139,9 @@ def _batch(chunk_size: Any) -> int | None:
 def _deserialize(path: Path, prefix: str | None, manager: Any, wanted: Wanted) -> Any:
     if manager is not None:
         manager.wait_until_finished()
-    return on_one_state(lambda: _opened(path, prefix or None), lambda source: tree_of(source, wanted), wanted.company)
+    return retry_on_overwrite(
+        lambda: _opened(path, prefix or None), lambda source: tree_of(source, wanted), wanted.group
+    )
 
 
 @contextlib.contextmanager

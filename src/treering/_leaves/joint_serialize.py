@@ -43,7 +43,7 @@ _DIGEST_BYTES: Final = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeavesWishes:
+class LeavesSaveOptions:
     """What the caller asks for."""
 
     prefix: str | None
@@ -78,7 +78,7 @@ class LeavesWishes:
 
 
 def serialize_together(
-    path: Path, flat: Flattened | Exception, wishes: LeavesWishes, *, processes: Processes, timeout: float
+    path: Path, flat: Flattened | Exception, wishes: LeavesSaveOptions, *, processes: Processes, timeout: float
 ) -> None:
     """Write this process's part of a tree into the directory ``path``; all processes call it.
 
@@ -91,24 +91,24 @@ def serialize_together(
     """
     call = next_call(path, processes, timeout=timeout, doing=f"save leaves into {os.fspath(path)!r}")
 
-    def prepare() -> _Share:
+    def prepare() -> _LeavesShare:
         if isinstance(flat, Exception):
             raise flat
-        return _Share(call, path, flat, wishes)
+        return _LeavesShare(call, path, flat, wishes)
 
     share = save_jointly(call, path, prepare)
     if share is not None and not share.managed and wishes.commit_callback is not None:
         wishes.commit_callback()
 
 
-class _Share:
+class _LeavesShare:
     """The chunks that this process writes; a manager of the caller's writes those that it takes afterwards.
 
     Attributes:
         managed: the leaves that a manager writes, and their folders.
     """
 
-    def __init__(self, call: Call, path: Path, flat: Flattened, wishes: LeavesWishes) -> None:
+    def __init__(self, call: Call, path: Path, flat: Flattened, wishes: LeavesSaveOptions) -> None:
         if wishes.manager is not None:
             check_manager(wishes.manager)
             wishes.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls

@@ -10,9 +10,9 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery
 from treering._arrays.host import jax_holds
-from treering._checkpoint.arrivals import planned
+from treering._checkpoint.arrivals import plan_deliveries
 from treering._checkpoint.into_like import into_like
-from treering._checkpoint.joint_load import Company
+from treering._checkpoint.joint_load import LoadGroup
 from treering._format.dict_structure import as_dicts
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
@@ -51,7 +51,7 @@ class Wanted:
     """The containers of the result, where there is no target."""
     x64: Literal["error", "numpy"]
     """What becomes of 64-bit jax arrays where jax holds none."""
-    company: Company
+    group: LoadGroup
     """Those who load it together."""
 
 
@@ -153,18 +153,18 @@ def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
 
 def _leaves(source: LeavesSource, matches: Sequence[Matched], placements: Sequence[Any], wanted: Wanted) -> list[Any]:
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
-    result, deliveries = planned(source, matches, placements)
+    result, deliveries = plan_deliveries(source, matches, placements)
     by_manager = ByManager(wanted.reader, source) if wanted.reader is not None else None
     batches = list(_batches(source.index, deliveries, wanted.batch))
     if by_manager is None:
-        wanted.company.agree(source, batches)
+        wanted.group.agree(source, batches)
     else:
         others = [[delivery for delivery in batch if not by_manager.takes(delivery)] for batch in batches]
-        wanted.company.agree(source, others)
+        wanted.group.agree(source, others)
     called = False
     try:
         for batch in batches:
-            leaves = _brought(source, batch, by_manager, wanted.company)
+            leaves = _brought(source, batch, by_manager, wanted.group)
             for number, delivery in enumerate(batch):
                 leaf, leaves[number] = leaves[number], None  # nothing of a batch outlives its callbacks here
                 if wanted.callback is not None and _is_array(source.index, delivery):
@@ -182,14 +182,17 @@ def _leaves(source: LeavesSource, matches: Sequence[Matched], placements: Sequen
 
 
 def _brought(
-    source: LeavesSource, batch: Sequence[Delivery], by_manager: ByManager | None, company: Company
+    source: LeavesSource, batch: Sequence[Delivery], by_manager: ByManager | None, group: LoadGroup
 ) -> list[Any]:
     if by_manager is None:
-        return company.brought(source, batch)
+        return group.read_batches(source, batch)
     taken = [delivery for delivery in batch if by_manager.takes(delivery)]
     others = [delivery for delivery in batch if not by_manager.takes(delivery)]
     leaves: dict[int, Any] = {}
-    for some, there in ((others, company.brought(source, others)), (taken, by_manager.bring(taken) if taken else [])):
+    for some, there in (
+        (others, group.read_batches(source, others)),
+        (taken, by_manager.bring(taken) if taken else []),
+    ):
         leaves |= {delivery.number: leaf for delivery, leaf in zip(some, there, strict=True)}
     return [leaves.pop(delivery.number) for delivery in batch]
 

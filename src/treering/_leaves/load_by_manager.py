@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from treering._arrays.delivered import Delivery
-from treering._checkpoint.arrivals import checked
+from treering._checkpoint.arrivals import check_batches
 from treering._leaves.leaves_source import LeavesSource
 from treering._values.keys import split_key
 from treering.errors import Corrupt, Unsupported
@@ -59,7 +59,7 @@ class ByManager:
             StoreFailed: the system refuses.
         """
         source = self._source
-        checked(source, deliveries)
+        check_batches(source, deliveries)
         root = source.folder.path.absolute()
         folders = [lies[0] for delivery in deliveries if (lies := self._lies[delivery.wish.leaf]) is not None]
         paths = [os.fspath(root / folder) for folder in folders]

@@ -11,7 +11,7 @@ from treering._arrays.outgoing import ALONE
 from treering._arrays.processes import this_processes
 from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.joint_save import HostLocal
-from treering._leaves.joint_serialize import LeavesWishes, serialize_together
+from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
 from treering._leaves.save_by_manager import serialize_managed
 from treering._leaves.serialize import serialize_leaves
 from treering._tree.flatten import Flattened, flatten
@@ -48,7 +48,7 @@ def serialize(
     told = reporter(progress, "saving")
     flat, job = _flattened(tree, ALONE if processes == "this" else None)
     if job.count > 1:
-        wishes = LeavesWishes(
+        wishes = LeavesSaveOptions(
             prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes,
             host_local=host_local, commit_callback=commit_callback, progress=told,
             manager=manager,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from treering._arrays.processes import this_processes
-from treering._checkpoint.joint_load import told
+from treering._checkpoint.joint_load import encode_reply
 from treering._coordination.allgather import assembled
 from treering._coordination.message_board import PathNotes
 from treering._coordination.messages import Failure
@@ -52,7 +52,7 @@ def said_by_first(
     if processes.count == 1:
         return said["answer"]
     notes = PathNotes(os.fspath(path)) if path.is_dir() else None
-    payload = told(said, None if failed is None else Failure.of(failed))
+    payload = encode_reply(said, None if failed is None else Failure.of(failed))
     try:
         rows = assembled(payload, processes, timeout=timeout, notes=notes, doing=doing)
     except TreeringError as error:

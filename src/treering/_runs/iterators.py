@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 from treering._arrays.source import Source
-from treering._checkpoint.joint_load import Company
-from treering._checkpoint.load import OF_LIKE, Wishes, loaded, part_of, wanted
+from treering._checkpoint.joint_load import LoadGroup
+from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
 from treering._format.key_text import key_text
 from treering._format.selection import Selection, select
 from treering._tree.flatten import flatten_like
@@ -106,33 +106,33 @@ class LoadedItems:
 
 
 def loaded_items(
-    source: Source, like: Any, wishes: Wishes, company: Company, *, wording: Wording = OF_LIKE
+    source: Source, like: Any, options: LoadOptions, group: LoadGroup, *, wording: Wording = OF_LIKE
 ) -> LoadedItems:
     """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
 
     Raises:
         Mismatch: they do not fit; or ``only`` leaves out a part of such a state.
     """
-    part = part_of(source, wishes)
+    part = select_part(source, options)
     objects = stateful_items(like)
     parts: dict[Any, Selection] = {}
     for name in objects:
-        stored = _stored_key(name, wishes)
-        if wishes.missing == "error" or _has(part, stored):
-            parts[name] = _whole(source, part, stored, wishes)
-    as_saved = Wishes(progress=wishes.progress)
-    pieces = [wanted(source, one, None, as_saved) for one in parts.values()]
+        stored = _stored_key(name, options)
+        if options.missing == "error" or _has(part, stored):
+            parts[name] = _whole(source, part, stored, options)
+    as_saved = LoadOptions(progress=options.progress)
+    pieces = [plan_load(source, one, None, as_saved) for one in parts.values()]
     rest, kept = None, _keys_below(like, [name for name in objects if name not in parts])
     if _WHOLE not in objects:
-        rest, left, asked = like, part, wishes
+        rest, left, asked = like, part, options
         if objects:
-            keys = [_stored_key(name, wishes) for name in objects]
-            renamed = {name: stored for name, stored in (wishes.rename or {}).items() if stored not in keys}
+            keys = [_stored_key(name, options) for name in objects]
+            renamed = {name: stored for name, stored in (options.rename or {}).items() if stored not in keys}
             rest = {name: item for name, item in like.items() if name not in objects}
-            left, asked = _without(part, keys), dataclasses.replace(wishes, rename=renamed)
-        pieces.insert(0, wanted(source, left, rest, asked, wording=wording))
+            left, asked = _without(part, keys), dataclasses.replace(options, rename=renamed)
+        pieces.insert(0, plan_load(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
-    trees = loaded(source, pieces, wishes.progress, company)
+    trees = load_parts(source, pieces, options.progress, group)
     if _WHOLE not in objects:
         rest = trees.pop(0)
     return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
@@ -146,14 +146,14 @@ def given_back(items: LoadedItems) -> Any:
     return items.tree
 
 
-def _stored_key(name: Any, wishes: Wishes) -> str:
+def _stored_key(name: Any, options: LoadOptions) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
     key = "" if name is _WHOLE else escape_part(key_text(name))
-    return (wishes.rename or {}).get(key, key)
+    return (options.rename or {}).get(key, key)
 
 
 def _keys_below(like: Any, names: Sequence[Any]) -> list[str]:
-    items = [_stored_key(name, Wishes()) for name in names]
+    items = [_stored_key(name, LoadOptions()) for name in names]
     return [key for key in flatten_like(like).keys if any(_below(key, item) for item in items)] if items else []
 
 
@@ -179,7 +179,7 @@ def _without(part: Selection, stored: Sequence[str]) -> Selection:
     )
 
 
-def _whole(source: Source, part: Selection, stored: str, wishes: Wishes) -> Selection:
+def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -> Selection:
     """Return the branch of an item's state.
 
     Raises:
@@ -187,7 +187,7 @@ def _whole(source: Source, part: Selection, stored: str, wishes: Wishes) -> Sele
     """
     found = select(part.structure, part.keys, at=stored, only=None)
     index = source.index
-    at = "/".join(filter(None, (wishes.at, stored)))
+    at = "/".join(filter(None, (options.at, stored)))
     all_of_it = select(index.structure, index.keys, at=at, only=None)
     if len(found.keys) != len(all_of_it.keys):
         what = f"only= keeps a part of {repr(at) if at else 'the tree'}, whose state is given back as a whole"

@@ -10,10 +10,10 @@ from typing import Any, Final
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from treering._checkpoint.joint_load import Company, Named
-from treering._checkpoint.load import Wishes
-from treering._checkpoint.retry_on_overwrite import on_one_state
-from treering._checkpoint.source import opened_source
+from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.load import LoadOptions
+from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
+from treering._checkpoint.source import read_source
 from treering._printable import kind_of
 from treering._runs.iterators import given_back, loaded_items
 from treering._tree.flatten import Flattened, flatten_like
@@ -27,7 +27,7 @@ _TRACED: Final = ("jax", "key")
 
 
 def loaded_or_initialised(
-    path: Path | None, init_fn: Callable[[], Any], wishes: Wishes, *, timeout: float | None
+    path: Path | None, init_fn: Callable[[], Any], options: LoadOptions, *, timeout: float | None
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the tree, and the key texts of the leaves that were initialised.
 
@@ -38,7 +38,7 @@ def loaded_or_initialised(
     Args:
         path: the checkpoint; None initialises everything.
         init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
-        wishes: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
+        options: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
         timeout: seconds to wait for other processes where arrays lie over several.
 
     Raises:
@@ -48,15 +48,15 @@ def loaded_or_initialised(
     """
     if not callable(init_fn):
         raise Unsupported(f"init_fn is {kind_of(init_fn)}, it has to be a function without arguments")
-    fresh = _Fresh.of(init_fn, wishes.shardings, wishes.mesh)
+    fresh = _Fresh.of(init_fn, options.shardings, options.mesh)
     if path is None:
         return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
-    company = Company(path, timeout=timeout, named=Named(None, None, fresh.like))
-    asked = Wishes(missing="leave", extra=wishes.extra, progress=wishes.progress, none_is_leaf=True)
-    items = on_one_state(
-        lambda: opened_source(path, mapped=False),
-        lambda source: loaded_items(source, fresh.like, asked, company, wording=_WORDING),
-        company,
+    group = LoadGroup(path, timeout=timeout, given=GivenShardings(None, None, fresh.like))
+    asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
+    items = retry_on_overwrite(
+        lambda: read_source(path, mapped=False),
+        lambda source: loaded_items(source, fresh.like, asked, group, wording=_WORDING),
+        group,
     )
     tree = fresh.completed(items.tree, items.kept)
     given_back(dataclasses.replace(items, like=tree))  # only now nothing can fail any more

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, Self, SupportsIndex, TypeVar
 from treering._arrays.processes import this_processes
 from treering._arrays.source import Source
 from treering._background.saves import raise_unreported, settle, wait_for
-from treering._checkpoint.joint_load import Company, Named
-from treering._checkpoint.load import Wishes, require_sense
-from treering._checkpoint.retry_on_overwrite import on_one_state
-from treering._checkpoint.source import opened_source
+from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.load import LoadOptions, check_load_options
+from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
+from treering._checkpoint.source import read_source
 from treering._runs.agreement import said_by_first
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect
@@ -69,28 +69,28 @@ class Resumed(tuple[int | None, T]):  # noqa: SLOT001 - a tuple of Python has no
         return self[1]
 
 
-def load_step(run: RunState, step: SupportsIndex | None, like: Any, wishes: Wishes) -> Any:
+def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: LoadOptions) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
-    require_sense(like, wishes)
+    check_load_options(like, options)
     if step is not None:
-        return _loaded(run, require_step_number(step), like, wishes)
+        return _loaded(run, require_step_number(step), like, options)
 
     def read(latest: int | None) -> Any:
         if latest is None:
             raise NotFound(f"the run {run.shown!r} has no step yet", hint="load_or_init begins where nothing was saved")
-        return _loaded(run, latest, like, wishes)
+        return _loaded(run, latest, like, options)
 
     return _of_latest(run, read)
 
 
-def load_or_init(run: RunState, init_fn: Callable[[], T], wishes: Wishes) -> Resumed[T]:
+def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) -> Resumed[T]:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
-    require_sense((), wishes)
+    check_load_options((), options)
 
     def read(step: int | None) -> Resumed[T]:
         path = None if step is None else step_path(run.path, step)
-        with showing(wishes.progress):
-            tree, initialised = loaded_or_initialised(path, init_fn, wishes, timeout=run.timeout)
+        with showing(options.progress):
+            tree, initialised = loaded_or_initialised(path, init_fn, options, timeout=run.timeout)
         if step is not None and initialised:
             what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
             warn_of(what, initialised, LeavesInitialised)
@@ -196,14 +196,14 @@ def _agreed_latest(run: RunState) -> int | None:
     )
 
 
-def _loaded(run: RunState, step: int, like: Any, wishes: Wishes) -> Any:
+def _loaded(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     path = step_path(run.path, step)
-    company = Company(path, timeout=run.timeout, named=Named(wishes.shardings, wishes.mesh, like))
-    with showing(wishes.progress):
-        items = on_one_state(
-            lambda: _opened(run, step, path, mapped=wishes.mapped),
-            lambda source: loaded_items(source, like, wishes, company),
-            company,
+    group = LoadGroup(path, timeout=run.timeout, given=GivenShardings(options.shardings, options.mesh, like))
+    with showing(options.progress):
+        items = retry_on_overwrite(
+            lambda: _opened(run, step, path, mapped=options.mapped),
+            lambda source: loaded_items(source, like, options, group),
+            group,
         )
     # Only now all of it was checked, and the other processes have theirs.
     return given_back(items)
@@ -220,7 +220,7 @@ def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[S
                 left = left_steps(folder)
             if step in left:  # its files are there, but it is not
                 raise _no_such(run, step)
-            source = files.enter_context(opened_source(path, mapped=mapped))
+            source = files.enter_context(read_source(path, mapped=mapped))
         except NotFound as error:
             raise _no_such(run, step) from error
         yield source

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from treering._arrays.jobs import Progress
 from treering._arrays.processes import this_processes
-from treering._background.deferred_errors import reworded
+from treering._background.deferred_errors import reword
 from treering._background.pending_save import PendingSave
 from treering._background.saves import in_flight, raise_unreported, wait_for
 from treering._checkpoint.save_async import begin
@@ -193,7 +193,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
         run.unmeasured = unmeasured(run.keep, run.known.metrics)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
-        raise reworded(error, f"the save to {shown!r} is committed; what comes after it failed") from error
+        raise reword(error, f"the save to {shown!r} is committed; what comes after it failed") from error
 
 
 def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:
