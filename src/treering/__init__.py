@@ -1,9 +1,9 @@
-"""treering turns JAX pytrees into bytes and back.
+"""treering saves JAX pytrees and loads them back, verified and crash-safe.
 
-``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` what was saved; a ``Run`` keeps
-the steps of a training loop. Beside them stand ``treering.serialization`` (flax's state dicts and msgpack),
-``treering.leaves`` (eformer's leaves directories), ``treering.sharding`` and ``treering.tree``. Each loads when it is
-first touched, so that importing treering costs nothing.
+``save`` and ``load`` a tree, ``open`` it lazily, ``inspect``, ``verify`` and ``diff`` checkpoints; a ``Run`` keeps the
+steps of a training loop. Further modules are ``treering.serialization`` (flax's state dicts and msgpack),
+``treering.leaves`` (eformer's leaves directories), ``treering.sharding`` and ``treering.tree``. Each name is imported
+when it is first used, so importing treering is cheap.
 """
 
 from __future__ import annotations

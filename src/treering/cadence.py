@@ -1,7 +1,7 @@
-"""When a run saves: rules as values that know nothing of clocks or files, and what they say of a step.
+"""When a run saves: rules that decide whether a step is saved. They are values and use no clocks and no files.
 
 ``SaveEvery`` is also a name of ``treering`` itself. ``a | b`` saves when ``a`` or ``b`` does. The ``repr`` of a rule is
-its text in ``run.json`` and on the command line: what one would write.
+its text in ``run.json`` and on the command line: Python's syntax.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["AnyTime", "Cadence", "Decision", "LastSave", "SaveEvery"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LastSave:
-    """From where steps and seconds are counted."""
+    """The save from which steps and seconds are counted."""
 
     step: int
-    """The latest step that was saved; before the first save, the one before the first that was offered."""
+    """The latest step that was saved; before the first save, the step before the first call."""
     time: float
-    """When that was, in seconds of the clock that says when it is now."""
+    """The time of that save, in seconds of the same clock as ``now``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,26 +40,26 @@ class Decision:
     save: bool
     """Whether it is saved."""
     temporary: bool = False
-    """Whether it goes when a newer step is committed."""
+    """Whether it is removed when a newer step is committed."""
     reason: str
     """Why, in words for people."""
     next: int | None = None
-    """Where the step is not saved, the next one that is, as far as it is known."""
+    """If the step is not saved, the next one that will be, if it is known."""
     final: bool = False
-    """Whether the program was told to end, so that the save has to be waited for."""
+    """Whether the program was told to end, so that ``save`` waits until the step is durable."""
     signum: int | None = None
-    """The signal that has to have its way once the save is durable; None where there is none."""
+    """The signal to re-raise when the save is durable; None if there is none."""
 
 
 class Cadence(abc.ABC):
-    """Says when to save; composed with ``|``."""
+    """A rule that decides when to save; rules compose with ``|``."""
 
     __slots__ = ()
 
     @property
     @abc.abstractmethod
     def seconds(self) -> float | None:
-        """The shortest interval of its rules, in seconds; None where no rule looks at a clock."""
+        """The shortest interval of its rules, in seconds; None if no rule uses a clock."""
 
     @abc.abstractmethod
     def decide(self, step: int, now: float, last: LastSave) -> Decision:
@@ -68,7 +68,7 @@ class Cadence(abc.ABC):
         Args:
             step: its number.
             now: seconds of a clock that is never set back.
-            last: from where steps and seconds count.
+            last: the save from which steps and seconds are counted.
         """
 
     def __or__(self, other: Cadence) -> Cadence:
@@ -84,14 +84,14 @@ def _rules(cadence: Cadence) -> tuple[Cadence, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
 class SaveEvery(Cadence):
-    """Save each so many steps; or, for the time being, when so much time has passed since the last save.
+    """Save every so many steps; or temporarily, when so much time has passed since the last save.
 
-    With ``steps``, those steps are saved whose number is a multiple of it. Where a loop jumps over a multiple, the
-    step that comes next is. With ``interval``, what is saved is temporary: it goes when the next step is committed.
+    With ``steps``, a step is saved if its number is a multiple of it. If a loop skips a multiple, the next step is
+    saved. With ``interval``, the saved step is temporary: it is removed when the next one is committed.
 
     Args:
-        steps: how many steps.
-        interval: how long: a ``timedelta`` or seconds.
+        steps: the number of steps.
+        interval: the time: a ``timedelta`` or seconds.
 
     Example:
         >>> from datetime import timedelta
@@ -103,9 +103,9 @@ class SaveEvery(Cadence):
     """
 
     steps: int | None
-    """How many steps."""
+    """The number of steps."""
     interval: datetime.timedelta | None
-    """How long."""
+    """The time."""
 
     def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
         if (steps is None) == (interval is None):
@@ -117,7 +117,7 @@ class SaveEvery(Cadence):
 
     @property
     def seconds(self) -> float | None:
-        """The interval in seconds; None where steps are counted."""
+        """The interval in seconds; None if steps are counted."""
         return None if self.interval is None else self.interval.total_seconds()
 
     def decide(self, step: int, now: float, last: LastSave) -> Decision:
@@ -143,7 +143,7 @@ class SaveEvery(Cadence):
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class AnyTime(Cadence):
-    """What ``a | b`` makes: a step is saved if any rule says so, and for good if any such rule does.
+    """The result of ``a | b``: a step is saved if any rule says so, and is temporary only if all such rules say so.
 
     Example:
         >>> cadence = SaveEvery(steps=1000) | SaveEvery(interval=600)
@@ -158,7 +158,7 @@ class AnyTime(Cadence):
 
     @property
     def seconds(self) -> float | None:
-        """The shortest interval of the rules; None where none looks at a clock."""
+        """The shortest interval of the rules; None if no rule uses a clock."""
         return min((rule.seconds for rule in self.rules if rule.seconds is not None), default=None)
 
     def decide(self, step: int, now: float, last: LastSave) -> Decision:

@@ -1,4 +1,4 @@
-"""The door to checkpoints: save a tree, load it or a part of it, look into it.
+"""Checkpoints: save a tree, load all or a part of it, open it lazily.
 
 Every name here is also a name of ``treering`` itself.
 """
@@ -33,36 +33,36 @@ def save(
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
 ) -> None:
-    """Save a pytree, all or nothing; when this returns, it survives a power cut.
+    """Save a pytree atomically; when this returns, it survives a power cut.
 
     A path that ends in ``.msgpack`` or ``.safetensors`` becomes one such file, any other a folder: array bytes in
-    safetensors files, and ``treering.json``, which makes them a checkpoint. Until that file is there, what stood at the
-    path is untouched, whatever happens.
+    safetensors files, and ``treering.json``, which makes them a checkpoint. Until that file is there, the old content
+    of the path is untouched.
 
-    In a job of several processes (``jax.distributed``) all of them call this with the same path, which all have to see,
-    and a tree of the same structure; each writes a part of the folder. Nobody returns before everything is durable, and
-    what goes wrong on one process is raised on all. Single files are written by each caller alone.
+    In a job of several processes (``jax.distributed``) all of them call this with the same path, which all must see,
+    and a tree of the same structure; each writes a part of the folder. No process returns before everything is durable,
+    and an error on one process is raised on all. Single files are written by each caller alone.
 
     Args:
-        path: where to; a relative one counts from the current folder. Missing folders are made.
+        path: the path to save to; a relative one counts from the current folder. Missing folders are created.
         tree: any pytree. Arrays of jax and numpy on any devices of the job, typed PRNG keys, Python numbers, None, str,
-            bytes. Functions and other objects that jax leaves alone are noted by name and come back from ``like``.
-        metadata: JSON to keep beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
-        overwrite: replace a checkpoint that is there. Only its own files are removed, and only after the new one is
+            bytes. Functions and other static objects are recorded by name and come back from ``like``.
+        metadata: JSON to store beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
+        overwrite: replace an existing checkpoint. Only its own files are removed, and only after the new one is
             complete; other files in the folder stay.
         progress: called as ``progress(done, total)``, in the bytes that this process writes. True shows a bar on
-            stderr while that is a terminal, and nothing elsewhere.
+            stderr if that is a terminal, and nothing elsewhere.
         processes: "this" for a save by the calling process alone, of arrays that it holds alone.
-        host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are those of
-            process 0, and so is ``metadata``. "equal" refuses them where they are not the same on all processes.
-        timeout: how many seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
+        host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are taken from
+            process 0, and so is ``metadata``. "equal" refuses them if they differ between processes.
+        timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        Exists: something is there; also a ``FileExistsError``.
-        Busy: another process is saving there.
-        Unsupported: a leaf cannot be stored; all such leaves are named, and nothing was written.
-        Mismatch: the processes have different trees; leaves are named.
-        Timeout, ProcessFailed: other processes did not come, or failed; they are named.
+        Exists: the path exists; also a ``FileExistsError``.
+        Busy: another process is saving to the path.
+        Unsupported: a leaf cannot be stored; the error names all such leaves, and nothing was written.
+        Mismatch: the processes have different trees; the error names the leaves.
+        Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
         StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
     Source: ``docs/spec/checkpoint.md``.
@@ -94,30 +94,30 @@ def save_async(
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
 ) -> PendingSave:
-    """Save a pytree as ``save`` does, in the background: this returns as soon as nothing can change what is saved.
+    """Save a pytree like ``save``, in the background: this returns when treering holds a snapshot of the tree.
 
-    Arrays may be donated, numpy arrays written to, right after. One thread of ours writes, one save after the other. At
-    most two are in flight, and they hold at most half of the machine's memory (``TREERING_ASYNC_BYTES``): one more
-    waits here until there is room.
+    Then you may donate arrays and write to numpy arrays. One thread writes one save after the other. At most two are in
+    flight, and they hold at most half of the machine's memory (``TREERING_ASYNC_BYTES``); a further call waits until
+    there is room.
 
-    An error reaches you at ``result()`` or ``exception()`` of what is returned; else at the next save or load of the
-    same path; else at the program's end, in a line on stderr and with status 1. A program that ends waits for its saves
-    in flight as long as they make progress. Only a signal that kills it does not.
+    An error is raised by ``result()`` or ``exception()`` of the result; else by the next save or load of the same path;
+    else it is a line on stderr at the program's end, with status 1. A program that ends waits for its saves in flight
+    as long as they make progress, unless a signal kills it.
 
     Args:
         path: as for ``save``.
-        tree: as for ``save``; what cannot be saved is refused before this returns.
+        tree: as for ``save``; a leaf that cannot be saved is refused before this returns.
         metadata: as for ``save``.
         overwrite: as for ``save``.
         progress: as for ``save``, but called from, or shown by, the thread that writes.
         processes: as for ``save``. All processes of a job have to begin their joint saves in the same order.
         host_local: as for ``save``.
-        timeout: as for ``save``; a save that shows no progress for so long is given up by whoever waits for it.
+        timeout: as for ``save``; a call that waits for a save gives up if it shows no progress for so long.
 
     Raises:
-        Unsupported: a leaf cannot be stored; all such leaves are named.
-        Timeout: there is no room, for the saves in flight show no progress; or other processes did not come.
-        TreeringError: an earlier save to the path failed, and nobody was told; it has the class of that error.
+        Unsupported: a leaf cannot be stored; the error names all such leaves.
+        Timeout: there is no room, because the saves in flight show no progress; or other processes did not arrive.
+        TreeringError: an earlier save to the path failed, with an error that was not raised yet; it has that class.
 
     Example:
         >>> import os, tempfile
@@ -161,40 +161,40 @@ def load(
     missing: Literal["error", "keep"] = "error", extra: Literal["error", "ignore"] = "error", cast: bool = False,
     mapped: bool = False, progress: Progress | bool | None = None, timeout: float | None = None,
 ) -> Any:  # fmt: skip
-    """Load a pytree, or a part of it, onto any devices; every byte is checked on the way.
+    """Load a pytree, or a part of it, onto any devices, and check every byte.
 
     Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see
-    ``register_node``), and what was numpy as numpy, jax as jax, Python as Python; ``weak_type`` is not kept, big-endian
-    numpy arrays come back little-endian, and 64-bit jax arrays are numpy where jax_enable_x64 is off. With ``like``,
-    its containers are rebuilt around what is stored; a numpy leaf has its byte order.
+    ``register_node``), numpy leaves as numpy, jax as jax, Python as Python; ``weak_type`` is not kept, big-endian numpy
+    arrays come back little-endian, and 64-bit jax arrays are numpy if jax_enable_x64 is off. With ``like``, its
+    containers are rebuilt around the stored leaves; a numpy leaf has its byte order.
 
     Args:
         path: a checkpoint, a leaves directory (its prefixes are branches), or a ``.safetensors`` or ``.msgpack`` file.
-        like: the structure, shapes and dtypes wanted: arrays or ``jax.ShapeDtypeStruct``; a numpy leaf asks for numpy.
-        only: glob or globs over key texts, such as ``"params/**"``; ``*`` is any run inside a part, ``**`` any parts. A
+        like: the structure, shapes and dtypes wanted: arrays or ``jax.ShapeDtypeStruct``; a numpy leaf gives numpy.
+        only: glob or globs over key texts, such as ``"params/**"``; ``*`` matches inside a part, ``**`` any parts. A
             list or tuple that loses items comes back as a dict of index to item.
-        at: key text of the subtree to load as if it were all.
+        at: key text of the subtree to load as if it were the whole tree.
         shardings: a ``jax.sharding.Sharding``, ``PartitionSpec`` or device for every array; a prefix tree of them, in
             which None is the default device; a function of (key text, ``jax.ShapeDtypeStruct``) that returns one; or
             partition rules, pairs of a pattern and a ``PartitionSpec``. Default: ``like``'s, else the default device.
         mesh: the mesh of partition specs; default: that of ``jax.set_mesh``. Alone, it is that of ``like``'s specs, and
-            what has none is replicated on it.
+            arrays without a spec are replicated on it.
         rename: wanted key -> stored key, for leaves or branches of ``like``.
-        missing: "error", or "keep" for what ``like`` has where nothing is stored.
-        extra: "error", or "ignore" for stored leaves for which ``like`` has no place: they are not read.
-        cast: turn numbers into ``like``'s dtype, within a category (float to float) or to a wider one. It rounds
+        missing: "error", or "keep" to keep what ``like`` has for leaves that are not stored.
+        extra: "error", or "ignore" to leave out stored leaves that ``like`` does not have; they are not read.
+        cast: convert numbers to ``like``'s dtype, within a category (float to float) or to a wider one. It rounds
             floats; a value that would change in another way raises.
-        mapped: let arrays be views of the files, read-only. Somebody who cuts such a file short ends this process.
-        progress: called as ``progress(done, total)``, in bytes; in those that this process reads where several load.
+        mapped: let arrays be read-only views of the files. Truncating such a file ends this process.
+        progress: called as ``progress(done, total)``, in bytes; in a joint load, in those that this process reads.
             True shows a bar on a terminal, as for ``save``.
-        timeout: seconds to wait for other processes where arrays lie over several; else ``TREERING_TIMEOUT_S``, or 600.
+        timeout: seconds to wait for other processes in a joint load; default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        NotFound: nothing is there; also a ``FileNotFoundError``.
-        Mismatch: ``like``, ``only``, ``at`` or ``shardings`` do not fit; every difference is named.
-        Corrupt: the bytes are not those that were saved; leaf, file and byte range are named.
-        Format, StoreFailed: another tool or a newer treering wrote it; the system refuses.
-        Timeout, ProcessFailed, NotShared: other processes did not come, failed, or see another folder.
+        NotFound: the path does not exist; also a ``FileNotFoundError``.
+        Mismatch: ``like``, ``only``, ``at`` or ``shardings`` do not fit; the error names every difference.
+        Corrupt: the bytes are not those that were saved; the error names leaf, file and byte range.
+        Format, StoreFailed: another tool or a newer treering wrote it; the system refused.
+        Timeout, ProcessFailed, NotShared: other processes did not arrive, failed, or see another folder.
 
     Example:
         >>> import os, tempfile, jax, jax.numpy as jnp

@@ -1,23 +1,23 @@
 """The errors of treering, sorted by what a caller would do about them.
 
     TreeringError
-    ├── NotFound       nothing is there: check the path              (FileNotFoundError)
-    ├── Exists         something is there: say overwrite=True        (FileExistsError)
-    ├── Busy           another writer is at work: try again later    (OSError)
+    ├── NotFound       nothing is stored there: check the path       (FileNotFoundError)
+    ├── Exists         the path exists: pass overwrite=True          (FileExistsError)
+    ├── Busy           another process is saving: try again later    (OSError)
     ├── Mismatch       data and target disagree: change the target   (ValueError)
     ├── Corrupt        the bytes are damaged: use another copy       (ValueError)
-    ├── Format         well formed, but not ours: use another reader (ValueError)
+    ├── Format         another form or version: use another reader   (ValueError)
     ├── Unsupported    cannot be stored or placed: change the tree   (TypeError, ValueError)
-    ├── Timeout        other processes did not come: look at them    (TimeoutError)
-    ├── StoreFailed    the disk said no: free space, fix rights      (OSError)
+    ├── Timeout        other processes did not arrive: check them    (TimeoutError)
+    ├── StoreFailed    the system refused: free space, fix rights    (OSError)
     │   └── NotShared  the processes see different folders           (OSError)
     ├── ProcessFailed  another process failed: its error says why    (RuntimeError)
-    └── Cancelled      a save in flight was called off: save again
+    └── Cancelled      a save in flight was cancelled: save again
 
-Every one is also the builtin class that a program written for
-``flax.serialization`` expects. Where flax raises a further class for one case
+Each is also of the builtin class that a program written for
+``flax.serialization`` expects. If flax raises a further class for one case
 (``KeyError``, ``AttributeError``, ``OverflowError`` ...), a private subclass
-carries that too, so ``except`` clauses keep working.
+adds that class, so ``except`` clauses keep working.
 
 A message names the leaf, what was wanted, what was found and what to do.
 """
@@ -118,21 +118,21 @@ def _rebuilt(cls: type[TreeringError], message: str, state: dict[str, object]) -
 
 
 class NotFound(TreeringError, FileNotFoundError):
-    """Nothing is stored under that path. Check the path; nothing was created."""
+    """Nothing is stored at the path. Check the path; nothing was created."""
 
 
 class Mismatch(TreeringError, ValueError):
     """The stored tree and the target disagree in structure, shape or dtype.
 
     Attributes:
-        differences: one line for each difference, in tree order; empty when there is only the message.
+        differences: one line for each difference, in tree order; empty if there is only the message.
     """
 
     differences: tuple[str, ...] = ()
 
 
 class Corrupt(TreeringError, ValueError):
-    """The bytes contradict themselves: cut short, overlong, or damaged. Use another copy."""
+    """The bytes are truncated, overlong, or damaged. Use another copy."""
 
 
 class Format(TreeringError, ValueError):
@@ -140,7 +140,7 @@ class Format(TreeringError, ValueError):
 
 
 class Unsupported(TreeringError, TypeError, ValueError):
-    """This value cannot be stored or placed without changing it, so nothing was done."""
+    """treering cannot store or place this value without changing it, so nothing was done."""
 
 
 class StoreFailed(TreeringError, OSError):
@@ -180,42 +180,42 @@ class StoreFailed(TreeringError, OSError):
 
 
 class Exists(TreeringError, FileExistsError):
-    """Something stands there already, and it was left as it is."""
+    """The path exists already; it was not changed."""
 
 
 class Busy(TreeringError, OSError):
-    """Another writer is at work there. Try again when it is done; nothing was changed."""
+    """Another process is saving to the path. Try again when it is done; nothing was changed."""
 
 
 class Timeout(TreeringError, TimeoutError):
-    """Other processes of the job did not come, or did not answer, in time. Look what became of them.
+    """Other processes of the job did not arrive or answer in time. Find out what happened to them.
 
     Attributes:
-        missing: their numbers, as far as they are known.
+        missing: their numbers, if they are known.
     """
 
     missing: tuple[int, ...] = ()
 
 
 class ProcessFailed(TreeringError, RuntimeError):
-    """Another process of the job failed, so nothing was saved, or nothing loaded, by any of them.
+    """Another process of the job failed, so no process saved or loaded anything.
 
     Attributes:
-        processes: the numbers of those that failed.
+        processes: the numbers of the processes that failed.
     """
 
     processes: tuple[int, ...] = ()
 
 
 class Cancelled(TreeringError):
-    """A save in flight was called off before its commit, here or on another process. Nothing changed at its path."""
+    """A save in flight was cancelled before its commit, here or on another process. Its path is unchanged."""
 
 
 class NotShared(StoreFailed):
-    """The path does not lead to one folder for all processes of the job. Use a file system that all of them see.
+    """The path is not one folder for all processes of the job. Use a file system that all of them share.
 
     Attributes:
-        processes: the numbers of those that do not see what process 0 writes there.
+        processes: the numbers of the processes that do not see what process 0 writes.
     """
 
     processes: tuple[int, ...] = ()
@@ -226,19 +226,19 @@ class PermissionDenied(StoreFailed, PermissionError):
 
 
 class IsDirectory(StoreFailed, IsADirectoryError):
-    """EISDIR: a folder stands where a file was meant."""
+    """EISDIR: a folder where a file is expected."""
 
 
 class NotDirectory(StoreFailed, NotADirectoryError):
-    """ENOTDIR: a file stands where a folder was meant."""
+    """ENOTDIR: a file where a folder is expected."""
 
 
 class StaticFieldsDiffer(UserWarning):
-    """Static fields or functions of ``like`` are not those that were saved; the ones of ``like`` were taken."""
+    """Static fields or functions of ``like`` differ from those that were saved; those of ``like`` were taken."""
 
 
 class KeptOnHost(UserWarning):
-    """Arrays that were to go on devices came back as numpy: jax, as it is configured, cannot hold their dtype."""
+    """Arrays that were meant for devices stayed numpy, because jax as configured cannot hold their dtype."""
 
 
 class LeavesInitialised(UserWarning):
@@ -246,7 +246,7 @@ class LeavesInitialised(UserWarning):
 
 
 class UnknownMetric(UserWarning):
-    """A rule of a run goes by a metric that no step has, so it keeps all of them."""
+    """A rule of a run names a metric that no step has, so it keeps all steps."""
 
 
 class NotSharded(UserWarning):
@@ -254,4 +254,4 @@ class NotSharded(UserWarning):
 
 
 class RulesUnmatched(UserWarning):
-    """A partition rule is found in no key, or leaves are replicated or divided by a catch-all alone; told once."""
+    """A partition rule matches no key, or only a catch-all matches some leaves; reported once."""

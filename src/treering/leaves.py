@@ -1,7 +1,7 @@
-"""The door to leaves directories: trees as zarr v2 arrays, one folder for each leaf.
+"""Leaves directories: trees as zarr v2 arrays, one folder for each leaf.
 
-The names, arguments and files are those of ``eformer.serialization``; ``docs/coming-from-eformer.md`` says what is
-other. Here nothing is lost on the way: every leaf comes back, every byte is checked, and a save is whole or not there.
+The names, arguments and files are those of ``eformer.serialization``; ``docs/coming-from-eformer.md`` lists the
+differences. With treering every leaf comes back, every byte is checked, and a save is atomic.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ def tree_serialize_leaves(
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
 ) -> None:
-    """Save a pytree into a leaves directory, all or nothing; when this returns, it survives a power cut.
+    """Save a pytree into a leaves directory, atomically; when this returns, it survives a power cut.
 
-    A directory holds trees with a prefix each, and one without. A save replaces the tree of its prefix; other trees and
-    files stay. Until then readers find the old tree, whole. Arrays become zarr v2 arrays at their key paths, in chunks
-    as they lie on devices; everything else is in the index, with checksums. In a job of several processes
+    A directory holds one tree for each prefix, and one without. A save replaces the tree of its prefix; other trees and
+    files stay. Before the commit readers find the old tree, whole. Arrays become zarr v2 arrays at their key paths, in
+    chunks as they lie on devices; everything else is in the index, with checksums. In a job of several processes
     (``jax.distributed``) all call this with trees of the same structure and the same arguments; each writes some of the
-    chunks that its devices hold, and process 0 commits when all have.
+    chunks that its devices hold, and process 0 commits when all have voted.
 
     Args:
-        checkpoint_dir: where to; missing folders are made.
-        pytree: any pytree, as for ``treering.save``. Keys become names of folders; what cannot be one is escaped.
-        manager: writes jax arrays in the background: jax's ``GlobalAsyncCheckpointManager`` or its like. When this
-            returns, ``pytree`` is needed no more; ``manager.wait_until_finished()`` waits and raises what went wrong.
+        checkpoint_dir: the directory; missing folders are created.
+        pytree: any pytree, as for ``treering.save``. Keys become names of folders, escaped if necessary.
+        manager: writes jax arrays in the background: jax's ``GlobalAsyncCheckpointManager`` or a similar object. When
+            this returns, you may change ``pytree``; ``manager.wait_until_finished()`` waits and raises its error.
         prefix: name of this tree; its leaves lie below it. ``.`` and ``/`` in it separate folders. None or "": none.
         commit_callback: called once when the tree is durable, by process 0; in the manager's thread if there is one.
-        write_index: False leaves the index as it is; `index_leaves` takes the tree up later.
+        write_index: False does not change the index; `index_leaves` adds the tree later.
         compressor: a zarr v2 compressor of TensorStore, such as ``{"id": "zstd", "level": 1}``. None: raw, the fastest.
-        chunk_bytes: chunks larger than this are cut along their leading axes.
+        chunk_bytes: larger chunks are cut along their leading axes.
         progress: called as ``progress(done, total)``, in this process's bytes; True: a bar, as for ``treering.save``.
         processes: "this" for a save by the calling process alone, of arrays that it holds alone.
-        host_local: leaves that each process holds by itself are those of process 0; "equal" refuses differences.
-        timeout: how many seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
+        host_local: leaves that each process holds by itself are taken from process 0; "equal" refuses differences.
+        timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        Unsupported: a leaf, key, prefix, path or argument that cannot be.
+        Unsupported: a leaf, key, prefix, path or argument that is not possible.
         Mismatch: a leaf would lie in or around one of another prefix, or the processes save different trees.
-        Exists: files that no index lists lie where leaves belong. Busy: somebody else is saving there.
-        Corrupt: the index that is there is damaged; `index_leaves` makes it anew.
-        Timeout, ProcessFailed: other processes did not come, or failed; they are named.
+        Exists: files that no index lists lie in the place of leaves. Busy: another process is saving there.
+        Corrupt: the existing index is damaged; `index_leaves` rebuilds it.
+        Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
         StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
     Source: ``docs/spec/leaves.md``; eformer.serialization.tree_serialize_leaves.
@@ -91,23 +91,23 @@ def tree_serialize_leaves(
 
 
 def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
-    """Make the index of a leaves directory whole: take up saves that were left without one; make a lost one anew.
+    """Complete the index of a leaves directory: add saves that were left without one, and rebuild a lost index.
 
-    Trees that were saved with ``write_index=False`` become part of the index, the newest of each prefix. Where the
-    index is missing or damaged, it is made from what lies there: the newest whole tree of each prefix, with its
-    checksums, and zarr v2 arrays of other programs, unchecked, as a tree without prefix; not those in a zarr group or
-    in another leaves directory inside. Where only the record of one tree is damaged, that one is made anew. Where there
-    is nothing to do, nothing is done.
+    Trees that were saved with ``write_index=False`` become part of the index, the newest of each prefix. A missing or
+    damaged index is rebuilt from the files: the newest whole tree of each prefix, with its checksums, and zarr v2
+    arrays of other programs, unchecked, as a tree without prefix; not those in a zarr group or in another leaves
+    directory inside. If only the record of one tree is damaged, only that record is rebuilt. If there is nothing to do,
+    nothing is changed.
 
     Args:
         checkpoint_dir: the directory.
 
     Raises:
         NotFound: there is no such directory, or nothing in it that could be indexed.
-        Corrupt: there are saves, or arrays of them, whose record is lost or damaged; they are named. Everything else
+        Corrupt: the record of some saves, or of their arrays, is lost or damaged; the error names them. Everything else
             is indexed.
-        Format: the index that is there is of another format.
-        Mismatch: two trees were saved into one another's folders; both leaves are named, and nothing is indexed.
+        Format: the existing index is of another format.
+        Mismatch: two trees were saved into one another's folders; the error names both leaves, and nothing is indexed.
         Busy: another process is saving there.
         StoreFailed: the system refused; an ``OSError``.
 

@@ -1,7 +1,7 @@
-"""Which steps of a run stay: rules as values that know nothing of files, and what they say of a run's steps.
+"""Retention: rules that decide which steps of a run stay. They are values and use no files.
 
 ``KeepLast``, ``KeepEvery``, ``KeepBest`` and ``KeepSteps`` are also names of ``treering`` itself. ``a | b`` keeps what
-``a`` or ``b`` keeps. The ``repr`` of a rule is its text in ``run.json`` and on the command line: what one would write.
+``a`` or ``b`` keeps. The ``repr`` of a rule is its text in ``run.json`` and on the command line: Python's syntax.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_RULE = "no rule keeps it"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What rules may know of a step.
+    """The facts about a step that rules use.
 
     Example:
         >>> StepFacts(step=100, saved=1.5e9, metrics={"loss": 0.25}).temporary
@@ -46,29 +46,29 @@ class StepFacts:
     step: int
     """Its number."""
     saved: float
-    """When it was saved, in POSIX seconds."""
+    """The time of the save, in POSIX seconds."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Metric -> value."""
     temporary: bool = False
-    """Whether it goes when a newer step is committed."""
+    """Whether it is removed when a newer step is committed."""
     nbytes: int = 0
-    """How many bytes its files have."""
+    """The bytes of its files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of a step, and why."""
+    """Whether a step stays, and why."""
 
     step: int
     """Its number."""
     kept: bool
     """Whether it stays."""
     reasons: tuple[str, ...]
-    """The rules that keep it, or why it goes."""
+    """The rules that keep it, or why it is removed."""
 
 
 class Policy(abc.ABC):
-    """Says which steps stay; composed with ``|``."""
+    """A rule that decides which steps stay; rules compose with ``|``."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ def _rules(policy: Policy) -> tuple[Policy, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class AnyRule(Policy):
-    """What ``a | b`` makes: a step stays if any rule keeps it.
+    """The result of ``a | b``: a step stays if any rule keeps it.
 
     Example:
         >>> policy = KeepLast(2) | KeepEvery(steps=1000) | KeepLast(2)
@@ -141,12 +141,12 @@ class KeepLast(Policy):
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
 class KeepEvery(Policy):
-    """Keep the steps whose number is a multiple of ``steps``; or the first, and each so long after the one kept before.
+    """Keep the steps whose number is a multiple of ``steps``; or the first, and then one for each ``interval``.
 
     Args:
-        steps: how many steps from one to the next.
-        interval: how long from one to the next: a ``timedelta`` or seconds, between the times when they were saved. A
-            clock that was set back counts as well: no longer than that passes without a step that is kept.
+        steps: the number of steps from one to the next.
+        interval: the time from one to the next: a ``timedelta`` or seconds, between the times of the saves. If the
+            clock was set back, its distance counts: there is never a longer gap without a step that is kept.
 
     Example:
         >>> KeepEvery(interval=3600)
@@ -157,9 +157,9 @@ class KeepEvery(Policy):
     """
 
     steps: int | None
-    """How many steps from one to the next."""
+    """The number of steps from one to the next."""
     interval: datetime.timedelta | None
-    """How long from one to the next."""
+    """The time from one to the next."""
 
     def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
         if (steps is None) == (interval is None):
@@ -190,10 +190,10 @@ class KeepEvery(Policy):
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class KeepBest(Policy):
-    """Keep the ``n`` steps whose metric is best; of two that are alike the later is better.
+    """Keep the ``n`` steps whose metric is best; of two equal ones the later is better.
 
-    A step without the metric, or where it is nan, is never best. As long as no step has the metric all of them stay: it
-    is not measured yet, or its name is misspelt, and the best one may be among them.
+    A step without the metric, or with nan, is never best. While no step has the metric, all steps stay: it is not
+    measured yet, or its name is misspelt, and the best step may be among them.
 
     Example:
         >>> losses = {1: 0.5, 2: 0.25, 3: 0.75}
@@ -207,9 +207,9 @@ class KeepBest(Policy):
     metric: str
     """Its name."""
     n: int = dataclasses.field(default=1, kw_only=True)
-    """How many."""
+    """The number of steps."""
     mode: Literal["min", "max"] = dataclasses.field(default="min", kw_only=True)
-    """Whether the least or the greatest is best."""
+    """Whether the smallest or the largest value is best."""
 
     def __post_init__(self) -> None:
         _require_metric(self.metric, self.mode)
@@ -229,7 +229,7 @@ class KeepBest(Policy):
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
 class KeepSteps(Policy):
-    """Keep these steps, whatever else goes.
+    """Keep these steps.
 
     Example:
         >>> KeepSteps(5000, 100)
@@ -247,7 +247,7 @@ class KeepSteps(Policy):
         object.__setattr__(self, "steps", tuple(sorted(set(steps))))
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
-        """Return those that are there; see `Policy.kept`."""
+        """Return those that exist; see `Policy.kept`."""
         return _by_rule(self, sorted({fact.step for fact in facts}.intersection(self.steps)))
 
     def __repr__(self) -> str:
@@ -255,15 +255,15 @@ class KeepSteps(Policy):
 
 
 def best_steps(facts: Sequence[StepFacts], metric: str, mode: Literal["min", "max"] = "min") -> list[int]:
-    """Return the steps that have a metric, the best first; of two that are alike the later comes first.
+    """Return the steps that have a metric, the best first; of two equal ones the later comes first.
 
     Args:
         facts: the steps.
         metric: its name. A step where it is nan is left out.
-        mode: whether the least or the greatest is best.
+        mode: whether the smallest or the largest value is best.
 
     Raises:
-        Unsupported: there is no such mode, or the metric is no name.
+        Unsupported: there is no such mode, or the metric is not a name.
 
     Example:
         >>> losses = {1: 0.5, 2: 0.25, 3: 0.5}
@@ -278,13 +278,13 @@ def best_steps(facts: Sequence[StepFacts], metric: str, mode: Literal["min", "ma
 
 
 def retained(policy: Policy | None, facts: Sequence[StepFacts]) -> list[Verdict]:
-    """Return what becomes of each step of a run, the oldest first.
+    """Return the verdict on each step of a run, the oldest first.
 
-    The newest always stays. A temporary step goes as soon as there is a newer one, whatever the rules say, and takes no
-    place among those that they keep.
+    The newest always stays. A temporary step is removed when there is a newer one, whatever the rules say, and does not
+    count among the steps that they keep.
 
     Args:
-        policy: the rules; None keeps all but what is temporary.
+        policy: the rules; None keeps all but temporary steps.
         facts: the steps, in any order.
 
     Example:

@@ -1,4 +1,4 @@
-"""The door to runs: the checkpoints of a training loop, step by step, which of them stay, and how to go on.
+"""Runs: the checkpoints of a training loop, which steps stay, and how to resume.
 
 ``Run`` is also a name of ``treering`` itself.
 """
@@ -32,17 +32,16 @@ Progress: TypeAlias = Callable[[int, int], object]
 
 
 class Run:
-    """The checkpoints of one training run: a folder with a checkpoint for each step that was saved.
+    """The checkpoints of one training run: a folder with a checkpoint for each saved step.
 
-    ``save`` returns when the tree is safe from the loop; a thread writes it. What fails there is raised by the next
-    call here that saves, loads or waits, and at the latest when the program ends. A ``with`` block waits for
-    everything at its end. In a job of many processes all of them make the same calls; process 0 looks into the folder
-    and removes what has to go.
+    ``save`` returns when treering holds a snapshot of the tree; a thread writes it. The next call that saves, loads or
+    waits raises its error, at the latest the end of the program. A ``with`` block waits for all saves at its end. In a
+    job of many processes all of them make the same calls; process 0 inspects the folder and removes steps.
 
     Args:
-        path: the folder; nothing is made before the first save.
+        path: the folder; nothing is created before the first save.
         keep: which steps stay, as ``KeepLast(3) | KeepBest("loss")``; None keeps all. The newest always stays.
-        save_every: when ``save`` saves, as ``SaveEvery(steps=1000)``; None: whenever it is called.
+        save_every: when ``save`` saves, as ``SaveEvery(steps=1000)``; None: at each call.
         timeout: seconds to wait for other processes; None: ``TREERING_TIMEOUT_S``, else 600.
 
     Attributes:
@@ -87,7 +86,7 @@ class Run:
 
     @property
     def save_every(self) -> Cadence | None:
-        """When ``save`` saves. None means whenever it is called."""
+        """When ``save`` saves. None means at each call."""
         return self._state.save_every
 
     # ------------------------------------------------------------------------------------------------------- saving
@@ -103,26 +102,26 @@ class Run:
         force: bool = False,
         progress: Progress | bool | None = None,
     ) -> StepSave:
-        """Save a step in the background, all or nothing, if ``save_every`` says so; say what was done, and why.
+        """Save a step in the background, atomically, if ``save_every`` says so; return what was done, and why.
 
-        The tree may be changed, donated or deleted as soon as this returns. A dict of items is the usual tree:
+        You may change, donate or delete the tree when this returns. A dict of items is the usual tree:
         ``{"state": state, "data": iterator, "config": {...}}`` is saved together or not at all. An item with
-        ``get_state()`` and ``set_state(state)``, as iterators over data have them, is saved as what ``get_state()``
-        returns. In a job of many processes what each holds by itself, such a state too, is saved as process 0 has it.
+        ``get_state()`` and ``set_state(state)``, such as a data iterator, is saved as the result of ``get_state()``. In
+        a job of many processes, leaves that each process holds by itself, such a state too, are taken from process 0.
 
         Args:
             step: its number, 0 or more.
             tree: any pytree, as for ``treering.save``.
             metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
-            metadata: JSON to keep beside the tree; its member "treering" is taken.
-            overwrite: go on from an older step: replace ``step`` if it is there, and leave the later ones behind. They
-                are gone in the moment in which the new one is there; their files are removed after that.
+            metadata: JSON to store beside the tree; its member "treering" is reserved.
+            overwrite: roll back to an older step: replace ``step`` if it exists, and discard the later ones. They are
+                gone when the new one is committed; their files are removed after that.
             force: save whatever ``save_every`` says.
             progress: as for ``treering.save_async``.
 
         Raises:
-            Exists: the step is there, or a later one is; also a ``FileExistsError``.
-            Unsupported: something cannot be stored, or is no step, metric or metadata; nothing was written.
+            Exists: the step or a later one exists; also a ``FileExistsError``.
+            Unsupported: something cannot be stored, or is not a step, metric or metadata; nothing was written.
             TreeringError: an earlier save of this run failed; this one was not begun.
 
         Example:
@@ -142,23 +141,23 @@ class Run:
         )  # fmt: skip
 
     def save_on_signal(self, signum: int = signal.SIGTERM) -> None:
-        """Let a signal save the next step, and then have its way.
+        """Save the next step when a signal comes, then re-raise the signal.
 
-        The signal is only noted when it comes. The next ``save``, on all processes, saves whatever ``save_every`` says,
-        waits until the step is durable, puts the handler back that was there before, and sends the signal again. No
-        handler is set unless this is called.
+        The handler only sets a flag. The next ``save``, on all processes, saves whatever ``save_every`` says, waits
+        until the step is durable, restores the previous handler, and re-raises the signal. treering installs no handler
+        unless you call this.
 
         Args:
-            signum: the signal, ``signal.SIGTERM`` for instance.
+            signum: the signal, such as ``signal.SIGTERM``.
 
         Raises:
-            Unsupported: this is not the main thread, where Python sets handlers, or no such signal can be caught.
+            Unsupported: this is not the main thread, or the signal cannot be caught.
 
         Example:
             >>> import os, tempfile
             >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
             >>> run.save_on_signal(signal.SIGUSR1)
-            >>> run.close()                            # puts the handler back
+            >>> run.close()                            # restores the handler
         """
         self._state.signals.watch(signum)
 
@@ -198,27 +197,27 @@ class Run:
         mapped: bool = False,
         progress: Progress | bool | None = None,
     ) -> Any:
-        """Load a step, or a part of it; every byte is checked on the way.
+        """Load a step, or a part of it, and check every byte.
 
         An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of
-        its dict, gets the state that was saved, after all else was loaded; it stands in the result.
+        its dict, gets the saved state after everything else was loaded; the result contains the object.
 
         Args:
-            step: which; None: the latest. In a job of many processes process 0 says which that is, so all call this.
-            like: the structure, shapes and dtypes wanted; as all further arguments, see ``treering.load``.
+            step: its number; None: the latest. In a job of many processes all call this, and process 0 decides which.
+            like: the structure, shapes and dtypes wanted; for this and all further arguments see ``treering.load``.
             only: glob or globs over key texts.
-            at: key text of the subtree to load as if it were all.
-            shardings: where arrays go.
+            at: key text of the subtree to load as if it were the whole tree.
+            shardings: the shardings of the arrays.
             mesh: the mesh of partition specs.
             rename: wanted key -> stored key.
-            missing: "error", or "keep" for what ``like`` has where nothing is stored.
-            extra: "error", or "ignore" for stored leaves for which ``like`` has no place.
-            cast: turn numbers into ``like``'s dtype.
+            missing: "error", or "keep" to keep what ``like`` has for leaves that are not stored.
+            extra: "error", or "ignore" to leave out stored leaves that ``like`` does not have.
+            cast: convert numbers to ``like``'s dtype.
             mapped: let arrays be views of the files.
             progress: called as ``progress(done, total)``, in bytes; True shows a bar on a terminal.
 
         Raises:
-            NotFound: there is no such step; those that are there are named.
+            NotFound: there is no such step; the error lists the steps that exist.
             TreeringError: as ``treering.load``; or an earlier save of this run failed.
 
         Example:
@@ -248,25 +247,25 @@ class Run:
         extra: Literal["error", "ignore"] = "error",
         progress: Progress | bool | None = None,
     ) -> Resumed[T]:
-        """Load the latest step, and initialise what it does not have; without a step, initialise everything.
+        """Load the latest step, and initialise the leaves that it lacks; without a step, initialise everything.
 
-        ``init_fn`` is only traced for what is loaded: of those leaves no array is ever made. What is missing comes from
-        one jitted call, each leaf on its sharding. An iterator over data that ``init_fn`` puts into its dict gets the
-        state that was saved, as in ``load``; so does any object with ``get_state()`` and ``set_state(state)``.
+        ``init_fn`` is only traced for leaves that are loaded, so their arrays are never computed. One jitted call
+        initialises the others, each on its sharding. A data iterator in the dict of ``init_fn`` gets the saved state,
+        as in ``load``; so does any object with ``get_state()`` and ``set_state(state)``.
 
         Args:
-            init_fn: a function without arguments that returns the tree; it is traced, as ``jax.jit`` does.
-            shardings: where arrays go; as for ``treering.load``.
+            init_fn: a function without arguments that returns the tree; it is traced, as by ``jax.jit``.
+            shardings: as for ``treering.load``.
             mesh: the mesh of partition specs.
-            extra: as for ``load``; what ``init_fn`` does not return is left out of the tree, and of the next save.
+            extra: as for ``load``; leaves that ``init_fn`` does not return are also missing in the next save.
             progress: as for ``load``.
 
         Returns:
-            The step, or None where nothing was saved, and the tree; ``initialised`` names the leaves that were not
-            loaded. Where a step lacks leaves, a warning (``treering.errors.LeavesInitialised``) names them too.
+            The step, or None if nothing was saved, and the tree; ``initialised`` names the leaves that were not
+            loaded. If a step lacks leaves, a warning (``treering.errors.LeavesInitialised``) names them too.
 
         Raises:
-            Mismatch: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
+            Mismatch: stored leaves differ in shape or dtype, or ``init_fn`` lacks them; the error names all.
             TreeringError: as ``load``.
 
         Example:
@@ -291,26 +290,26 @@ class Run:
     # ------------------------------------------------------------------------------------------------ what is there
 
     def steps(self) -> list[int]:
-        """Return the steps that are there, the oldest first. A save that is still being written is none of them."""
+        """Return the committed steps, the oldest first. A save that is still being written is not one of them."""
         from treering._runs.steps import steps_of
 
         return steps_of(self.path)
 
     def latest(self) -> int | None:
-        """Return the last step; None where there is none."""
+        """Return the last step; None if there is none."""
         from treering._runs.steps import latest_of
 
         return latest_of(self.path)
 
     def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
-        """Return the step whose metric is best, the later of two that are alike; None where the run has no step yet.
+        """Return the step whose metric is best, the later of two equal ones; None if the run has no step yet.
 
         Args:
-            metric: its name. A step without it, or where it is nan, is never best.
-            mode: whether the least or the greatest is best.
+            metric: its name. A step without it, or with nan, is never best.
+            mode: whether the smallest or the largest value is best.
 
         Raises:
-            NotFound: the run has steps, and none with this metric; the name that was probably meant is named.
+            NotFound: the run has steps, but none with this metric; the error suggests the nearest name.
 
         Example:
             >>> import os, tempfile
@@ -327,24 +326,24 @@ class Run:
         return best_step(self._state, metric, mode)
 
     def metrics(self, step: SupportsIndex) -> dict[str, float]:
-        """Return what was saved as the metrics of a step.
+        """Return the metrics of a step.
 
         Raises:
-            NotFound: there is no such step; those that are there are named.
+            NotFound: there is no such step; the error lists the steps that exist.
         """
         from treering._runs.load_step import metrics_of
 
         return metrics_of(self._state, step)
 
-    # ------------------------------------------------------------------------------------------------ keeping order
+    # ---------------------------------------------------------------------------------------------------- retention
 
     def gc(self, *, dry_run: bool = True) -> list[Verdict]:
-        """Say of each step whether ``keep`` keeps it and by which rule; remove the others unless it is a dry run.
+        """Return for each step whether ``keep`` keeps it and by which rule; remove the others unless it is a dry run.
 
-        After each save this happens by itself. Only what treering wrote is removed.
+        Each save does this in the background. Only files of treering are removed.
 
         Args:
-            dry_run: False to remove; saves that are being written are waited for then.
+            dry_run: False to remove; this then waits for saves in flight.
 
         Example:
             >>> import os, tempfile
@@ -368,16 +367,16 @@ class Run:
         keep: Policy | None = None,
         save_every: Cadence | None = None,
     ) -> Run:
-        """Begin another run from a step of this one: the step is copied there, durably, and this run stays as it is.
+        """Start another run from a step of this one: copy the step there, durably; this run does not change.
 
         Args:
-            step: where to go on from.
+            step: the step to start from.
             path: the folder of the new run, which must not have steps.
-            keep: which steps of the new run stay; None: as here.
-            save_every: when the new run saves; None: as here.
+            keep: which steps of the new run stay; None: as in this run.
+            save_every: when the new run saves; None: as in this run.
 
         Raises:
-            NotFound: there is no such step; those that are there are named.
+            NotFound: there is no such step; the error lists the steps that exist.
             Exists: there is a run at ``path``.
 
         Example:
@@ -402,13 +401,12 @@ class Run:
         return new
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until every save is durable and every step is removed that has to go.
+        """Wait until every save is durable and every step that no rule keeps is removed.
 
-        In a job of many processes process 0 removes them; the others wait for that, at most as long as the run's
-        ``timeout``.
+        In a job of many processes process 0 removes them; the others wait for that, at most for the run's ``timeout``.
 
         Args:
-            timeout: seconds to wait; None: as long as it takes.
+            timeout: seconds to wait; None: without limit.
 
         Raises:
             Timeout: it takes longer.
@@ -417,7 +415,7 @@ class Run:
         self._state.wait(timeout)
 
     def close(self) -> None:
-        """Wait for everything, as ``wait`` does, and put handlers of signals back. It still loads, but saves no more.
+        """Wait for everything, as ``wait`` does, and restore signal handlers. The run still loads, but saves no more.
 
         Raises:
             TreeringError: a save of this run failed.

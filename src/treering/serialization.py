@@ -1,7 +1,7 @@
 """State dicts and msgpack: ``flax.serialization`` and eformer's helpers, same names and same bytes.
 
-Change ``from flax import serialization`` to ``from treering import serialization``. Files go both ways. What differs,
-and why, is listed in ``docs/coming-from-flax.md``; the bytes are specified in ``docs/spec/msgpack.md``.
+Change ``from flax import serialization`` to ``from treering import serialization``. Each reads the files of the other.
+``docs/coming-from-flax.md`` lists the differences; ``docs/spec/msgpack.md`` specifies the bytes.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
     Args:
         pytree: dicts, lists and leaves.
-        in_place: True keeps every dict's order, False sorts keys as jax does. Never is ``pytree`` changed.
+        in_place: True keeps every dict's order, False sorts keys as jax does. ``pytree`` is never changed.
 
     Raises:
-        Unsupported: something that could not be read back, with its path.
+        Unsupported: a leaf that could not be read back, with its path.
 
     Source: flax.serialization.msgpack_serialize.
 
@@ -72,14 +72,14 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 def msgpack_restore(encoded_pytree: Readable) -> Any:
     r"""Return the tree in msgpack bytes; arrays are read-only numpy views of them.
 
-    An array that was written in chunks (``MAX_CHUNK_SIZE``) is put together in fresh memory.
-    Lengths, shapes, dtype names, depth and counts are checked before memory is taken.
+    An array that was written in chunks (``MAX_CHUNK_SIZE``) is joined in fresh memory.
+    Lengths, shapes, dtype names, depth and counts are checked before memory is allocated.
 
     Args:
         encoded_pytree: bytes or a read-only buffer, used in place; a writable buffer is copied first.
 
     Raises:
-        Corrupt: cut short, trailing bytes, contradicting lengths, duplicate keys, absurd nesting.
+        Corrupt: truncated, trailing bytes, contradicting lengths, duplicate keys, absurd nesting.
         Format: an unknown dtype or ext code, or gzip.
 
     Source: flax.serialization.msgpack_restore.
@@ -98,7 +98,7 @@ def to_bytes(target: Any) -> bytes:
         target: any pytree. Arrays of every numpy and ml_dtypes dtype; big-endian ones are converted.
 
     Raises:
-        Unsupported: something that could not be read back, with its path.
+        Unsupported: a leaf that could not be read back, with its path.
 
     Source: flax.serialization.to_bytes.
 
@@ -129,10 +129,10 @@ def from_bytes(
 
     Args:
         target: a pytree that gives the structure; None for the bare state dict.
-        encoded_bytes: what ``to_bytes`` of treering or flax gave. Arrays are read-only views of it.
+        encoded_bytes: the result of ``to_bytes`` of treering or flax. Arrays are read-only views of it.
         strict: also compare shapes, dtypes and unexpected keys with the target, and report every difference at once.
         to_jax: put every array on the default device.
-        shardings: put arrays as this Sharding, or prefix tree of Shardings, says.
+        shardings: a Sharding, or a prefix tree of Shardings, for the arrays.
 
     Raises:
         Corrupt, Format: the bytes; see ``msgpack_restore``.
@@ -158,15 +158,15 @@ def from_bytes(
 def save_to_file(target: Any, filepath: PathOrFile) -> None:
     """Save ``target`` as a msgpack file: when this returns, it survives a power cut.
 
-    The file is written beside, flushed to the disk and renamed, so that an interrupted save leaves the old file whole.
-    The bytes are never built in memory. Parent folders are made.
+    The file is written under another name, flushed to the disk and renamed, so that an interrupted save leaves the old
+    file whole. The bytes are never built in memory. Missing parent folders are created.
 
     Args:
         target: any pytree.
-        filepath: a path, or an open binary file (written from where it stands; not all or nothing).
+        filepath: a path, or an open binary file (written from its position; not atomic).
 
     Raises:
-        Unsupported: something that could not be read back; nothing was written.
+        Unsupported: a leaf that could not be read back; nothing was written.
         StoreFailed: the disk refused; the old file is intact.
 
     Source: eformer.pytree.save_to_file.
@@ -209,10 +209,10 @@ def load_from_file(
         filepath: a path, or an open binary file.
         strict: as in ``from_bytes``; checked before any array is read.
         to_jax: put every array on the default device; on CPU without a copy.
-        shardings: put arrays as this Sharding, or prefix tree of Shardings, says.
-        mapped: map the file instead of reading it: ready at once at any size, and read when touched. If somebody cuts
-            the file short while it is mapped, touching it kills the process (SIGBUS); one that is replaced by rename,
-            as ``save_to_file`` does, is safe.
+        shardings: a Sharding, or a prefix tree of Shardings, for the arrays.
+        mapped: map the file instead of reading it: ready at once at any size, and read when touched. If another
+            program truncates the file while it is mapped, touching it kills the process (SIGBUS); replacing it by
+            rename, as ``save_to_file`` does, is safe.
 
     Raises:
         NotFound: no such file.
@@ -242,14 +242,14 @@ def compress_bytes(data: Readable) -> bytes:
 
 
 def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
-    """Return what gzip ``data`` holds.
+    """Return the content of gzip ``data``.
 
     Args:
         data: one or more gzip members.
-        max_bytes: refuse to unpack to more; by default 32 MiB and 50 times the input.
+        max_bytes: refuse to decompress to more; by default 32 MiB and 50 times the input.
 
     Raises:
-        Corrupt: damaged (also ``gzip.BadGzipFile``), cut short (also ``EOFError``), or above ``max_bytes``.
+        Corrupt: damaged (also ``gzip.BadGzipFile``), truncated (also ``EOFError``), or above ``max_bytes``.
 
     Source: eformer.pytree.decompress_bytes; RFC 1952.
 
@@ -299,7 +299,7 @@ def from_compressed_bytes(
     shardings: Shardings = None,
     max_bytes: int | None = None,
 ) -> Any:
-    """Return ``from_bytes`` of what gzip ``compressed_data`` holds.
+    """Return ``from_bytes`` of the content of gzip ``compressed_data``.
 
     Args and errors are those of ``from_bytes`` and ``decompress_bytes``.
 
@@ -317,7 +317,7 @@ def from_compressed_bytes(
 
 
 def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
-    """Return whether ``to_bytes(pytree)`` would work, and a line for each thing that stands in its way.
+    """Return whether ``to_bytes(pytree)`` would work, and a line for each leaf that prevents it.
 
     Source: eformer.pytree.validate_serializable.
 
@@ -333,9 +333,9 @@ def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
 
 
 def get_serialization_info(pytree: Any) -> dict[str, Any]:
-    """Return what saving ``pytree`` would involve.
+    """Return facts about the serialized form of ``pytree``.
 
-    The dict holds ``num_leaves`` (None is no leaf), ``tree_structure`` (text), ``total_elements``, ``memory_bytes``,
+    The dict holds ``num_leaves`` (None is not a leaf), ``tree_structure`` (text), ``total_elements``, ``memory_bytes``,
     ``is_serializable`` (would ``to_bytes`` work) and ``dtypes`` (sorted names).
 
     Source: eformer.pytree.get_serialization_info.

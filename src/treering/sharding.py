@@ -1,7 +1,7 @@
 """Shardings for whole trees: by rules over the names of leaves, from the index of a leaves directory, and applied.
 
-The names are those of eformer's ``escale`` and ``sharding_utils``. What differs is listed in
-``docs/coming-from-eformer.md``.
+The names are those of eformer's ``escale`` and ``sharding_utils``. ``docs/coming-from-eformer.md`` lists the
+differences.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ def match_partition_rules(
     *,
     report: Callable[[RulesReport], object] | None = None,
 ) -> Any:
-    """Return ``tree`` with the partition spec of the first rule that fits each leaf.
+    """Return ``tree`` with the partition spec of the first rule that matches each leaf.
 
     A leaf's name is its path from the root, joined by ``/``: keys of mappings, numbers of list items, names of
-    fields. A rule fits where its pattern is found in the name (``re.search``).
+    fields. A rule matches if its pattern is found in the name (``re.search``).
 
     Args:
         rules: pairs of a regular expression, text or compiled, and a ``PartitionSpec``.
-        tree: any pytree of arrays or of what has their shape, such as ``jax.ShapeDtypeStruct``. None stays None.
-        min_size: arrays of fewer items are replicated, ``PartitionSpec()``, once a rule fits; None means 16,384.
-        strict: replicate what has no axes, whatever the rules say, and cut a spec to the axes that there are.
-            Otherwise the rules' values are returned as they are, and ``min_size`` does not count.
-        report: called with a ``RulesReport``: rules that are found in no name, and leaves that only a catch-all such as
-            ``.*`` fits. Without it ``RulesUnmatched`` warns of these, once for the same rules.
+        tree: any pytree of arrays or of objects with a shape, such as ``jax.ShapeDtypeStruct``. None stays None.
+        min_size: arrays of fewer items are replicated, ``PartitionSpec()``, if a rule matches; None means 16,384.
+        strict: replicate arrays without axes, whatever the rules say, and cut a spec to the axes of the array.
+            Otherwise the rules' values are returned unchanged, and ``min_size`` is ignored.
+        report: called with a ``RulesReport``: rules that match no name, and leaves that only a catch-all such as ``.*``
+            matches. Without it a ``RulesUnmatched`` warning reports these, once for the same rules.
 
     Raises:
-        ValueError: no rule fits a leaf; the first such leaf is named, and how many more there are.
-        TypeError: with ``strict``, the rule that fits has no spec.
-        re.error: a pattern is no regular expression.
+        ValueError: no rule matches a leaf; the error names the first such leaf, and how many more there are.
+        TypeError: with ``strict``, the rule that matches has no spec.
+        re.error: a pattern is not a regular expression.
 
     Source: eformer.escale.match_partition_rules.
 

@@ -1,4 +1,4 @@
-"""Small questions about pytrees: what is in them, how much, and a map that knows where it is."""
+"""Functions of pytrees: their sizes, their uncompared values, and a map with paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tree_map_with_path(
     Args:
         f: gets the path as a tuple of str, outermost first, and the leaf; None is a leaf.
         tree: any pytree; dicts keep their order, every node its type.
-        is_leaf: says where to stop early.
+        is_leaf: returns True for a node that counts as a leaf.
 
     Source: eformer.pytree.tree_map_with_path.
 
@@ -36,7 +36,7 @@ def tree_map_with_path(
 
 
 def tree_size(tree: Any) -> int:
-    """Return the number of elements in all leaves; what is no array counts as one.
+    """Return the number of elements in all leaves; a leaf that is not an array counts as one.
 
     Source: eformer.pytree.tree_size.
 
@@ -49,7 +49,7 @@ def tree_size(tree: Any) -> int:
 
 
 def tree_bytes(tree: Any) -> int:
-    """Return the bytes in all leaves: an array's own, a Python number as numpy would hold it, else nothing.
+    """Return the bytes in all leaves: of an array its own, of a Python number those in numpy, of others none.
 
     Source: eformer.pytree.tree_bytes.
 
