@@ -14,8 +14,8 @@ from torture.checkpoint_scenes import BUT
 from torture.judging import NEW
 from torture.scenes import OLD, Scene, fingerprint, state
 from treering._codec.zarr import chunk_names
-from treering._leaves.documents.leaves_index import parse_leaves_index
-from treering._leaves.documents.leaves_record import arrays_of, parse_record
+from treering._leaves.documents.index import parse_leaves_index
+from treering._leaves.documents.record import arrays_of, parse_record
 from treering._store.posix import descriptors
 from treering.errors import Mismatch, NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves

@@ -23,7 +23,7 @@ from torture.process_judging import Case
 from torture.process_scenes import SCENES, JointScene
 from torture.process_table import points_of
 from torture.process_workers import ACTIONS, LAYERS
-from treering._leaves.folder import leaves_commit
+from treering._leaves.folder import commit
 
 __all__ = ["COUNTS", "cases", "processes"]
 
@@ -42,7 +42,7 @@ def processes(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     _import_all()
     # Who stands still may hold a lock: that its minute passes is no news.
-    setattr(leaves_commit, "WAIT_SECONDS", 5.0)  # noqa: B010 - a constant to everybody else
+    setattr(commit, "WAIT_SECONDS", 5.0)  # noqa: B010 - a constant to everybody else
     begun = time.monotonic()
     todo = [case for case in cases(options.count or COUNTS) if _is_wanted(case, options)]
     if not todo:

@@ -26,8 +26,8 @@ from treering._format.left_document import parse_left
 from treering._format.run_document import parse_run
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.inspect import inspect
-from treering._leaves.documents.leaves_index import LEAVES_INDEX, parse_leaves_index, record_of
-from treering._leaves.documents.leaves_record import parse_record
+from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index, record_of
+from treering._leaves.documents.record import parse_record
 from treering._values.checksums import digest
 from treering.errors import TreeringError
 from treering.serialization import from_bytes, msgpack_restore

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from treering._checkpoint.folder_path import folder_path
 from treering._leaves.build_index import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
-from treering._leaves.leaf_key_paths import is_array_like, join_key, leaf_key_paths
+from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._leaves.serialize_request import serialize
 
 __all__ = [

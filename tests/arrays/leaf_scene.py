@@ -16,17 +16,17 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import outgoing
 from treering._codec.zarr import parse_zarray
 from treering._format.index import Index
+from treering._leaves.chunks.files import OpenBranch
 from treering._leaves.chunks.leaf_arrays import LeavesArrays
-from treering._leaves.chunks.leaf_files import OpenBranch
-from treering._leaves.chunks.leaf_writer import write_leaves
-from treering._leaves.documents.leaves_foreign import foreign_record
-from treering._leaves.documents.leaves_index import Entry
-from treering._leaves.documents.leaves_listing import opened_index
-from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of
-from treering._leaves.documents.leaves_update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import StagedLeaves
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._leaves.planned_leaves import planned_leaves
+from treering._leaves.chunks.write import write_leaves
+from treering._leaves.documents.foreign import foreign_record
+from treering._leaves.documents.index import Entry
+from treering._leaves.documents.join import opened_index
+from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._leaves.plan import planned_leaves
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box, whole
 

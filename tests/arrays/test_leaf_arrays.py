@@ -22,10 +22,11 @@ from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
 from treering._arrays import incoming
 from treering._arrays.delivered import wish_for
 from treering._arrays.incoming import Wish
-from treering._leaves.chunks import leaf_branch, leaf_decode
+from treering._leaves.chunks import arrays as chunk_arrays
+from treering._leaves.chunks import decode as chunk_decode
 from treering._leaves.chunks.leaf_arrays import LeavesArrays
-from treering._leaves.documents.leaves_listing import opened_index
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.join import opened_index
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._plan.shard_boxes import box_of_slices
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box, slices
@@ -198,14 +199,14 @@ def test_a_chunk_that_is_wanted_whole_is_undone_in_place(
 ) -> None:
     """Neither the leaf nor the runs that devices want of it pass through memory of their own."""
     rooms: list[int] = []
-    unset = leaf_decode._unset
+    unset = chunk_decode._unset
 
     def counted(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         array = unset(shape, dtype)
         rooms.append(array.nbytes)
         return array
 
-    monkeypatch.setattr(leaf_decode, "_unset", counted)
+    monkeypatch.setattr(chunk_decode, "_unset", counted)
     array = np.random.default_rng(0).integers(0, 9, (64, 512)).astype("f4")
     with Saved(tmp_path, {"w": array}, compressor=codec) as saved:
         assert np.array_equal(read(saved.opened(), 0)[0], array)
@@ -251,8 +252,8 @@ def test_each_file_of_a_small_leaf_is_opened_once(tmp_path: Path, opens: list[st
 
 
 def test_thousands_of_large_leaves_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaf_branch, "_SMALL_BYTES", 100)
-    monkeypatch.setattr(leaf_branch, "_CAREFUL_BYTES", 1)
+    monkeypatch.setattr(chunk_arrays, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(chunk_arrays, "_CAREFUL_BYTES", 1)
     monkeypatch.setattr(incoming, "_SMALL_BYTES", 100)
     files: list[LocalFile] = []
     most = 0
@@ -373,7 +374,7 @@ def test_compressed_bytes_are_checked_before_they_are_undone(tmp_path: Path, mon
     def decode(array: Any, take: Any, nbytes: int, into: np.ndarray) -> None:
         fed.append(take(nbytes))
 
-    monkeypatch.setattr(leaf_decode, "decode", decode)
+    monkeypatch.setattr(chunk_decode, "decode", decode)
     array = np.random.default_rng(0).integers(0, 1 << 30, 500_000)
     with Saved(tmp_path, {"w": array}, compressor={"id": "zstd", "level": 1}) as saved:
         file = saved.folder("w") / "0"
@@ -449,7 +450,7 @@ def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
         if first and second:
             for file in (tmp_path / "w" / str(first) / str(second)).iterdir():
                 file.unlink()
-    monkeypatch.setattr(leaf_branch, "covering_chunks", noted)
+    monkeypatch.setattr(chunk_arrays, "covering_chunks", noted)
     with pytest.raises(Corrupt, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):
         read(foreign(tmp_path, "w"), 0)
 

@@ -12,7 +12,7 @@ from tests.properties.strategies import quick
 from treering._arrays.outgoing import Source
 from treering._arrays.parted import Parted
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
-from treering._leaves.chunks.leaf_pieces import LeafPieces, as_stored
+from treering._leaves.chunks.pieces import LeafPieces, as_stored
 from treering._values.boxes import shape_of, slices
 
 SHAPE = (12, 10)

@@ -19,8 +19,8 @@ from tests.arrays.leaf_scene import Saved
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from treering._arrays import outgoing, parted
 from treering._codec.zarr import chunk_names, parse_zarray
-from treering._leaves.chunks import leaf_writer
-from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.chunks import write
+from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import TreeringError, Unsupported
@@ -202,8 +202,8 @@ def test_a_shard_that_is_cut_into_chunks_is_fetched_once(tmp_path: Path, monkeyp
             fetched.append(data.nbytes)
         return parted.to_host(data)
 
-    monkeypatch.setattr("treering._leaves.chunks.leaf_pieces.to_host", to_host)
-    monkeypatch.setattr("treering._leaves.chunks.leaf_writer.to_host", to_host)
+    monkeypatch.setattr("treering._leaves.chunks.pieces.to_host", to_host)
+    monkeypatch.setattr("treering._leaves.chunks.write.to_host", to_host)
     with Saved(tmp_path, {"w": jnp.ones((64, 1024))}, chunk_bytes=16 << 10) as saved:
         assert len(list(saved.folder("w").iterdir())) == 17
     assert fetched == [256 << 10]
@@ -216,4 +216,4 @@ def test_nothing_is_written_for_a_tree_without_arrays(tmp_path: Path) -> None:
 
 
 def test_small_is_what_it_says() -> None:
-    assert leaf_writer._SMALL_BYTES == outgoing._SMALL_BYTES
+    assert write._SMALL_BYTES == outgoing._SMALL_BYTES

@@ -18,7 +18,7 @@ import treering
 from tests.compat import independent_leaves_reader as reader
 from tests.compat.golden_checkpoints import bits
 from tests.compat.golden_leaves import GOLDEN, ZSTD, branches, write
-from treering._leaves.documents.leaves_index import Branch, encode_leaves_index, parse_leaves_index
+from treering._leaves.documents.index import Branch, encode_leaves_index, parse_leaves_index
 from treering._tree.flatten import flatten
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

@@ -22,7 +22,7 @@ from torture.judging import next_save, told
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import OLD, Scene, fingerprint, state
-from treering._leaves.folder import leaves_sync
+from treering._leaves.folder import sync as leaves_sync
 from treering._store.posix import descriptors, direct, folder, writing
 from treering.errors import NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves

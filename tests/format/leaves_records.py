@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from treering._codec.zarr import chunk_count
 from treering._format.index import Container, LeafType
-from treering._leaves.documents.leaf_paths import folder_of
-from treering._leaves.documents.leaves_record import Layout, LeavesRecord, arrays_of
+from treering._leaves.documents.paths import folder_of
+from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of
 from treering._values.checksums import block_bytes, block_count, digest
 from treering._values.keys import join_key
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.format.leaves_records import F32, flat
 from treering._format.index import LeafType
-from treering._leaves.documents.leaves_index import Branch, LeavesIndex, parse_leaves_index, record_of
-from treering._leaves.documents.leaves_record import LeavesRecord
-from treering._leaves.documents.leaves_update import LEAVES_RULES, update_for
+from treering._leaves.documents.index import Branch, LeavesIndex, parse_leaves_index, record_of
+from treering._leaves.documents.record import LeavesRecord
+from treering._leaves.documents.update import LEAVES_RULES, update_for
 from treering.errors import TreeringError
 
 FIRST, SECOND = "1" * 16, "2" * 16

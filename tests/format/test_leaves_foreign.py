@@ -11,9 +11,9 @@ import pytest
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._format.index import Container
 from treering._format.structure import build, keys_of
-from treering._leaves.documents.leaves_foreign import foreign_record
-from treering._leaves.documents.leaves_index import Entry, parse_leaves_index
-from treering._leaves.documents.leaves_record import UNMARKED, LeavesRecord, arrays_of, first_checksums
+from treering._leaves.documents.foreign import foreign_record
+from treering._leaves.documents.index import Entry, parse_leaves_index
+from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of, first_checksums
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.format.leaves_records import F32, flat, nested, records
 from tests.properties.strategies import quick
 from treering._format.index import LeafType
-from treering._leaves.documents.leaves_index import (
+from treering._leaves.documents.index import (
     Branch,
     Entry,
     LeavesIndex,
@@ -26,7 +26,7 @@ from treering._leaves.documents.leaves_index import (
     parse_leaves_index,
     record_of,
 )
-from treering._leaves.documents.leaves_record import LeavesRecord, encode_record
+from treering._leaves.documents.record import LeavesRecord, encode_record
 from treering.errors import Corrupt, Format, TreeringError
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"

@@ -18,10 +18,10 @@ from treering._format.blocks import first_blocks
 from treering._format.index import Container, Index, LeafType
 from treering._format.index_listing import list_index
 from treering._format.structure import build, keys_of
-from treering._leaves.documents.leaves_foreign import foreign_record
-from treering._leaves.documents.leaves_index import Entry
-from treering._leaves.documents.leaves_listing import opened_index
-from treering._leaves.documents.leaves_record import Layout, LeavesRecord, arrays_of, first_checksums
+from treering._leaves.documents.foreign import foreign_record
+from treering._leaves.documents.index import Entry
+from treering._leaves.documents.join import opened_index
+from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, first_checksums
 
 ZSTD = '{"id":"zstd"}'
 

@@ -17,7 +17,7 @@ from tests.format.leaves_records import ATTEMPT, F32, ZSTD, changed, flat, neste
 from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._format.index import Container, LeafType
-from treering._leaves.documents.leaves_record import (
+from treering._leaves.documents.record import (
     UNMARKED,
     Layout,
     LeavesRecord,

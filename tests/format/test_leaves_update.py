@@ -11,10 +11,10 @@ import pytest
 from tests.format.leaves_records import F32, changed, flat
 from treering._codec.zarr import zarray_bytes
 from treering._format.index import LeafType
-from treering._leaves.documents.leaves_index import encode_leaves_index, entries_of, parse_leaves_index, record_of
-from treering._leaves.documents.leaves_record import Layout, LeavesRecord, arrays_of, encode_record
-from treering._leaves.documents.leaves_update import LEAVES_RULES, update_for
-from treering._leaves.folder.leaves_rules import Move
+from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
+from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, encode_record
+from treering._leaves.documents.update import LEAVES_RULES, update_for
+from treering._leaves.folder.rules import Move
 from treering.errors import Corrupt, Format, Mismatch
 
 FIRST, SECOND, THIRD = (digit * 16 for digit in "123")

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from tests.leaves.saved import INDEX, index_at
 from tests.properties.sameness import assert_same
 from treering._leaves.branches import judged_leaves
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

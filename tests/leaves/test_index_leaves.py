@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
 from tests.properties.sameness import assert_same
-from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 

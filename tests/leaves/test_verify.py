@@ -18,9 +18,9 @@ import treering as tr
 from tests.leaves.saved import INDEX, index_at, put
 from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._leaves.branches import judged
-from treering._leaves.documents.leaves_index import parse_leaves_index, record_of
-from treering._leaves.documents.leaves_record import encode_record
-from treering._leaves.documents.leaves_update import update_for
+from treering._leaves.documents.index import parse_leaves_index, record_of
+from treering._leaves.documents.record import encode_record
+from treering._leaves.documents.update import update_for
 from treering._values.checksums import block_checksums
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 from treering.leaves import tree_serialize_leaves

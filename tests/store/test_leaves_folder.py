@@ -26,9 +26,9 @@ from tests.store.leaves import (
     write,
 )
 from tests.store.listing import names
-from treering._leaves.folder import leaves_commit
-from treering._leaves.folder.leaves_folder import StagedLeaves
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder import commit
+from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused
 from treering._store.posix import descriptors, folder, open_descriptor
 from treering._store.posix.folder_tree import FolderTree
@@ -411,7 +411,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
     thread.start()
     entered.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(leaves_commit, "WAIT_SECONDS", 0.0)
+        patch.setattr(commit, "WAIT_SECONDS", 0.0)
         with pytest.raises(Busy, match="other processes keep saving there") as caught:
             save(tmp_path, NEW)
     assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(tmp_path))
@@ -458,7 +458,7 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
 
     save(tmp_path, OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(leaves_commit, "moved", refused)
+        patch.setattr(commit, "moved", refused)
         with pytest.raises(StoreFailed, match="the new content is in place"):
             save(tmp_path, NEW)
     with StagedLeaves(tmp_path, RULES) as saving:

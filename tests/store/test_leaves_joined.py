@@ -11,9 +11,9 @@ import pytest
 from tests.store.leaves import RULES, array_text, everything, expected, load, save, update_for
 from treering._coordination.message_board import FolderNotes
 from treering._leaves.folder import leaves_joined
-from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._leaves.folder.leaves_joined import JoinedLeaves
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.posix import descriptors
 from treering.errors import Exists, NotFound, StoreFailed
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from treering._leaves.folder.leaves_sync import sync_all, sync_folders
+from treering._leaves.folder.sync import sync_all, sync_folders
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.store.leaves import INDEX, RULES, branches_of, everything, expected, load, save, write
-from treering._leaves.folder import leaves_commit
-from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.folder import commit
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._leaves.folder.leaves_pending import commit_pending
-from treering._leaves.folder.leaves_rules import Update
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.rules import Update
+from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values.leaves_names import attempt_folder
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
@@ -197,7 +197,7 @@ def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
 def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, {"a": b"12345678", "b": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(leaves_commit, "moved", lambda tree, attempt: 1 / 0)
+        patch.setattr(commit, "moved", lambda tree, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new", "c": b"1"})
     moving = branches_of((tmp_path / INDEX).read_bytes())[""]
@@ -214,7 +214,7 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
 
 def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(leaves_commit, "moved", lambda tree, attempt: 1 / 0)
+        patch.setattr(commit, "moved", lambda tree, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new"})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.posix import folder
 from treering.errors import Corrupt

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treering._leaves.documents.leaf_paths import (
+from treering._leaves.documents.paths import (
     escaped,
     folder_of,
     overlapping,

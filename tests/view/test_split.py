@@ -10,7 +10,7 @@ from tests.format.leaves_records import F32, flat
 from treering._format.index import Index, LeafType
 from treering._format.index_listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing
-from treering._leaves.documents.leaves_listing import opened_index
+from treering._leaves.documents.join import opened_index
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
 from treering._view.html import html_text

@@ -53,7 +53,7 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
     if form in (Form.MSGPACK, Form.GZIP):
         return msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
     if form is Form.LEAVES:
-        leaves: Any = importlib.import_module("treering._leaves.leaves_source")
+        leaves: Any = importlib.import_module("treering._leaves.source")
         source: Source = leaves.opened_leaves(path, files, mapped=mapped)
         return source
     index, arrays = open_stored(path, form, files, mapped=mapped)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from treering._codec.chunk_file import DAMAGED
+from treering._codec.chunk_reader import DAMAGED
 from treering._codec.documents import shown
 from treering._codec.in_tensorstore import compressor_in_full
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
+from treering._codec.chunk_reader import ChunkFile, damaged, overlong, wrong_size
 from treering._values.human import counted
 from treering.errors import Unsupported
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from treering._codec.chunk_file import ChunkFile, cut_short, damaged, filled, overlong
+from treering._codec.chunk_reader import ChunkFile, cut_short, damaged, filled, overlong
 from treering.errors import TreeringError
 
 _PIECE: Final = 1 << 20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._codec import streamed, zstd
-from treering._codec.chunk_file import DAMAGED, ChunkFile, filled
+from treering._codec.chunk_reader import DAMAGED, ChunkFile, filled
 from treering._codec.compressors import check_chunk_file, codec_of, completed, level_of
 from treering._codec.in_tensorstore import through_tensorstore, unblosced
 from treering._codec.zarr import ZarrArray, chunk_bytes

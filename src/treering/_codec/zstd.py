@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from treering._codec.chunk_file import ChunkFile, damaged, overlong, wrong_size
+from treering._codec.chunk_reader import ChunkFile, damaged, overlong, wrong_size
 
 if TYPE_CHECKING:
     import zstandard

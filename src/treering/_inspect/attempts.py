@@ -17,7 +17,7 @@ from typing import Final
 
 from treering._coordination.message_board import LARGEST_NOTE
 from treering._coordination.messages import Begin, Part, Verdict
-from treering._leaves.folder.attempt_folder import attempts_in
+from treering._leaves.folder.attempts import attempts_in
 from treering._store.failures import LinkRefused
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import LOCK_FILE

@@ -14,9 +14,9 @@ from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._inspect.doctor_attempts import Known
 from treering._leaves.branches import JudgedBranch, judged
-from treering._leaves.documents.leaves_index import LEAVES_INDEX, parse_leaves_index
-from treering._leaves.documents.leaves_update import LEAVES_RULES
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
+from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._store.failures import LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX

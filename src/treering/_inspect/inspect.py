@@ -157,7 +157,7 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
 
 
 def _leaves(path: str | os.PathLike[str]) -> Listing:
-    from treering._leaves.list_leaves import listed_leaves
+    from treering._leaves.listing import listed_leaves
 
     return listed_leaves(path)
 

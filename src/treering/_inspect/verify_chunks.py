@@ -11,7 +11,7 @@ from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_name, zarray_bytes
 from treering._format.findings import Finding
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count

@@ -15,11 +15,11 @@ from treering._format.findings import Finding, Verification
 from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles
 from treering._inspect.verify_reading import check_reading
 from treering._leaves.branches import ALL, JudgedBranch, Leaves, busy, is_as_read, judged
-from treering._leaves.documents.leaves_index import LEAVES_INDEX, Branch, parse_leaves_index
-from treering._leaves.documents.leaves_record import first_checksums
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._leaves.leaves_source import LeavesSource
-from treering._leaves.list_leaves import state_notes
+from treering._leaves.documents.index import LEAVES_INDEX, Branch, parse_leaves_index
+from treering._leaves.documents.record import first_checksums
+from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.listing import state_notes
+from treering._leaves.source import LeavesSource
 from treering._store.failures import LinkRefused
 from treering.errors import Corrupt
 

@@ -10,7 +10,7 @@ from treering._arrays.incoming import Wish
 from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._inspect.diff import blocks_of
 from treering._inspect.verify_chunks import Findings, LeafFiles, cannot_be_read
-from treering._leaves.leaves_source import LeavesSource
+from treering._leaves.source import LeavesSource
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box

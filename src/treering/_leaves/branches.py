@@ -10,11 +10,11 @@ from typing import Final, TypeAlias
 
 from treering._checkpoint.naming import naming
 from treering._codec.zarr import ZarrArray, parse_zarray
-from treering._leaves.documents.leaves_foreign import foreign_record
-from treering._leaves.documents.leaves_index import LEAVES_INDEX, Branch, LeavesIndex, parse_leaves_index, record_of
-from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of
-from treering._leaves.documents.leaves_update import LEAVES_RULES
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.foreign import foreign_record
+from treering._leaves.documents.index import LEAVES_INDEX, Branch, LeavesIndex, parse_leaves_index, record_of
+from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values.human import counted

@@ -9,20 +9,20 @@ from typing import Final
 
 from treering._checkpoint.naming import naming
 from treering._leaves.branches import judged
-from treering._leaves.documents.leaves_index import (
+from treering._leaves.commit import by_age, kept_records, marker_at, update_dropping
+from treering._leaves.documents.index import (
     LEAVES_INDEX,
     Branch,
     LeavesIndex,
     encode_leaves_index,
     parse_leaves_index,
 )
-from treering._leaves.documents.leaves_record import LeavesRecord
-from treering._leaves.documents.leaves_update import LEAVES_RULES
+from treering._leaves.documents.record import LeavesRecord
+from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._leaves.folder.leaves_pending import commit_pending
-from treering._leaves.folder.leaves_rules import Update
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.folder.rules import Update
 from treering._leaves.found_arrays import found_arrays, index_of_others
-from treering._leaves.pending_leaves import by_age, kept_records, marker_at, update_dropping
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 _SHOWN: Final = 10

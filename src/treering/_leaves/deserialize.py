@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from treering._checkpoint.folder_path import folder_path
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
-from treering._leaves.leaf_shardings import Said
-from treering._leaves.leaves_source import LeavesSource, opened_leaves
+from treering._leaves.shardings import Said
+from treering._leaves.source import LeavesSource, opened_leaves
 from treering._leaves.leaves_tree import Callback, Wanted, tree_of
+from treering._leaves.shardings import Said
+from treering._leaves.source import LeavesSource, opened_leaves
 from treering._printable import kind_of
 from treering._tree.placement import Shardings
 from treering._tree.rules import RulesReport

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._leaves.branches import read_zarray
-from treering._leaves.documents.leaves_index import Branch, Entry, LeavesIndex, encode_leaves_index
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.index import Branch, Entry, LeavesIndex, encode_leaves_index
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._store.failures import LinkRefused
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 

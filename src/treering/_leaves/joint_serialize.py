@@ -25,16 +25,16 @@ from treering._codec.zarr import ZarrArray
 from treering._coordination.job_handshake import next_call
 from treering._coordination.message_board import Notes
 from treering._coordination.steps import Call
-from treering._leaves.chunks.leaf_writer import write_leaves
-from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of
-from treering._leaves.documents.leaves_update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import StagedLeaves
+from treering._leaves.by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
+from treering._leaves.chunks.write import write_leaves
+from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_joined import JoinedLeaves
 from treering._leaves.folder.staged_files import StagedFiles
-from treering._leaves.leaf_shares import LeafShares, part_of, read_part
-from treering._leaves.planned_leaves import PlannedLeaves, held_together, planned_leaves
-from treering._leaves.save_by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
+from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._leaves.plan import PlannedLeaves, held_together, planned_leaves
 from treering._leaves.serialize import acknowledge
+from treering._leaves.shares import LeafShares, part_of, read_part
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
 from treering.errors import Mismatch

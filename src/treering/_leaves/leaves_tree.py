@@ -17,9 +17,9 @@ from treering._format.dict_structure import as_dicts
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
 from treering._format.structure import build
-from treering._leaves.leaf_shardings import Said, dotted, leaf_shardings
-from treering._leaves.leaves_source import LeavesSource
 from treering._leaves.load_by_manager import ArrayReader, ByManager
+from treering._leaves.shardings import Said, dotted, leaf_shardings
+from treering._leaves.source import LeavesSource
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Matched, Wording, array_dtype, as_stored, aval_shape, matched

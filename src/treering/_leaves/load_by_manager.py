@@ -10,7 +10,7 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery
 from treering._checkpoint.arrivals import check_batches
-from treering._leaves.leaves_source import LeavesSource
+from treering._leaves.source import LeavesSource
 from treering._values.keys import split_key
 from treering.errors import Corrupt, Unsupported
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import outgoing
-from treering._leaves.chunks.leaf_writer import write_leaves
-from treering._leaves.documents.leaf_paths import overlapping
-from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of, encode_record
-from treering._leaves.documents.leaves_update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import StagedLeaves
-from treering._leaves.folder.leaves_rules import Update
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
-from treering._leaves.pending_leaves import kept_records, update_dropping
-from treering._leaves.planned_leaves import planned_leaves
+from treering._leaves.chunks.write import write_leaves
+from treering._leaves.commit import kept_records, update_dropping
+from treering._leaves.documents.paths import overlapping
+from treering._leaves.documents.record import LeavesRecord, arrays_of, encode_record
+from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.rules import Update
+from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._leaves.plan import planned_leaves
 from treering._tree.flatten import Flattened
 from treering.errors import Mismatch
 

@@ -13,8 +13,8 @@ from treering._format.dict_structure import as_dicts
 from treering._format.index import ARRAY_KINDS, LeafType
 from treering._format.structure import build
 from treering._leaves.branches import judged_leaves
-from treering._leaves.documents.leaves_record import stored_leaves
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.record import stored_leaves
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._printable import kind_of
 from treering._tree.placement import is_placement, require_mesh
 from treering._tree.rules import spec_of

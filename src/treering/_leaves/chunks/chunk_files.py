@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import overload
 
 from treering._format.index import Index
-from treering._leaves.chunks.leaf_files import BranchFiles, naming
+from treering._leaves.chunks.files import BranchFiles, naming
 from treering._leaves.chunks.open_chunks import OpenChunks
 from treering._store.posix.reading import LocalFile
 

@@ -13,7 +13,7 @@ from treering._arrays.jobs import Tally, Work
 from treering._arrays.outgoing import checked_bytes
 from treering._codec.zarr import chunk_name
 from treering._codec.zarr_chunks import encode
-from treering._leaves.chunks.leaf_pieces import LeafPieces, as_stored
+from treering._leaves.chunks.pieces import LeafPieces, as_stored
 from treering._leaves.chunks.written_leaf import WrittenLeaf
 from treering._values.checksums import block_bytes, block_checksums, block_count
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from treering._arrays.incoming import Wish
 from treering._arrays.jobs import Progress, Tally, Work, run_all
 from treering._format.index import Index
-from treering._leaves.chunks.leaf_branch import BranchArrays, dtype_in
-from treering._leaves.chunks.leaf_files import BranchFiles, OpenBranch
+from treering._leaves.chunks.arrays import BranchArrays, dtype_in
+from treering._leaves.chunks.files import BranchFiles, OpenBranch
 from treering._leaves.chunks.open_chunks import OpenChunks
 from treering._plan.exchange import StoredChunk
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from treering._leaves.folder.open_leaves_folder import OpenLeaves
+    from treering._leaves.folder.leaves_folder import OpenLeaves
 
 
 class LeavesArrays:

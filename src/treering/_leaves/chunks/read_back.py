@@ -13,7 +13,7 @@ from treering.errors import Corrupt, Unsupported
 
 if TYPE_CHECKING:
     from treering._format.index import LeafType
-    from treering._leaves.folder.leaves_folder import StagedLeaves
+    from treering._leaves.folder.staged_leaves import StagedLeaves
     from treering._store.posix.reading import LocalFile
 
 ZARRAY: Final = ".zarray"

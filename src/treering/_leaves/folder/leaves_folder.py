@@ -1,76 +1,63 @@
-"""Saving into a leaves directory: files staged under ``.treering``, then one index that sends readers there.
-
-``docs/design/store.md`` says why each step is where it is.
-"""
+"""Reading a leaves directory: its index, and the files of its leaves wherever a save that is under way has them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from treering._leaves.folder.attempt_folder import AttemptFolder, sweep_notes, sweep_unfinished
-from treering._leaves.folder.leaf_files import missing, opened_below
-from treering._leaves.folder.leaves_commit import LeavesCommit
-from treering._leaves.folder.leaves_rules import IndexRules, Update
-from treering._leaves.folder.leaves_sync import sync_all
-from treering._leaves.folder.staged_files import StagedFiles
-from treering._store.failures import LinkRefused, naming
+from treering._leaves.folder.attempts import attempts_in, has_saver
+from treering._leaves.folder.files import index_bytes, missing, opened_below
+from treering._leaves.folder.leaves_listing import array_folders, what_is_there
+from treering._leaves.folder.small_files import read_small_files
+from treering._store.open_folder import LARGEST_INDEX
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
-from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
+from treering._store.posix.folders import resolved_folder
 from treering._store.posix.reading import LocalFile
-from treering._values.checkpoint_names import INDEX as CHECKPOINT
-from treering._values.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves
-from treering.errors import Exists, TreeringError
+from treering._values.leaves_names import INDEX, PENDING, RECORD, attempt_folder, is_attempt, parts_of, staged_leaves
+from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
-_TRIES = 20
+# Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_Found = TypeVar("_Found")
 
 
-class StagedLeaves(StagedFiles):
-    """One save on its way into a leaves directory: left without `commit` or `leave`, nothing has changed.
+class OpenLeaves:
+    """A leaves directory open for reading, a context manager. It takes no lock; any thread may ask.
 
-    Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
-    manager, or used without ``with`` and ended by `close`, as when another thread commits later.
+    Folders and files are looked up from the directory that was opened, one part of a path after the other; links are
+    refused, but the directory itself may be one.
 
-    Args:
-        path: the directory, made if it is missing; a link to a folder stays a link.
-        rules: how to read an index.
-        attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        live: the attempts whose notes stay, beside the own one.
+    Attributes:
+        path: the directory as given.
 
     Raises:
-        StoreFailed: the system refused. Nothing has changed.
-        LinkRefused: ``.treering`` there is a link.
+        NotFound: nothing is at the path.
+        StoreFailed: a file is there, or the system refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp())
+        >>> (path / "w").mkdir()
+        >>> _ = (path / "w" / ".zarray").write_bytes(b"{}")
+        >>> with OpenLeaves(path) as directory, directory.open("w", ".zarray", None) as file:
+        ...     list(directory.array_folders()), file.read(0, file.size)
+        (['w'], b'{}')
     """
 
-    def __init__(
-        self, path: Path, rules: IndexRules, attempt: str | None = None, *, live: Collection[str] = ()
-    ) -> None:
-        super().__init__(os.fspath(path))
-        self._rules = rules
-        self._live = live
-        self._made: list[str] = []
-        self._given: set[Parts] = set()
-        self._expected: dict[Parts, list[str]] = {}
-        self._durable = False
-        with naming(self._shown, "write"):
-            target = resolved_folder(self._shown)
-            for _ in range(_TRIES - 1):
-                try:
-                    self._begin(target, attempt)
-                except FileNotFoundError as error:
-                    if isinstance(error, TreeringError):
-                        raise
-                    # A saver that failed removed the directory that it had made: begin again.
-                else:
-                    break
-            else:
-                self._begin(target, attempt)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shown = os.fspath(path)
+        try:
+            self._folder = Folder(resolved_folder(self._shown))
+        except OSError as error:
+            raise StoreFailed.of(error, path, "read") from error
+        self._tree = FolderTree(self._folder, self._shown)
 
     def __enter__(self) -> Self:
         return self
@@ -81,182 +68,171 @@ class StagedLeaves(StagedFiles):
         self.close()
 
     def close(self) -> None:
-        """Remove what was not committed or left, give everything back. May be called twice."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            self._own.end()
-            self._tree.close()
-            if not self._own.kept:
-                remove_folders(self._made)
-            folder.close()
+        """Close the directory; files opened from it stay open."""
+        self._tree.close()
+        self._folder.close()
 
-    def expect(self, folder: str, names: Iterable[str]) -> None:
-        """Note files of a leaf that other processes write; before the commit it is seen whether their places are free.
+    def read_index(self) -> bytes:
+        """Return the bytes of ``tensorstore_index.json``.
 
         Raises:
-            Unsupported: the folder's path is longer than the system takes.
-        """
-        self._expected[self._parts_of(folder)] = list(names)
-
-    def make_durable(self) -> None:
-        """Make what this process has written durable now; the commit will not do it again.
-
-        Of a joint save, in which each process does that for its own files.
-
-        Raises:
-            StoreFailed: the system refused; it is not asked again.
-        """
-        with naming(self._shown, "write"):
-            self._sync_written()
-        self._durable = True
-
-    def abandon(self) -> None:
-        """End the save, but leave its folder as it is, unlocked: others may still be writing into it.
-
-        Without a record it is whole to nobody, and the next save there sweeps it. What was committed stays, too.
-        """
-        if self._folder is not None and not self._own.kept:
-            with contextlib.suppress(OSError, LinkRefused):  # then it is swept when an index forgets it
-                self._tree.remove(self._own.parts, RECORD)
-            self._own.kept = True
-        self.close()
-
-    def path_of(self, folder: str) -> str:
-        """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
-
-        Raises:
-            StoreFailed: the system refused.
-            Unsupported: the folder's path is longer than the system takes.
-        """
-        with naming(self._shown, "write"):
-            parts = self._noted(folder, [])
-            self._given.add(parts)
-            self._tree.make((*self._staged, *parts[:-1]))
-            return os.path.join(self._open_folder.path, *self._staged, *parts)
-
-    def open(self, folder: str, name: str) -> LocalFile:
-        """Open a staged file for reading; the caller closes it.
-
-        Raises:
-            DataFileMissing: it is not there.
-            LinkRefused: it, or a folder on the way, is a link.
+            NotFound: there is none; the hint says what is there instead.
+            LinkRefused: it is a link.
+            Format: it is larger than any index.
             StoreFailed: the system refuses.
         """
-        parts = (*self._staged, *parts_of(folder), *name.split("/"))
-        with naming(self._shown, "read"):
-            try:
-                return opened_below(self._tree, parts[:-1], parts[-1])
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise missing(self._tree, parts[:-1], parts[-1]) from error
+        with _reading(self._shown):
+            index = index_bytes(self._tree)
+        if index is not None:
+            return index
+        message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
+        error = NotFound(message, hint=what_is_there(self._tree))
+        error.errno = errno.ENOENT
+        error.strerror = os.strerror(errno.ENOENT)
+        error.filename = os.path.join(self._shown, INDEX)
+        raise error
 
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a staged folder, sorted; none when it is not there.
-
-        Raises:
-            StoreFailed: the system refuses.
-        """
-        with naming(self._shown, "read"):
-            try:
-                return sorted(self._tree.scan((*self._staged, *parts_of(folder))))
-            except FileNotFoundError:
-                return []
-
-    def rewrite(self, folder: str, name: str, data: bytes) -> None:
-        """Put ``data`` in the place of a staged file.
-
-        Raises:
-            StoreFailed: the system refused.
-        """
-        with naming(self._shown, "write"):
-            parts = (*self._staged, *parts_of(folder))
-            self._tree.remove(parts, name)
-            self._tree.fill(parts, [(name, data)])
-
-    def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
-        """Make everything durable, make ``update(index)`` the index, move the files to their key paths.
-
-        Waits up to a minute for other savers. What a dead save left to be moved is moved first.
+    def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
+        """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it.
 
         Args:
-            record: the copy of the record that is kept under ``.treering``.
-            update: gets the present index, which promises no moves, or None when there is none, while nobody else can
-                change it; what it raises is raised here, and then nothing has changed.
+            folder: the parts of the path below the directory, joined by ``/``; the empty text is the directory itself.
+            name: a file in it; ``0/0`` for a chunk in a folder of its own.
+            attempt: look among the staged files of this attempt first, then at the key path; None: there only.
 
         Raises:
-            Busy: others kept saving, or the directory was moved away.
-            Exists: files that no index lists stand where new ones would go.
-            LinkRefused: the index, or a folder on the way of a leaf, is a link.
-            StoreFailed: the system refused. Nothing has changed, except when the message says that the new content is
-                in place: then readers get it, and the next save does what is left to do.
+            DataFileMissing: it is in neither place. A newer index may name others: read it again.
+            LinkRefused: it, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
         """
-        with naming(self._shown, "write"):
-            self._make_durable(record)
-            with self._committing() as saving, saving:
-                saving.change(update, lambda _: self._wanted())
+        if not name:
+            raise Corrupt(f"a file without a name is wanted of {folder!r}")
+        *below, name = parts_of(name)
+        parts = (*parts_of(folder), *below)
+        try:
+            # Files only ever go from the first place to the second, so this order misses none.
+            if attempt is not None:
+                with contextlib.suppress(*_ABSENT):
+                    return self._looked_up(lambda: opened_below(self._tree, (*_staging(attempt), *parts), name))
+            return self._looked_up(lambda: opened_below(self._tree, parts, name))
+        except _ABSENT as error:
+            raise missing(self._tree, parts, name) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts, name), "read") from error
 
-    def leave(self, record: bytes) -> None:
-        """Make everything durable, and leave it to be indexed later (`commit_pending`).
+    def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
+        """Return what is in some small files of a leaf, in half the time that `open` needs.
 
-        The files are moved to their key paths if nothing is there; else they stay staged until then.
+        Args:
+            folder: the folder of the leaf.
+            files: names in it, each with how many bytes are wanted at most: of a longer file comes one byte more.
+            attempt: as for `open`; all files have to be in the same one of both places.
 
         Raises:
-            StoreFailed: the system refused. Nothing has changed.
+            DataFileMissing: one of them is in neither place, or they are moved just now: `open` finds each one.
+            LinkRefused: one of them, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
         """
-        with naming(self._shown, "write"):
-            self._make_durable(record)
-            self._own.write(PENDING, b"")
-            self._tree.sync(self._own.parts)
-            self._own.kept = True
-            # It is saved. Whatever cannot be moved now is moved when an index takes it up.
-            with contextlib.suppress(OSError, LinkRefused), self._committing() as saving, saving:
-                saving.moved(self._wanted())
+        parts = parts_of(folder)
+        try:
+            if attempt is not None:
+                with contextlib.suppress(*_ABSENT):
+                    return self._looked_up(lambda: read_small_files(self._tree, (*_staging(attempt), *parts), files))
+            return self._looked_up(lambda: read_small_files(self._tree, parts, files))
+        except _ABSENT as error:
+            raise missing(self._tree, parts, files[0][0]) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts), "read") from error
 
-    def _begin(self, target: str, attempt: str | None) -> None:
-        """Make the directory and the folder of this attempt in it."""
-        with contextlib.ExitStack() as undo:
-            made = make_folder(target)
-            undo.callback(remove_folders, made)
-            folder = Folder(target)
-            undo.callback(folder.close)
-            self._refuse_checkpoint(folder)
-            tree = FolderTree(folder, self._shown)
-            undo.callback(tree.close)
-            own = AttemptFolder(tree, attempt)
-            undo.callback(own.end)
-            tree.make(staged_leaves(own.attempt))
-            sweep_unfinished(tree)
-            sweep_notes(tree, folder, {own.attempt, *self._live})
-            undo.pop_all()
-        self._made, self._own = made, own
-        self._opened(folder, tree, own.attempt)
+    def names(self, folder: str, attempt: str | None) -> list[str]:
+        """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
 
-    def _refuse_checkpoint(self, folder: Folder) -> None:
-        """Of two forms in one folder, whoever reads it would see only one."""
-        if folder.find(CHECKPOINT) is not None:
-            hint = "save to a directory of its own"
-            error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
-            error.errno, error.strerror = errno.EEXIST, os.strerror(errno.EEXIST)
-            error.filename = self._shown
-            raise error
+        Raises:
+            LinkRefused: it, or a folder on the way, is a link.
+            Corrupt: the text leads elsewhere than into the directory.
+            StoreFailed: the system refuses.
+        """
+        parts = parts_of(folder)
+        found: set[str] = set()
+        with _reading(self._shown):
+            self._tree.forget(())  # other folders may be there by now
+            for start in (_staging(attempt), ()) if attempt is not None else ((),):
+                with contextlib.suppress(*_ABSENT):
+                    found.update(self._tree.scan((*start, *parts)))
+        return sorted(found)
 
-    def _committing(self) -> contextlib.closing[LeavesCommit]:
-        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown))
+    def records(self) -> dict[str, bytes]:
+        """Return the copies of records that are there, by attempt.
 
-    def _make_durable(self, record: bytes) -> None:
-        """Make the files durable, then the record: an attempt without one is whole to nobody."""
-        folder = self._open_folder
-        if not self._durable:
-            sync_all(folder, self._tree, self._own.parts)
-        self._own.write(RECORD, record)
-        self._tree.sync(self._own.parts)
-        if not self._made and self._tree.find((), INDEX) is None:
-            with contextlib.suppress(PermissionError):  # a folder above that is not ours
-                sync_parent(folder.path)
+        That of a save which is still on its way to its commit is not among them. One that is larger than any index is
+        given as empty: as damaged as that.
 
-    def _wanted(self) -> Mapping[Parts, Sequence[str]]:
-        for parts in self._given:
-            self._names[parts] = list(self._tree.scan((*self._staged, *parts)))
-        if not self._expected:
-            return self._names
-        folders = dict.fromkeys((*self._names, *self._expected))
-        return {parts: [*self._names.get(parts, ()), *self._expected.get(parts, ())] for parts in folders}
+        Raises:
+            LinkRefused: one of them, or a folder on the way, is a link.
+            StoreFailed: the system refuses.
+        """
+        found: dict[str, bytes] = {}
+        with _reading(self._shown):
+            for attempt in attempts_in(self._tree):
+                parts = attempt_folder(attempt)
+                with contextlib.suppress(FileNotFoundError):
+                    if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
+                        continue
+                    with opened_below(self._tree, parts, RECORD) as file:
+                        found[attempt] = file.read(0, file.size) if file.size <= LARGEST_INDEX else b""
+        return found
+
+    def pending(self) -> set[str]:
+        """Return the attempts that were saved without an index and that no index has taken up yet.
+
+        Raises:
+            LinkRefused: a folder on the way is a link.
+            StoreFailed: the system refuses.
+        """
+        with _reading(self._shown):
+            attempts = attempts_in(self._tree)
+            return {one for one in attempts if self._tree.find(attempt_folder(one), PENDING) is not None}
+
+    def array_folders(self) -> Iterator[str]:
+        """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
+
+        Nothing is looked for inside the folder of an array, nor in another leaves directory, nor in a group
+        of zarr, which no program makes for leaves.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with _reading(self._shown):
+            for parts in array_folders(self._tree):
+                yield "/".join(parts)
+
+    def _looked_up(self, look: Callable[[], _Found]) -> _Found:
+        try:
+            return look()
+        except FileNotFoundError:
+            # A folder that was opened before may be gone, and another one in its place.
+            self._tree.forget(())
+            return look()
+
+
+def _staging(attempt: str) -> Parts:
+    if not is_attempt(attempt):
+        raise Corrupt(f"{attempt!r} is no attempt")
+    return staged_leaves(attempt)
+
+
+@contextlib.contextmanager
+def _reading(shown: str) -> Iterator[None]:
+    """Turn every ``OSError`` of the block into one that names the directory; our own errors pass."""
+    try:
+        yield
+    except TreeringError:
+        raise
+    except OSError as error:
+        raise StoreFailed.of(error, shown, "read") from error

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from treering._leaves.folder.attempt_folder import AttemptFolder, sweep_unfinished
-from treering._leaves.folder.leaves_commit import LeavesCommit
-from treering._leaves.folder.leaves_rules import IndexRules, Update
+from treering._leaves.folder.attempts import AttemptFolder, sweep_unfinished
+from treering._leaves.folder.commit import LeavesCommit
+from treering._leaves.folder.rules import IndexRules, Update
 from treering._store.failures import naming
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from treering._leaves.folder.leaves_moves import Cleared
+from treering._leaves.folder.moves import Cleared
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ARRAY, ATTEMPTS
 from treering.errors import Exists

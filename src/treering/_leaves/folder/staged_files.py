@@ -1,6 +1,6 @@
 """Files of a leaves directory written aside, among the staged files of one attempt.
 
-Process 0, or a process alone, stages in `treering._leaves.folder.leaves_folder`, the other processes of a job in
+Process 0, or a process alone, stages in `treering._leaves.folder.staged_leaves`, the other processes of a job in
 `treering._leaves.folder.leaves_joined`.
 """
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from treering._coordination.message_board import FolderNotes, Notes
-from treering._leaves.folder.leaves_sync import sync_written
+from treering._leaves.folder.sync import sync_written
 from treering._store.failures import naming
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from treering._codec.zarr import number_of_chunk, parse_zarray
-from treering._leaves.documents.leaf_paths import overlapping
-from treering._leaves.documents.leaves_index import (
+from treering._leaves.documents.index import (
     LEAVES_INDEX,
     Branch,
     Entry,
@@ -20,8 +19,9 @@ from treering._leaves.documents.leaves_index import (
     entries_of,
     parse_leaves_index,
 )
-from treering._leaves.documents.leaves_record import LeavesRecord, attempt_of, encode_record, parse_record
-from treering._leaves.folder.leaves_rules import IndexRules, Move, Update
+from treering._leaves.documents.paths import overlapping
+from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
+from treering._leaves.folder.rules import IndexRules, Move, Update
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 
 # In the index a record is a string, so its quotes have a backslash in front.

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
-from treering._leaves.chunks.leaf_writer import Share
 from treering._leaves.chunks.leaf_writers import plan_writers
-from treering._leaves.planned_leaves import PlannedLeaves, held_together
+from treering._leaves.chunks.write import Share
+from treering._leaves.plan import PlannedLeaves, held_together
 from treering._plan.save import LeafLayout
 from treering._values.boxes import whole
 from treering._values.checksums import block_bytes, block_count, packed, unpacked

@@ -11,7 +11,7 @@ import errno
 import functools
 from collections.abc import Callable
 
-from treering._leaves.folder.leaves_rules import IndexRules, Move
+from treering._leaves.folder.rules import IndexRules, Move
 from treering._store.failures import LinkRefused
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._values.leaves_names import ARRAY, parts_of, staged_leaves

@@ -15,8 +15,8 @@ from treering._codec.zarr import stored_dtype
 from treering._format.index import LeafType
 from treering._leaves.chunks.leaf_chunks import chunk_shape, shared_chunk_shape
 from treering._leaves.chunks.leaf_writers import balanced_chunk
-from treering._leaves.documents.leaf_paths import folder_of, prefix_folder
-from treering._leaves.documents.leaves_record import MOST_AXES, Layout, LeavesRecord
+from treering._leaves.documents.paths import folder_of, prefix_folder
+from treering._leaves.documents.record import MOST_AXES, Layout, LeavesRecord
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box

@@ -16,7 +16,7 @@ from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._format.blocks import DAMAGE_HINT
 from treering._leaves.chunks.read_back import ZARRAY
-from treering._leaves.documents.leaves_record import LeavesRecord, first_checksums
+from treering._leaves.documents.record import LeavesRecord, first_checksums
 from treering._store.failures import DataFileMissing
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import counted
@@ -24,7 +24,7 @@ from treering._values.keys import split_key
 from treering.errors import Corrupt, TreeringError
 
 if TYPE_CHECKING:
-    from treering._leaves.folder.open_leaves_folder import OpenLeaves
+    from treering._leaves.folder.leaves_folder import OpenLeaves
     from treering._store.posix.reading import LocalFile
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from treering._checkpoint.naming import naming
 from treering._leaves.branches import read_zarray
-from treering._leaves.documents.leaves_index import LEAVES_INDEX, encode_leaves_index, parse_leaves_index
-from treering._leaves.documents.leaves_record import LeavesRecord, parse_record
-from treering._leaves.documents.leaves_update import LEAVES_RULES, update_for
-from treering._leaves.folder.leaves_rules import Update
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.index import LEAVES_INDEX, encode_leaves_index, parse_leaves_index
+from treering._leaves.documents.record import LeavesRecord, parse_record
+from treering._leaves.documents.update import LEAVES_RULES, update_for
+from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.rules import Update
 from treering._store.failures import LinkRefused
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 

@@ -17,7 +17,7 @@ from treering._codec.array_bytes import holds_wire_bytes
 from treering._codec.zarr import ZarrArray, chunk_name
 from treering._codec.zarr_chunks import encode
 from treering._leaves.chunks.large_leaves import large_work
-from treering._leaves.chunks.leaf_pieces import LeafPieces, as_stored
+from treering._leaves.chunks.pieces import LeafPieces, as_stored
 from treering._leaves.chunks.written_leaf import Form, WrittenLeaf, form_of
 from treering._values.checksums import block_bytes, block_checksums
 

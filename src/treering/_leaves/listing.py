@@ -13,9 +13,9 @@ from treering._format.index import Index
 from treering._format.index_listing import list_index
 from treering._format.records import FileRecord, Listing, Place
 from treering._leaves.branches import JudgedBranch, judged_leaves
-from treering._leaves.documents.leaves_index import LEAVES_INDEX, Branch
-from treering._leaves.documents.leaves_listing import opened_index
-from treering._leaves.folder.open_leaves_folder import OpenLeaves
+from treering._leaves.documents.index import LEAVES_INDEX, Branch
+from treering._leaves.documents.join import opened_index
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._store.failures import LinkRefused
 from treering.errors import NotFound, StoreFailed
 

@@ -22,7 +22,7 @@ from treering._format.document_parts import decoded_checksums, encoded_checksums
 from treering._format.index import LeafType, Token
 from treering._format.signed import SignedForm
 from treering._format.tree_columns import TreeColumns, decoded_tree, encoded_tree
-from treering._leaves.documents.leaf_paths import folder_of, overlapping, prefix_folder
+from treering._leaves.documents.paths import folder_of, overlapping, prefix_folder
 from treering._values.checksums import block_bytes, block_count
 from treering._values.hashes import check_hashes
 from treering._values.human import counted

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from treering._leaves.folder.attempt_folder import AttemptFolder, attempts_in, remove_attempt, remove_if_dead
-from treering._leaves.folder.leaf_files import index_bytes
-from treering._leaves.folder.leaves_moves import Cleared, clear, moved, surveyed
-from treering._leaves.folder.leaves_rules import IndexRules, Move, Update
-from treering._leaves.folder.leaves_sync import sync_folders
+from treering._leaves.folder.attempts import AttemptFolder, attempts_in, remove_attempt, remove_if_dead
+from treering._leaves.folder.files import index_bytes
 from treering._leaves.folder.leaves_targets import Targets
+from treering._leaves.folder.moves import Cleared, clear, moved, surveyed
+from treering._leaves.folder.rules import IndexRules, Move, Update
+from treering._leaves.folder.sync import sync_folders
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import LOCK_FILE, FolderLock
 from treering._store.posix.folder_tree import FolderTree, Parts

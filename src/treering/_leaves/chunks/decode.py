@@ -18,7 +18,7 @@ from treering._arrays.incoming import Wish
 from treering._arrays.jobs import Job
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
 from treering._codec.zarr_chunks import decode
-from treering._leaves.chunks.leaf_files import BranchFiles, naming
+from treering._leaves.chunks.files import BranchFiles, naming
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import flat_range, picked, picked_shape, size_of, slices, whole
 from treering._values.checksums import block_bytes, block_checksums

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 from treering._arrays.outgoing import Outgoing, outgoing
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype, zarray_bytes
-from treering._leaves.chunks.leaf_writer import write_leaves
 from treering._leaves.chunks.read_back import ZARRAY, WrittenArray, read_back
-from treering._leaves.documents.leaves_record import Layout, LeavesRecord, arrays_of, stored_leaves
-from treering._leaves.documents.leaves_update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import StagedLeaves
-from treering._leaves.planned_leaves import PlannedLeaves, planned_leaves
+from treering._leaves.chunks.write import write_leaves
+from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, stored_leaves
+from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._leaves.plan import PlannedLeaves, planned_leaves
 from treering._leaves.serialize import acknowledge
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened

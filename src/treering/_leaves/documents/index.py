@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import check_json, member, parsed, quoted, shown
 from treering._format.index import ARRAY_KINDS
-from treering._leaves.documents.leaves_record import LeavesRecord, arrays_of, parse_record, stored_leaves
+from treering._leaves.documents.record import LeavesRecord, arrays_of, parse_record, stored_leaves
 from treering._values.checksums import digest
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported

@@ -20,8 +20,8 @@ from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count,
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._leaves.chunks.chunk_files import ChunkFile, ChunkFiles
-from treering._leaves.chunks.leaf_decode import as_stored_items, covering_chunks, decoding, read_chunk
-from treering._leaves.chunks.leaf_files import BranchFiles, SmallFile, naming
+from treering._leaves.chunks.decode import as_stored_items, covering_chunks, decoding, read_chunk
+from treering._leaves.chunks.files import BranchFiles, SmallFile, naming
 from treering._leaves.chunks.open_chunks import OpenChunks
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import Box, picked_shape, size_of, whole

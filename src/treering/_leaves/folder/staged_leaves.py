@@ -1,0 +1,262 @@
+"""Saving into a leaves directory: files staged under ``.treering``, then one index that sends readers there.
+
+``docs/design/store.md`` says why each step is where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from treering._leaves.folder.attempts import AttemptFolder, sweep_notes, sweep_unfinished
+from treering._leaves.folder.commit import LeavesCommit
+from treering._leaves.folder.files import missing, opened_below
+from treering._leaves.folder.rules import IndexRules, Update
+from treering._leaves.folder.staged_files import StagedFiles
+from treering._leaves.folder.sync import sync_all
+from treering._store.failures import LinkRefused, naming
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
+from treering._store.posix.reading import LocalFile
+from treering._values.checkpoint_names import INDEX as CHECKPOINT
+from treering._values.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves
+from treering.errors import Exists, TreeringError
+
+_TRIES = 20
+
+
+class StagedLeaves(StagedFiles):
+    """One save on its way into a leaves directory: left without `commit` or `leave`, nothing has changed.
+
+    Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
+    manager, or used without ``with`` and ended by `close`, as when another thread commits later.
+
+    Args:
+        path: the directory, made if it is missing; a link to a folder stays a link.
+        rules: how to read an index.
+        attempt: that of a joint save, on which its processes have agreed; None: a random one.
+        live: the attempts whose notes stay, beside the own one.
+
+    Raises:
+        StoreFailed: the system refused. Nothing has changed.
+        LinkRefused: ``.treering`` there is a link.
+    """
+
+    def __init__(
+        self, path: Path, rules: IndexRules, attempt: str | None = None, *, live: Collection[str] = ()
+    ) -> None:
+        super().__init__(os.fspath(path))
+        self._rules = rules
+        self._live = live
+        self._made: list[str] = []
+        self._given: set[Parts] = set()
+        self._expected: dict[Parts, list[str]] = {}
+        self._durable = False
+        with naming(self._shown, "write"):
+            target = resolved_folder(self._shown)
+            for _ in range(_TRIES - 1):
+                try:
+                    self._begin(target, attempt)
+                except FileNotFoundError as error:
+                    if isinstance(error, TreeringError):
+                        raise
+                    # A saver that failed removed the directory that it had made: begin again.
+                else:
+                    break
+            else:
+                self._begin(target, attempt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what was not committed or left, give everything back. May be called twice."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            self._own.end()
+            self._tree.close()
+            if not self._own.kept:
+                remove_folders(self._made)
+            folder.close()
+
+    def expect(self, folder: str, names: Iterable[str]) -> None:
+        """Note files of a leaf that other processes write; before the commit it is seen whether their places are free.
+
+        Raises:
+            Unsupported: the folder's path is longer than the system takes.
+        """
+        self._expected[self._parts_of(folder)] = list(names)
+
+    def make_durable(self) -> None:
+        """Make what this process has written durable now; the commit will not do it again.
+
+        Of a joint save, in which each process does that for its own files.
+
+        Raises:
+            StoreFailed: the system refused; it is not asked again.
+        """
+        with naming(self._shown, "write"):
+            self._sync_written()
+        self._durable = True
+
+    def abandon(self) -> None:
+        """End the save, but leave its folder as it is, unlocked: others may still be writing into it.
+
+        Without a record it is whole to nobody, and the next save there sweeps it. What was committed stays, too.
+        """
+        if self._folder is not None and not self._own.kept:
+            with contextlib.suppress(OSError, LinkRefused):  # then it is swept when an index forgets it
+                self._tree.remove(self._own.parts, RECORD)
+            self._own.kept = True
+        self.close()
+
+    def path_of(self, folder: str) -> str:
+        """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
+
+        Raises:
+            StoreFailed: the system refused.
+            Unsupported: the folder's path is longer than the system takes.
+        """
+        with naming(self._shown, "write"):
+            parts = self._noted(folder, [])
+            self._given.add(parts)
+            self._tree.make((*self._staged, *parts[:-1]))
+            return os.path.join(self._open_folder.path, *self._staged, *parts)
+
+    def open(self, folder: str, name: str) -> LocalFile:
+        """Open a staged file for reading; the caller closes it.
+
+        Raises:
+            DataFileMissing: it is not there.
+            LinkRefused: it, or a folder on the way, is a link.
+            StoreFailed: the system refuses.
+        """
+        parts = (*self._staged, *parts_of(folder), *name.split("/"))
+        with naming(self._shown, "read"):
+            try:
+                return opened_below(self._tree, parts[:-1], parts[-1])
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise missing(self._tree, parts[:-1], parts[-1]) from error
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a staged folder, sorted; none when it is not there.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(self._shown, "read"):
+            try:
+                return sorted(self._tree.scan((*self._staged, *parts_of(folder))))
+            except FileNotFoundError:
+                return []
+
+    def rewrite(self, folder: str, name: str, data: bytes) -> None:
+        """Put ``data`` in the place of a staged file.
+
+        Raises:
+            StoreFailed: the system refused.
+        """
+        with naming(self._shown, "write"):
+            parts = (*self._staged, *parts_of(folder))
+            self._tree.remove(parts, name)
+            self._tree.fill(parts, [(name, data)])
+
+    def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
+        """Make everything durable, make ``update(index)`` the index, move the files to their key paths.
+
+        Waits up to a minute for other savers. What a dead save left to be moved is moved first.
+
+        Args:
+            record: the copy of the record that is kept under ``.treering``.
+            update: gets the present index, which promises no moves, or None when there is none, while nobody else can
+                change it; what it raises is raised here, and then nothing has changed.
+
+        Raises:
+            Busy: others kept saving, or the directory was moved away.
+            Exists: files that no index lists stand where new ones would go.
+            LinkRefused: the index, or a folder on the way of a leaf, is a link.
+            StoreFailed: the system refused. Nothing has changed, except when the message says that the new content is
+                in place: then readers get it, and the next save does what is left to do.
+        """
+        with naming(self._shown, "write"):
+            self._make_durable(record)
+            with self._committing() as saving, saving:
+                saving.change(update, lambda _: self._wanted())
+
+    def leave(self, record: bytes) -> None:
+        """Make everything durable, and leave it to be indexed later (`commit_pending`).
+
+        The files are moved to their key paths if nothing is there; else they stay staged until then.
+
+        Raises:
+            StoreFailed: the system refused. Nothing has changed.
+        """
+        with naming(self._shown, "write"):
+            self._make_durable(record)
+            self._own.write(PENDING, b"")
+            self._tree.sync(self._own.parts)
+            self._own.kept = True
+            # It is saved. Whatever cannot be moved now is moved when an index takes it up.
+            with contextlib.suppress(OSError, LinkRefused), self._committing() as saving, saving:
+                saving.moved(self._wanted())
+
+    def _begin(self, target: str, attempt: str | None) -> None:
+        """Make the directory and the folder of this attempt in it."""
+        with contextlib.ExitStack() as undo:
+            made = make_folder(target)
+            undo.callback(remove_folders, made)
+            folder = Folder(target)
+            undo.callback(folder.close)
+            self._refuse_checkpoint(folder)
+            tree = FolderTree(folder, self._shown)
+            undo.callback(tree.close)
+            own = AttemptFolder(tree, attempt)
+            undo.callback(own.end)
+            tree.make(staged_leaves(own.attempt))
+            sweep_unfinished(tree)
+            sweep_notes(tree, folder, {own.attempt, *self._live})
+            undo.pop_all()
+        self._made, self._own = made, own
+        self._opened(folder, tree, own.attempt)
+
+    def _refuse_checkpoint(self, folder: Folder) -> None:
+        """Of two forms in one folder, whoever reads it would see only one."""
+        if folder.find(CHECKPOINT) is not None:
+            hint = "save to a directory of its own"
+            error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
+            error.errno, error.strerror = errno.EEXIST, os.strerror(errno.EEXIST)
+            error.filename = self._shown
+            raise error
+
+    def _committing(self) -> contextlib.closing[LeavesCommit]:
+        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown))
+
+    def _make_durable(self, record: bytes) -> None:
+        """Make the files durable, then the record: an attempt without one is whole to nobody."""
+        folder = self._open_folder
+        if not self._durable:
+            sync_all(folder, self._tree, self._own.parts)
+        self._own.write(RECORD, record)
+        self._tree.sync(self._own.parts)
+        if not self._made and self._tree.find((), INDEX) is None:
+            with contextlib.suppress(PermissionError):  # a folder above that is not ours
+                sync_parent(folder.path)
+
+    def _wanted(self) -> Mapping[Parts, Sequence[str]]:
+        for parts in self._given:
+            self._names[parts] = list(self._tree.scan((*self._staged, *parts)))
+        if not self._expected:
+            return self._names
+        folders = dict.fromkeys((*self._names, *self._expected))
+        return {parts: [*self._names.get(parts, ()), *self._expected.get(parts, ())] for parts in folders}
