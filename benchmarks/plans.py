@@ -17,8 +17,8 @@ from benchmarks import workloads
 from benchmarks.measure import Case, Group
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
-from treering._leaves.chunks.leaf_chunks import shared_chunk_shape
-from treering._leaves.chunks.leaf_writers import LeafWriters, balanced_chunk, plan_writers
+from treering._leaves.plan import balanced_chunk, shared_chunk_shape
+from treering._leaves.shares import LeafWriters, plan_writers
 from treering._plan.exchange import Grid, StoredChunk
 from treering._plan.load import LoadPlan, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from treering._arrays.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
-from treering._leaves.sharding_tree import create_sharding_tree_from_index
+from treering._leaves.shardings import create_sharding_tree_from_index
 from treering._tree.placement import Shardings
 from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
 from treering._tree.walk import mapped_with_path

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.properties.sameness import assert_same
-from treering._leaves.chunks.leaf_arrays import LeavesArrays
+from treering._leaves.chunks.arrays import LeavesArrays
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 COUNT = 7

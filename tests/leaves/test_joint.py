@@ -18,8 +18,7 @@ from tests.leaves.jobs_of_threads import Job, wishes
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from treering._arrays import outgoing
 from treering._coordination.steps import attempt_of
-from treering._leaves.folder.leaves_joined import JoinedLeaves
-from treering._leaves.folder.staged_files import StagedFiles
+from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._values.checkpoint_names import is_note
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported

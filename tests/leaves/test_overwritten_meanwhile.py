@@ -18,7 +18,7 @@ import treering
 from tests.leaves.saved import INDEX, index_at
 from tests.properties.sameness import assert_same
 from treering._checkpoint import retry_on_overwrite
-from treering._leaves.chunks.leaf_arrays import LeavesArrays
+from treering._leaves.chunks.arrays import LeavesArrays
 from treering._store.posix.folder_tree import FolderTree
 from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves

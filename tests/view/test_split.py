@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from tests.format.indexes import index_of
-from tests.format.leaves_records import F32, flat
+from tests.leaves.documents.made_records import F32, flat
 from treering._format.index import Index, LeafType
 from treering._format.index_listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing

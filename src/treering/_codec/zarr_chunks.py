@@ -5,23 +5,28 @@ Source: https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html, "Chunks".
 
 from __future__ import annotations
 
+import bz2
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._codec import streamed, zstd
-from treering._codec.chunk_reader import DAMAGED, ChunkFile, filled
+from treering._codec import zstd
+from treering._codec.chunk_reader import DAMAGED, ChunkFile, cut_short, damaged, filled, overlong
 from treering._codec.compressors import check_chunk_file, codec_of, completed, level_of
 from treering._codec.in_tensorstore import through_tensorstore, unblosced
 from treering._codec.zarr import ZarrArray, chunk_bytes
-from treering.errors import Corrupt
+from treering.errors import Corrupt, TreeringError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PIECE: Final = 1 << 20
+_FEED: Final = 64 << 10
+_WINDOWS: Final = {"gzip": 31, "zlib": 15}
+"""zlib's words for a window of 32 KiB, in either wrapper."""
 
 
 def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
@@ -55,9 +60,9 @@ def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
         case "zstd":
             return zstd.compressed(data, level_of(array.compressor))
         case "gzip" | "zlib" as wrapper:
-            return streamed.deflated(data, wrapper, level_of(array.compressor))
+            return deflated(data, wrapper, level_of(array.compressor))
         case "bz2":
-            return streamed.bzipped(data, level_of(array.compressor))
+            return bzipped(data, level_of(array.compressor))
         case _:
             return through_tensorstore(completed(array.compressor), items)
 
@@ -105,9 +110,9 @@ def _unpack(compressor: str | None, file: ChunkFile, target: memoryview) -> None
         case "zstd":
             zstd.decompressed(file, target)
         case "gzip" | "zlib" as wrapper:
-            streamed.inflated(file, wrapper, target)
+            inflated(file, wrapper, target)
         case "bz2":
-            streamed.bunzipped(file, target)
+            bunzipped(file, target)
         case _:
             unblosced(file, target)
 
@@ -126,3 +131,76 @@ def _turn_bytes(array: ZarrArray, flat: NDArray[Any]) -> None:
     size = flat.itemsize // 2 if array.dtype.startswith("complex") else flat.itemsize
     if size > 1:
         flat.view(f"u{size}").byteswap(inplace=True)
+
+
+def deflated(data: memoryview, wrapper: str, level: int) -> bytes:
+    """Return data as one stream of gzip (without a time stamp) or zlib.
+
+    Example:
+        >>> zlib.decompress(deflated(memoryview(b"tree"), "zlib", 1))
+        b'tree'
+    """
+    packer = zlib.compressobj(level, zlib.DEFLATED, _WINDOWS[wrapper])
+    return packer.compress(data) + packer.flush()
+
+
+def inflated(file: ChunkFile, wrapper: str, target: memoryview) -> None:
+    """Fill ``target`` with what the one stream of gzip or zlib in a file holds.
+
+    Raises:
+        Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
+
+    Example:
+        >>> import io
+        >>> data = zlib.compress(b"tree")
+        >>> memory = bytearray(4)
+        >>> inflated(ChunkFile(io.BytesIO(data).read, len(data)), "zlib", memoryview(memory))
+        >>> memory
+        bytearray(b'tree')
+    """
+    filled(target, _inflated(file, _WINDOWS[wrapper]))
+
+
+def _inflated(file: ChunkFile, window: int) -> Iterator[bytes]:
+    reader = zlib.decompressobj(window)
+    while not reader.eof:
+        waiting = reader.unconsumed_tail or file.take_some(_FEED)
+        try:
+            piece = reader.decompress(waiting, _PIECE)
+        except zlib.error as error:
+            raise damaged(error) from None
+        if not (waiting or piece or reader.eof):
+            raise cut_short()
+        yield piece
+    if file.left or reader.unused_data:
+        raise overlong()
+
+
+def bzipped(data: memoryview, level: int) -> bytes:
+    """Return data as one stream of bz2."""
+    return bz2.compress(data, level)
+
+
+def bunzipped(file: ChunkFile, target: memoryview) -> None:
+    """Fill ``target`` with what the one stream of bz2 in a file holds.
+
+    Raises:
+        Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
+    """
+    filled(target, _bunzipped(file))
+
+
+def _bunzipped(file: ChunkFile) -> Iterator[bytes]:
+    reader = bz2.BZ2Decompressor()
+    while not reader.eof:
+        waiting = file.take_some(_FEED) if reader.needs_input else b""
+        if reader.needs_input and not waiting:
+            raise cut_short()
+        try:
+            yield reader.decompress(waiting, _PIECE)
+        except OSError as error:
+            if isinstance(error, TreeringError):
+                raise
+            raise damaged(error) from None
+    if file.left or reader.unused_data:
+        raise overlong()

@@ -81,8 +81,8 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
         return
     from treering._checkpoint.open import Checkpoint
     from treering._checkpoint.source import read_source
-    from treering._leaves.source import LeavesSource
     from treering._leaves.listing import leaves_listing
+    from treering._leaves.source import LeavesSource
 
     with read_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
         checkpoint = Checkpoint(os.fspath(path), source, closing)

@@ -18,6 +18,7 @@ from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values.human import counted
+from treering._values.leaves_names import ZARRAY
 from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
@@ -217,10 +218,10 @@ def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
         LinkRefused: it, or a folder on the way, is a link.
     """
     with contextlib.suppress(DataFileMissing):
-        (data,) = folder.read_small(name, [(".zarray", _USUAL_ZARRAY)], attempt)
+        (data,) = folder.read_small(name, [(ZARRAY, _USUAL_ZARRAY)], attempt)
         if len(data) <= _USUAL_ZARRAY:
             return data
-    with folder.open(name, ".zarray", attempt) as file:
+    with folder.open(name, ZARRAY, attempt) as file:
         if file.size > _LARGEST_ZARRAY:
             raise Corrupt(f"{str(file.path)!r} has {counted(file.size, 'bytes')}, which no array needs")
         return file.read(0, file.size)

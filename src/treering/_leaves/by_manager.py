@@ -8,26 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import numpy as np
+
+from treering._arrays.delivered import Delivery
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype, zarray_bytes
-from treering._leaves.chunks.read_back import ZARRAY, WrittenArray, read_back
+from treering._checkpoint.arrivals import check_batches
+from treering._codec.compressors import check_chunk_file
+from treering._codec.zarr import (
+    ZarrArray,
+    chunk_bytes,
+    chunk_count,
+    chunk_names,
+    parse_zarray,
+    stored_dtype,
+    zarray_bytes,
+)
+from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
+from treering._leaves.commit import acknowledge
 from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, stored_leaves
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import PlannedLeaves, planned_leaves
-from treering._leaves.serialize import acknowledge
+from treering._leaves.source import LeavesSource
 from treering._printable import kind_of
+from treering._store.posix.reading import LocalFile
 from treering._tree.flatten import Flattened
-from treering._values.checksums import block_bytes, block_count
+from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.keys import split_key
-from treering.errors import TreeringError, Unsupported
+from treering._values.leaves_names import ZARRAY
+from treering.errors import Corrupt, TreeringError, Unsupported
 
 
 class ArrayManager(Protocol):
@@ -176,3 +193,128 @@ def _read_back(record: LeavesRecord, number: int, folder: str, staged: StagedLea
 def _count_of_blocks(plain: ZarrArray) -> int:
     size = chunk_bytes(plain)
     return chunk_count(plain) * block_count(size, block_bytes(size))
+
+
+class ArrayReader(Protocol):
+    """What reads arrays by their paths, such as jax's ``GlobalAsyncCheckpointManager``."""
+
+    def deserialize_with_paths(self, shardings: Sequence[Any], paths: Sequence[str]) -> Sequence[Any]:
+        """Return the array in the folder of each path, laid out as its sharding says."""
+
+
+class ByManager:
+    """Reads what a manager can read of an opened leaves directory.
+
+    Args:
+        manager: reads.
+        source: the opened directory.
+    """
+
+    def __init__(self, manager: ArrayReader, source: LeavesSource) -> None:
+        self._manager = manager
+        self._source = source
+        index = source.index
+        stored = [leaf for leaf in range(len(index.keys)) if index.type_of(leaf).stored]
+        lie = [
+            # Files that are still staged lie elsewhere than the manager looks.
+            None if branch.attempt is not None else (folder, array.dtype)
+            for branch in source.branches
+            for folder, array in zip(branch.record.folders, branch.arrays, strict=True)
+        ]
+        self._lies = dict(zip(stored, lie, strict=True))
+
+    def takes(self, delivery: Delivery) -> bool:
+        """Tell whether the manager can read a leaf: a jax array that lies there as what it is and has a sharding."""
+        fit, lies = delivery.fit, self._lies[delivery.wish.leaf]
+        if delivery.sharding is None or fit.kind != "jax" or fit.dtype is not None or fit.python is not None:
+            return False
+        return lies is not None and lies[1] == self._source.index.type_of(delivery.wish.leaf).dtype
+
+    def bring(self, deliveries: Sequence[Delivery]) -> list[Any]:
+        """Return leaves that it takes, in their order. Their bytes are read twice: the first time to check them.
+
+        Raises:
+            Corrupt: bytes are damaged or not there, or the tree was replaced before the manager had read it.
+            Unsupported: the manager gave something else.
+            StoreFailed: the system refuses.
+        """
+        source = self._source
+        check_batches(source, deliveries)
+        root = source.folder.path.absolute()
+        folders = [lies[0] for delivery in deliveries if (lies := self._lies[delivery.wish.leaf]) is not None]
+        paths = [os.fspath(root / folder) for folder in folders]
+        arrays = list(self._manager.deserialize_with_paths([delivery.sharding for delivery in deliveries], paths))
+        if not source.is_current():
+            raise Corrupt(f"{str(root)!r} was replaced while a manager read it")
+        for delivery, found in zip(deliveries, arrays, strict=True):
+            dtype = source.dtype_of(delivery.wish.leaf)
+            if found.shape != delivery.shape or np.dtype(found.dtype) != dtype:
+                raise Unsupported(
+                    f"the manager gave {found.dtype}{list(found.shape)} for {dtype.name}{list(delivery.shape)}",
+                    path=split_key(delivery.key),
+                    hint="leave the manager out",
+                )
+        return arrays
+
+
+_PIECE_BYTES: Final = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenArray:
+    """An array as it lies in its folder."""
+
+    zarr: ZarrArray
+    """What its ``.zarray`` says."""
+    sizes: list[int]
+    """Bytes of each chunk file."""
+    checksums: array[int]
+    """Checksums of the blocks, chunk after chunk."""
+
+
+def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> WrittenArray:
+    """Read an array that another writer put into a staged folder, to its last byte.
+
+    Raises:
+        Unsupported: it is no zarr v2 array, or of a form in which leaves are not stored.
+        Corrupt: it is not the leaf's array, or a chunk is missing or short.
+        StoreFailed: the system refuses.
+    """
+    names = set(staged.names(folder))
+    if ZARRAY not in names:
+        raise Unsupported("the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2")
+    with staged.open(folder, ZARRAY) as file:
+        found = parse_zarray(file.read(0, file.size))
+    _check_form(found, leaf_type)
+    sizes, checksums = [], array("Q")
+    for name in chunk_names(found):
+        if name not in names:
+            raise Corrupt(f"the manager wrote no chunk {name!r}")
+        with staged.open(folder, name) as file:
+            check_chunk_file(found, file.size)
+            sizes.append(file.size)
+            checksums += _checksums_of(file)
+    if len(names) > len(sizes) + 1:
+        extra = min(names.difference(chunk_names(found), [ZARRAY]))
+        raise Unsupported(f"the manager wrote {extra!r}, which is no part of a zarr v2 array")
+    return WrittenArray(zarr=found, sizes=sizes, checksums=checksums)
+
+
+def _check_form(found: ZarrArray, leaf_type: LeafType) -> None:
+    if (found.dtype, found.shape) != (stored_dtype(leaf_type.dtype or ""), leaf_type.shape):
+        wanted = f"{leaf_type.dtype}{list(leaf_type.shape or ())}"
+        raise Corrupt(f"the manager was given {wanted} and wrote {found.dtype}{list(found.shape)}")
+    if (found.order, found.separator, found.big_endian) != ("C", ".", False):
+        raise Unsupported('the manager wrote an array in order F, big endian, or with "/" in the names of its chunks')
+    if any(chunk > max(length, 1) for chunk, length in zip(found.chunks, found.shape, strict=True)):
+        raise Unsupported(f"the manager wrote chunks of {list(found.chunks)}, larger than the array")
+
+
+def _checksums_of(file: LocalFile) -> array[int]:
+    """Return the checksums of a file, which may be larger than memory."""
+    block = block_bytes(file.size)
+    found = array("Q")
+    for start in range(0, file.size, _PIECE_BYTES):
+        piece = file.read(start, min(_PIECE_BYTES, file.size - start))
+        found += block_checksums(memoryview(piece), block)
+    return found

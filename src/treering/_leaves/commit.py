@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from treering._checkpoint.naming import naming
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX, encode_leaves_index, parse_leaves_index
-from treering._leaves.documents.record import LeavesRecord, parse_record
+from treering._leaves.documents.paths import overlapping
+from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
 from treering._leaves.documents.update import LEAVES_RULES, update_for
 from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._leaves.folder.rules import Update
+from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused
-from treering.errors import Corrupt, Format, NotFound, Unsupported
+from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
 
 
 def kept_records(folder: OpenLeaves) -> dict[str, LeavesRecord]:
@@ -94,3 +97,46 @@ def marker_at(folder: OpenLeaves, name: str, attempt: str | None) -> str | None:
         return LEAVES_RULES.marker(read_zarray(folder, name, attempt))
     except (NotFound, Corrupt, LinkRefused):
         return None
+
+
+def acknowledge(path: Path, staged: StagedLeaves, record: LeavesRecord, *, write_index: bool) -> None:
+    """Make a written save the one that the index names; without the index, one that `index_leaves` finds.
+
+    Raises:
+        Mismatch: a leaf would lie in or around the folder of another branch's leaf, or of one that no index lists yet;
+            nothing was changed.
+        Exists: files of others lie where leaves belong; nothing was changed.
+        Corrupt: the index that is there is damaged; nothing was changed.
+        Busy: another process is saving there.
+    """
+    document = encode_record(record)
+    if write_index:
+        staged.commit(document, lambda old: _update(path, record, old))
+    else:
+        staged.leave(document)
+
+
+def _update(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
+    """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
+    with OpenLeaves(path) as folder:
+        pending = folder.pending()
+        kept = kept_records(folder) if pending else {}
+        waiting = [kept[attempt] for attempt in sorted(pending & kept.keys())]
+        older = [other for other in waiting if other.prefix == record.prefix]
+        update = update_dropping(folder, old, [record], older)
+        for other in waiting:
+            if other.prefix != record.prefix:
+                _require_apart(record, other)
+        return update
+
+
+def _require_apart(record: LeavesRecord, waiting: LeavesRecord) -> None:
+    """Refuse leaves in or around those of a save that no index lists yet: none could list both."""
+    clash = overlapping((*record.folders, *waiting.folders))
+    if clash is not None:
+        raise Mismatch(
+            f"the folders {clash[0]!r:.200} and {clash[1]!r:.200} are the same, or one lies in the other, and one is of"
+            f" a tree with {'no prefix' if waiting.prefix is None else f'the prefix {waiting.prefix!r:.200}'} that was"
+            " saved without an index",
+            hint="save under another prefix, or into another directory",
+        )

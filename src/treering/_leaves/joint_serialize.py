@@ -27,13 +27,12 @@ from treering._coordination.message_board import Notes
 from treering._coordination.steps import Call
 from treering._leaves.by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
+from treering._leaves.commit import acknowledge
 from treering._leaves.documents.record import LeavesRecord, arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
-from treering._leaves.folder.leaves_joined import JoinedLeaves
-from treering._leaves.folder.staged_files import StagedFiles
+from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import PlannedLeaves, held_together, planned_leaves
-from treering._leaves.serialize import acknowledge
 from treering._leaves.shares import LeafShares, part_of, read_part
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes

@@ -11,8 +11,8 @@ from treering._arrays.outgoing import ALONE
 from treering._arrays.processes import this_processes
 from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.joint_save import HostLocal
-from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
 from treering._leaves.by_manager import serialize_managed
+from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
 from treering._leaves.serialize import serialize_leaves
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes, timeout_seconds

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from treering._arrays.source import Source
 from treering._leaves.branches import ALL, JudgedBranch, Leaves, Prefix, is_as_read, judged_leaves
+from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.chunks.files import OpenBranch
-from treering._leaves.chunks.leaf_arrays import LeavesArrays
 from treering._leaves.documents.join import opened_index
 from treering._leaves.folder.leaves_folder import OpenLeaves
 

@@ -10,7 +10,7 @@ from treering.errors import Corrupt
 INDEX = "tensorstore_index.json"
 """The index; what it names is what was saved."""
 
-ARRAY = ".zarray"
+ZARRAY = ".zarray"
 """What makes a folder an array of zarr v2."""
 
 ATTEMPTS = ".treering"

@@ -28,6 +28,7 @@ from treering.errors import Corrupt, Unsupported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 # Read at once, in whole blocks; small enough to be in the processor's cache when it is undone.
 _PIECE_BYTES: Final = 256 << 10
 

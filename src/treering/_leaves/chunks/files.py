@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
 import itertools
+import mmap
+import threading
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self, overload
 
 import xxhash
 
 from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._format.blocks import DAMAGE_HINT
-from treering._leaves.chunks.read_back import ZARRAY
+from treering._format.index import Index
 from treering._leaves.documents.record import LeavesRecord, first_checksums
+from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._store.failures import DataFileMissing
+from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import counted
 from treering._values.keys import split_key
+from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, TreeringError
-
-if TYPE_CHECKING:
-    from treering._leaves.folder.leaves_folder import OpenLeaves
-    from treering._store.posix.reading import LocalFile
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,3 +253,145 @@ def naming(key: str, file: str) -> Iterator[None]:
     except TreeringError as error:
         error.path = split_key(key)
         raise
+
+
+_MOST: Final = 32
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    file: LocalFile
+    users: int = 0
+
+
+class OpenChunks:
+    """Opens files when they are used and keeps the last ones open; a context manager around each reading.
+
+    Any thread may use it, also for several readings at a time. When the last one ends, all files are closed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "0")
+        >>> _ = path.write_bytes(b"ring")
+        >>> chunks = OpenChunks()
+        >>> with chunks, chunks.using("w/0", lambda: LocalFile(path)) as file:
+        ...     file.read(0, 4)
+        b'ring'
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, _Held] = {}
+        self._readings = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._readings += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._readings -= 1
+            if not self._readings:
+                self._close_down_to(0)
+
+    @contextlib.contextmanager
+    def using(self, key: Hashable, opener: Callable[[], LocalFile]) -> Iterator[LocalFile]:
+        """Give a file for as long as the block runs.
+
+        Args:
+            key: which file it is.
+            opener: opens it where it is not open.
+        """
+        with self._lock:
+            held = self._held.pop(key, None)
+            if held is None:
+                held = _Held(opener())
+            self._held[key] = held  # the one that was used last stands last
+            held.users += 1
+            self._close_down_to(_MOST)
+        try:
+            yield held.file
+        finally:
+            with self._lock:
+                held.users -= 1
+
+    def _close_down_to(self, most: int) -> None:
+        """Close those that nobody uses, the one that was used longest ago first."""
+        for key in list(self._held)[: max(len(self._held) - most, 0)]:
+            if not self._held[key].users:
+                self._held.pop(key).file.close()
+
+
+class ChunkFile:
+    """One chunk file.
+
+    Args:
+        files: those of its branch.
+        held: keeps it open between the parts of a reading.
+        place: number of its leaf among the stored ones of the branch.
+        chunk: its number in the grid.
+    """
+
+    __slots__ = ("_chunk", "_files", "_held", "_place")
+
+    def __init__(self, files: BranchFiles, held: OpenChunks, place: int, chunk: int) -> None:
+        self._files = files
+        self._held = held
+        self._place = place
+        self._chunk = chunk
+
+    def using(self) -> contextlib.AbstractContextManager[LocalFile]:
+        """Give the open file for as long as the block runs.
+
+        Raises:
+            Corrupt: it is missing, or not of its size.
+        """
+        key = (id(self._files), self._place, self._chunk)
+        return self._held.using(key, functools.partial(self._files.open_chunk, self._place, self._chunk))
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on."""
+        with self.using() as file, self._named():
+            file.read_into(jobs)
+
+    def map(self) -> mmap.mmap:
+        """Map the whole file."""
+        with self.using() as file, self._named():
+            return file.map()
+
+    def _named(self) -> contextlib.AbstractContextManager[None]:
+        return naming(self._files.keys[self._place], self._files.shown_chunk(self._place, self._chunk))
+
+
+class ChunkFiles(Sequence[ChunkFile]):
+    """The chunk files that an index has rows for; each one is made when it is asked for.
+
+    Args:
+        index: of the whole directory; only rows of one branch are asked for.
+        places: number of a leaf in it -> number among the stored ones of the branch.
+        files: those of the branch.
+        held: keeps files open between the parts of a reading.
+    """
+
+    def __init__(self, index: Index, places: Mapping[int, int], files: BranchFiles, held: OpenChunks) -> None:
+        self._leaves = index.chunks.leaf
+        self._places = places
+        self._files = files
+        self._held = held
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    @overload
+    def __getitem__(self, row: int) -> ChunkFile: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[ChunkFile]: ...
+    def __getitem__(self, row: int | slice) -> ChunkFile | list[ChunkFile]:
+        if isinstance(row, slice):
+            return [self[number] for number in range(len(self))[row]]
+        leaf = self._leaves[row]
+        chunk = row - bisect.bisect_left(self._leaves, leaf)
+        return ChunkFile(self._files, self._held, self._places[leaf], chunk)

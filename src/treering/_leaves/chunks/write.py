@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
+import threading
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import xxhash
 
 from treering._arrays.jobs import Progress, Tally, Work, run_all
-from treering._arrays.outgoing import Outgoing, checked_bytes
+from treering._arrays.outgoing import Outgoing, Source, checked_bytes
 from treering._arrays.parted import to_host
 from treering._codec.array_bytes import holds_wire_bytes
-from treering._codec.zarr import ZarrArray, chunk_name
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import encode
-from treering._leaves.chunks.large_leaves import large_work
 from treering._leaves.chunks.pieces import LeafPieces, as_stored
-from treering._leaves.chunks.written_leaf import Form, WrittenLeaf, form_of
-from treering._values.checksums import block_bytes, block_checksums
+from treering._leaves.folder.staged_files import StagedFiles
+from treering._values.checksums import block_bytes, block_checksums, block_count
+from treering._values.leaves_names import ZARRAY
 
-if TYPE_CHECKING:
-    from treering._leaves.folder.staged_files import StagedFiles
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What leaves of one layout have in common."""
+
+    array: ZarrArray
+    """The layout."""
+    document: bytes
+    """Its ``.zarray``."""
+    count: int
+    """Of its chunks."""
+    chunk: int
+    """Bytes of one, before any compressor."""
+    block: int
+    """Bytes of a checksummed block."""
+    name: str | None
+    """Of the file of a leaf that is one chunk and raw."""
+
+
+def form_of(zarr: ZarrArray) -> Form:
+    """Return what leaves of a layout have in common."""
+    count, chunk = chunk_count(zarr), chunk_bytes(zarr)
+    return Form(
+        array=zarr,
+        document=zarray_bytes(zarr),
+        count=count,
+        chunk=chunk,
+        block=block_bytes(chunk),
+        name=chunk_name(zarr, 0) if zarr.compressor is None and zarr.chunks == zarr.shape else None,
+    )
+
+
+class WrittenLeaf:
+    """A leaf, and what is known of its files when they are written.
+
+    Attributes:
+        folder: its folder.
+        form: how it is cut.
+        sources: the boxes in which it lies in memory.
+        numbers: which of its chunks this process writes, ascending.
+        head: its ``.zarray`` as a file, if this process writes that.
+        sizes: bytes of those chunk files, if they are compressed.
+        checksums: those of all blocks of those chunk files.
+    """
+
+    __slots__ = ("checksums", "folder", "form", "head", "numbers", "sizes", "sources")
+
+    def __init__(
+        self, folder: str, form: Form, sources: Sequence[Source], numbers: Sequence[int], *, headed: bool
+    ) -> None:
+        self.folder = folder
+        self.form = form
+        self.sources = sources
+        self.numbers = numbers
+        self.head = ((ZARRAY, form.document),) if headed else ()
+        self.sizes: Sequence[int] = ()
+        self.checksums = array("Q")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks that this process writes, before any compressor."""
+        return len(self.numbers) * self.form.chunk
+
 
 # All of a leaf's files are written at once, by one thread: a second one would wait for the interpreter, not the disk.
 _SMALL_BYTES: Final = 64 << 10
@@ -142,3 +205,91 @@ def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
     leaf.checksums = checksums
     if form.array.compressor is not None:
         leaf.sizes = [len(content) for _, content in files[len(leaf.head) :]]
+
+
+def large_work(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
+    """Return a job for each chunk file, those of the largest leaves first; their ``.zarray`` are written now."""
+    work = Work()
+    for leaf in leaves:
+        if leaf.head:
+            staged.write_small(leaf.folder, leaf.head)
+        chunks = _Packed(staged, leaf, tally) if leaf.form.array.compressor is not None else _Raw(staged, leaf, tally)
+        work.jobs.extend(functools.partial(chunks.job, place) for place in range(len(leaf.numbers)))
+        work.nbytes += leaf.nbytes
+    return work
+
+
+class _Large(abc.ABC):
+    """Writes the chunk files of one leaf, each one when a thread takes it."""
+
+    def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
+        self._staged = staged
+        self._leaf = leaf
+        self._form = leaf.form
+        self._tally = tally
+        self._pieces = LeafPieces(leaf.form.array, leaf.sources)
+        self._left = len(leaf.numbers)
+        self._lock = threading.Lock()
+
+    def job(self, place: int) -> int:
+        """Write one chunk file; what it counts was counted on the way."""
+        number = self._leaf.numbers[place]
+        self.write(place, number, chunk_name(self._form.array, number))
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self._pieces.let_go()
+                self.finish()
+        return 0
+
+    @abc.abstractmethod
+    def write(self, place: int, number: int, name: str) -> None:
+        """Write one chunk file, the one at ``place`` of those that this process writes."""
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Note what is known of all files."""
+
+
+class _Raw(_Large):
+    """Chunks that lie in their files as they are."""
+
+    def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
+        super().__init__(staged, leaf, tally)
+        self._blocks = block_count(leaf.form.chunk, leaf.form.block)
+        self._checksums = leaf.checksums = array("Q", bytes(8 * self._blocks * len(leaf.numbers)))
+
+    def write(self, place: int, number: int, name: str) -> None:
+        self._staged.write_file(self._leaf.folder, name, self._content(place, number), self._form.chunk)
+
+    def finish(self) -> None:
+        """Nothing: the checksums were noted as the bytes came by."""
+
+    def _content(self, place: int, number: int) -> Iterator[bytes | memoryview]:
+        data = self._pieces.chunk(number)
+        for piece in checked_bytes(data, self._form.block, self._checksums, place * self._blocks):
+            yield piece
+            self._tally.add(len(piece))
+
+
+class _Packed(_Large):
+    """Chunks that a compressor makes smaller."""
+
+    def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
+        super().__init__(staged, leaf, tally)
+        self._found: list[tuple[int, array[int]]] = [(0, array("Q"))] * len(leaf.numbers)
+
+    def write(self, place: int, number: int, name: str) -> None:
+        form = self._form
+        content = encode(form.array, as_stored(self._pieces.chunk(number), form.array))
+        size = len(content)
+        self._found[place] = (size, block_checksums(memoryview(content), block_bytes(size)))
+        self._staged.write_file(self._leaf.folder, name, (content,), size)
+        self._tally.add(form.chunk)
+
+    def finish(self) -> None:
+        checksums = array("Q")
+        for _, found in self._found:
+            checksums += found
+        self._leaf.checksums = checksums
+        self._leaf.sizes = [size for size, _ in self._found]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from treering._store.failures import DataFileMissing
 from treering._store.open_folder import LARGEST_INDEX
+from treering._store.posix import folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
 from treering._values.human import counted
@@ -59,3 +63,54 @@ def missing(tree: FolderTree, parts: Parts, name: str) -> DataFileMissing:
     error.strerror = os.strerror(errno.ENOENT)
     error.filename = shown
     return error
+
+
+# Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
+_READING_SMALL = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_READING_NO_LINK = _READING_SMALL | _NO_LINK
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+
+
+def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, int]]) -> list[bytes]:
+    """Return what is in some files of a folder.
+
+    Args:
+        tree: what the folder lies in.
+        parts: the way to the folder.
+        files: their names, each with how many bytes are wanted at most: of a longer file comes one byte more.
+
+    Raises:
+        LinkRefused: one of them, or a folder on the way, is a link.
+        FileNotFoundError: one of them is not there.
+        NotADirectoryError: a file is on the way.
+        OSError: the system refuses.
+    """
+    if not (parts and _NO_LINK and folder.FROM_DESCRIPTOR):
+        found: list[bytes] = []
+        for file in files:
+            with tree.open(parts, file[0], _READING_SMALL) as opened:
+                found += _contents([opened.number], [file])
+        return found
+    names = [name for name, _ in files]
+    # Opened beside those that the tree keeps: nobody comes back to it.
+    with tree.open(parts[:-1], parts[-1], _FOLDER) as opened:
+        opener = functools.partial(os.open, dir_fd=opened.number)
+        try:
+            numbers = opened.open_each(opener, names, itertools.repeat(_READING_NO_LINK))
+        except OSError:
+            for name in names:
+                tree.refuse_link((*parts, name))
+            raise
+        return _contents(numbers, files)
+
+
+def _contents(numbers: Sequence[int], files: Sequence[tuple[str, int]]) -> list[bytes]:
+    """Return the first bytes of open files, one more than wanted of those that have more."""
+    found: list[bytes] = []
+    for number, (_, most) in zip(numbers, files, strict=True):
+        data = os.read(number, most + 1)
+        while len(data) < most and (more := os.read(number, most + 1 - len(data))):
+            data += more
+        found.append(data)
+    return found

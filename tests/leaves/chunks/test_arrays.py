@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.arrays.leaf_scene import Saved, foreign, foreign_branch, read, write_foreign
+from tests.leaves.chunks.saved_leaves import Saved, foreign, foreign_branch, read, write_foreign
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
 from treering._arrays import incoming
 from treering._arrays.delivered import wish_for
 from treering._arrays.incoming import Wish
 from treering._leaves.chunks import arrays as chunk_arrays
 from treering._leaves.chunks import decode as chunk_decode
-from treering._leaves.chunks.leaf_arrays import LeavesArrays
+from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.documents.join import opened_index
 from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._plan.shard_boxes import box_of_slices

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from treering._leaves.chunks import open_chunks
-from treering._leaves.chunks.open_chunks import OpenChunks
+from treering._leaves.chunks import files as chunk_files
+from treering._leaves.chunks.files import OpenChunks
 from treering._store.posix.reading import LocalFile
 
 
@@ -23,7 +23,7 @@ def files(tmp_path: Path) -> list[Path]:
 def test_the_last_ones_stay_open_and_all_are_closed_at_the_end(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_chunks, "_MOST", 3)
+    monkeypatch.setattr(chunk_files, "_MOST", 3)
     opened: list[LocalFile] = []
 
     def opener(number: int) -> LocalFile:
@@ -42,7 +42,7 @@ def test_the_last_ones_stay_open_and_all_are_closed_at_the_end(
 
 
 def test_a_file_in_use_is_not_closed(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_chunks, "_MOST", 1)
+    monkeypatch.setattr(chunk_files, "_MOST", 1)
     chunks = OpenChunks()
     with chunks, chunks.using(0, lambda: LocalFile(files[0])) as first:
         for number in range(1, 5):

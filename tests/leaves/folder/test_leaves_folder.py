@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.leaves import INDEX, RULES, branches_of, everything, expected, load, save, write
+from tests.leaves.folder.directories import INDEX, RULES, branches_of, everything, expected, load, save, write
 from treering._leaves.folder import commit
+from treering._leaves.folder.commit import commit_pending
 from treering._leaves.folder.leaves_folder import OpenLeaves
-from treering._leaves.folder.leaves_pending import commit_pending
 from treering._leaves.folder.rules import Update
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing, LinkRefused

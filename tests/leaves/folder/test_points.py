@@ -9,12 +9,12 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(("kinds", "stride"), [("KILL_BEFORE", 13), ("EIO EIO_AFTER ENOSPC SHORT EMFILE", 71)])
 def test_faults_here_and_there(tmp_path: Path, kinds: str, stride: int) -> None:
-    command = [sys.executable, "-m", "tests.store.leaves_points", str(stride), kinds]
+    command = [sys.executable, "-m", "tests.leaves.folder.points", str(stride), kinds]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

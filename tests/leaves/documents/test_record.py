@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.format.leaves_records import ATTEMPT, F32, ZSTD, changed, flat, nested, records, signed_text
+from tests.leaves.documents.made_records import ATTEMPT, F32, ZSTD, changed, flat, nested, records, signed_text
 from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._format.index import Container, LeafType

@@ -16,7 +16,7 @@ from treering._leaves.documents.index import Entry, parse_leaves_index
 from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of, first_checksums
 from treering.errors import Corrupt, TreeringError, Unsupported
 
-GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
+GOLDEN = Path(__file__).parents[2] / "compat" / "golden" / "eformer"
 SMALL = ZarrArray(shape=(2,), chunks=(2,), dtype="int8")
 
 

@@ -1,6 +1,6 @@
 """Every fault at every call of saves into leaves directories; a program, so that its children are cheap to fork.
 
-``python -m tests.store.leaves_points 1 "KILL_BEFORE EIO EIO_AFTER ENOSPC SHORT EMFILE"`` does all of it, in minutes.
+``python -m tests.leaves.folder.points 1 "KILL_BEFORE EIO EIO_AFTER ENOSPC SHORT EMFILE"`` does all of it, in minutes.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
-from tests.store import leaves
-from tests.store.leaves import Tree
+from tests.leaves.folder import directories
+from tests.leaves.folder.directories import Tree
 from torture.faults import Kind
 from torture.judging import NEW
 from torture.points import Report, sweep
@@ -50,15 +50,15 @@ class LeavesScene(Scene):
     def furnish(self, path: Path) -> None:
         self.settle()
         if self.old:
-            leaves.save(path, self.tree(OLD))
+            directories.save(path, self.tree(OLD))
         if self.other:
-            leaves.save(path, OTHER, prefix="other")
+            directories.save(path, OTHER, prefix="other")
         if self.users:
             for name, content in USERS.items():
                 (path / name).parent.mkdir(parents=True, exist_ok=True)
                 (path / name).write_bytes(content)
         if self.waits == "take up":
-            leaves.save(path, self.tree(NEW), leave=True)
+            directories.save(path, self.tree(NEW), leave=True)
         if self.leftover:
             died = path / ".treering" / "0123456789abcdef"
             (died / "leaves" / "a").mkdir(parents=True)
@@ -66,9 +66,9 @@ class LeavesScene(Scene):
 
     def save(self, path: Path, version: int, *, old: bool) -> None:
         if self.waits != "take up" or version != NEW:
-            leaves.save(path, self.tree(version), leave=bool(self.waits))
+            directories.save(path, self.tree(version), leave=bool(self.waits))
         if self.waits == "take up":
-            leaves.take_up(path)
+            directories.take_up(path)
 
     def tree(self, version: int) -> Tree:
         """The leaves of that version, each as long as its number says."""
@@ -81,13 +81,13 @@ class LeavesScene(Scene):
     def found(self, path: Path) -> str | None:
         tree: Tree | None = None
         try:
-            if self.waits == "leave" and (waiting := leaves.pending(path)):
+            if self.waits == "leave" and (waiting := directories.pending(path)):
                 with OpenLeaves(path) as directory:
                     _, _, attempt, names = waiting[-1]
                     branch = {"attempt": attempt, "leaves": names, "moving": []}
-                    tree = leaves.whole(directory, branch)
+                    tree = directories.whole(directory, branch)
             else:
-                tree = leaves.load(path)
+                tree = directories.load(path)
         except NotFound:
             if any(path.rglob("tensorstore_index.json")):
                 raise
@@ -95,7 +95,7 @@ class LeavesScene(Scene):
 
     def litter(self, path: Path) -> list[str]:
         index = path / "tensorstore_index.json"
-        branches = leaves.branches_of(index.read_bytes()) if index.exists() else {}
+        branches = directories.branches_of(index.read_bytes()) if index.exists() else {}
         if any("moving" in branch for branch in branches.values()):
             return []
         needed = {
@@ -105,9 +105,9 @@ class LeavesScene(Scene):
             for name in (".zarray", *names)
         }
         named = {branch["attempt"] for branch in branches.values()}
-        waiting = {attempt for _, _, attempt, _ in leaves.pending(path)} if path.exists() else set()
+        waiting = {attempt for _, _, attempt, _ in directories.pending(path)} if path.exists() else set()
         left = []
-        for name in leaves.everything(path, records=True) if path.exists() else []:
+        for name in directories.everything(path, records=True) if path.exists() else []:
             attempt = name.split("/")[1] if name.startswith(".treering/") else ""
             kept = attempt in named and name.endswith("/record.json")
             # What a save without an index moved is of no other branch: all that is there beside an index is its.
@@ -123,7 +123,7 @@ class LeavesScene(Scene):
         wrong = Scene.harmed(self, path)
         if self.users:
             wrong += [f"{name} is harmed" for name, content in USERS.items() if _content(path / name) != content]
-        if self.other and leaves.load(path, "other") != OTHER:
+        if self.other and directories.load(path, "other") != OTHER:
             wrong.append("the other branch is harmed")
         return wrong
 

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.store.leaves import Tree, everything, expected, load, save
+from tests.leaves.folder.directories import Tree, everything, expected, load, save
 from tests.store.racing import answer_of, forked
 
 SAVERS = 3

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.format.leaves_records import F32, flat, records
+from tests.leaves.documents.made_records import F32, flat, records
 from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, chunk_count
 from treering._format.blocks import first_blocks

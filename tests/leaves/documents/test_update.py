@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.format.leaves_records import F32, changed, flat
+from tests.leaves.documents.made_records import F32, changed, flat
 from treering._codec.zarr import zarray_bytes
 from treering._format.index import LeafType
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.format.leaves_records import F32, flat
+from tests.leaves.documents.made_records import F32, flat
 from treering._format.index import LeafType
 from treering._leaves.documents.index import Branch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.record import LeavesRecord

@@ -11,8 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.store.checkpoints import open_descriptors
-from tests.store.leaves import (
+from tests.leaves.folder.directories import (
     INDEX,
     RULES,
     branches_of,
@@ -25,6 +24,7 @@ from tests.store.leaves import (
     update_for,
     write,
 )
+from tests.store.checkpoints import open_descriptors
 from tests.store.listing import names
 from treering._leaves.folder import commit
 from treering._leaves.folder.leaves_folder import OpenLeaves

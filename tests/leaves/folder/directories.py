@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from treering._leaves.folder.commit import commit_pending
 from treering._leaves.folder.leaves_folder import OpenLeaves
-from treering._leaves.folder.leaves_pending import commit_pending
 from treering._leaves.folder.rules import Move, Update
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.format.leaves_records import F32, flat, nested, records
+from tests.leaves.documents.made_records import F32, flat, nested, records
 from tests.properties.strategies import quick
 from treering._format.index import LeafType
 from treering._leaves.documents.index import (
@@ -29,7 +29,7 @@ from treering._leaves.documents.index import (
 from treering._leaves.documents.record import LeavesRecord, encode_record
 from treering.errors import Corrupt, Format, TreeringError
 
-GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
+GOLDEN = Path(__file__).parents[2] / "compat" / "golden" / "eformer"
 Document = dict[str, Any]
 
 W = {"path": "model/w", "shape": [3, 2], "dtype": "float32"}

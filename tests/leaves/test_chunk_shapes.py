@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._leaves.chunks.leaf_chunks import chunk_shape, shared_chunk_shape
+from treering._leaves.plan import chunk_shape, shared_chunk_shape
 from treering._plan.shard_boxes import held_boxes
 from treering._values.boxes import Box, whole
 

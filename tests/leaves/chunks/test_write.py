@@ -15,7 +15,7 @@ import pytest
 import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.arrays.leaf_scene import Saved
+from tests.leaves.chunks.saved_leaves import Saved
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from treering._arrays import outgoing, parted
 from treering._codec.zarr import chunk_names, parse_zarray

@@ -16,8 +16,8 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import outgoing
 from treering._codec.zarr import parse_zarray
 from treering._format.index import Index
+from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.chunks.files import OpenBranch
-from treering._leaves.chunks.leaf_arrays import LeavesArrays
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry

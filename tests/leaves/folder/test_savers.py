@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_savers_and_readers_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.store.leaves_racing", str(tmp_path), "15"]
+    command = [sys.executable, "-m", "tests.leaves.folder.racing", str(tmp_path), "15"]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
