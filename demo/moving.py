@@ -12,7 +12,7 @@ from demo.evidence import Evidence, Proof, compared
 from demo.killing import Trained
 from demo.stage import Stage
 from treering._inspect.inspect import listing_of
-from treering._runs.listing import listed_run
+from treering._runs.reports import listed_run
 from treering._store.run_folder import step_name
 from treering._values.human import bytes_text, counted, duration_text, rate_text
 from treering._view.run_text import log_lines

@@ -52,6 +52,11 @@ print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
     assert min(answer["seconds"] for answer in answers) < 0.050  # type: ignore[type-var, operator]
 
 
+def test_the_door_to_runs_imports_no_jax() -> None:
+    program = "import json, sys, treering.run; print(json.dumps({'modules': sorted(sys.modules)}))"
+    assert not {"jax", "jaxlib", "numpy", "ml_dtypes"} & set(fresh(program)["modules"])  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("arguments", [["inspect", "FILE"], ["inspect", "FILE", "--json"], ["--help"], ["--version"]])
 def test_header_verbs_start_without_jax_and_numpy(arguments: list[str], tmp_path: Path) -> None:
     file = tmp_path / "state.msgpack"

@@ -13,14 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, overload
 
-from treering._runs.iterators import Stateful
-from treering._runs.load_step import Resumed
-from treering._runs.run_state import RunState
-from treering._runs.save_step import StepSave
+from treering._runs.results import Resumed, Stateful, StepSave
 
 if TYPE_CHECKING:
     import jax
 
+    from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
     from treering.cadence import Cadence
     from treering.retention import Policy, Verdict
@@ -72,7 +70,9 @@ class Run:
         save_every: Cadence | None = None,
         timeout: float | None = None,
     ) -> None:
-        self._state = RunState(path, keep=keep, save_every=save_every, timeout=timeout)
+        from treering._runs.run_state import RunState
+
+        self._state: RunState = RunState(path, keep=keep, save_every=save_every, timeout=timeout)
 
     @property
     def path(self) -> Path:
@@ -437,7 +437,7 @@ class Run:
         return f"Run({self._state.shown!r}{policies})"
 
     def __str__(self) -> str:
-        from treering._runs.run_repr import run_text
+        from treering._runs.reports import run_text
 
         return run_text(self._state)
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 import treering as tr
 from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, noted, parse_run
-from treering._runs.deciders import deciders
 from treering._runs.gc import collect_after
-from treering._runs.known_steps import KnownSteps
+from treering._runs.known_steps import KnownSteps, deciders
 from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder

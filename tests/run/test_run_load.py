@@ -16,7 +16,7 @@ import pytest
 import treering as tr
 from treering._background.saves import wait_for
 from treering._checkpoint import transaction
-from treering._runs import load_step
+from treering._runs import load_step, run_state
 from treering._runs.steps import latest_of
 from treering.errors import Corrupt, LeavesInitialised, Mismatch, NotFound, Unsupported
 
@@ -120,7 +120,8 @@ def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.M
             filled(tmp_path / "run", found + 1, keep=tr.KeepLast(1))
         return found
 
-    monkeypatch.setattr(load_step, "latest_of", saved_behind_the_back)
+    for module in (load_step, run_state):
+        monkeypatch.setattr(module, "latest_of", saved_behind_the_back)
     tree = reader.load() if ask == "load" else reader.load_or_init(lambda: {"params": {"w": HALVES}, "step": 0}).tree
     assert tree["step"] == 3
     assert looked == [1, 2]

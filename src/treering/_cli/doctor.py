@@ -7,7 +7,7 @@ import click
 from treering._cli.output import write_lines
 from treering._cli.terminal import GOOD, NO
 from treering._inspect.doctor import diagnosed
-from treering._runs.doctor import diagnosed_run, holds_run
+from treering._runs.reports import diagnosed_run, holds_run
 from treering._view.doctor_text import doctor_json, doctor_lines
 
 

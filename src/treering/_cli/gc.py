@@ -55,8 +55,8 @@ def gc(
     """
     require_run(path)
     from treering._runs.gc import collect
-    from treering._runs.listing import listed, own_rules, unknown_metrics
-    from treering._runs.policy import policy_of
+    from treering._runs.policy import own_rules, policy_of, unknown_metrics
+    from treering._runs.reports import listed
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_json import gc_json
     from treering._view.run_text import gc_lines

@@ -25,7 +25,7 @@ def log(path: str, as_json: bool) -> int:
     RUN is the folder that treering.Run saves its steps in. A step that no rule keeps goes when the next one is saved.
     """
     require_run(path)
-    from treering._runs.listing import listed_run
+    from treering._runs.reports import listed_run
     from treering._view.run_json import log_json
     from treering._view.run_text import log_lines
 

@@ -47,7 +47,7 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
 
 
 def _steps(path: str, *, as_json: bool) -> int:
-    from treering._runs.listing import listed_run
+    from treering._runs.reports import listed_run
     from treering._view.run_json import steps_json
     from treering._view.run_text import step_lines
 

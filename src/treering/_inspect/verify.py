@@ -77,7 +77,7 @@ def _verify(path: str | os.PathLike[str], progress: Progress | None) -> Verifica
 
             return verify_leaves(path, progress)
         case Form.RUN:
-            from treering._runs.verify_steps import verify_run
+            from treering._runs.reports import verify_run
 
             return verify_run(path, progress, _verify_folder)
         case Form.SAFETENSORS:

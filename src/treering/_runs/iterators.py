@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from treering._arrays.source import Source
 from treering._checkpoint.joint_load import LoadGroup
 from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
 from treering._format.key_text import key_text
 from treering._format.selection import Selection, select
+from treering._runs.results import Stateful
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording
 from treering._values.keys import escape_part
@@ -18,31 +19,6 @@ from treering.errors import Mismatch
 
 # In the place of an item's name: None may be one.
 _WHOLE: Final = object()
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that gives its state away and takes it back, such as an iterator over data.
-
-    ``Run.save`` saves what ``get_state()`` returns: a pytree, as for ``treering.save``. ``Run.load`` gives it back to
-    ``set_state``.
-
-    Example:
-        >>> class Counter:
-        ...     position = 0
-        ...     def get_state(self):
-        ...         return {"position": self.position}
-        ...     def set_state(self, state):
-        ...         self.position = state["position"]
-        >>> isinstance(Counter(), Stateful)
-        True
-    """
-
-    def get_state(self) -> Any:
-        """Return the state: a pytree that later steps of the object do not change."""
-
-    def set_state(self, state: Any, /) -> Any:
-        """Go on from a state."""
 
 
 def stateful_items(tree: Any) -> dict[Any, Stateful]:

@@ -6,17 +6,27 @@ program that saves or removes replaces that; and before a step goes, the steps t
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
-from treering._runs.deciders import deciders
 from treering._runs.steps import NOT_READ, document_in, facts, read_record, still_true
 from treering._runs.superseded import left_steps
 from treering._store.run_folder import HEAD_BYTES, RunFolder
-from treering.retention import Policy, StepFacts, removable
+from treering.retention import (
+    AnyRule,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepSteps,
+    Policy,
+    StepFacts,
+    best_steps,
+    removable,
+)
 
 # A loop that always has a save waiting writes ``run.json`` no more often than this.
 _SECONDS: Final = 1.0
@@ -176,3 +186,54 @@ class KnownSteps:
         self._records[record.step] = record
         self._facts[record.step] = facts(record)
         self.metrics.update(record.metrics)
+
+
+# -------------------------------------------------------------------------------------------------- which steps decide
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deciders:
+    """Steps that decide something."""
+
+    of_presence: set[int] = dataclasses.field(default_factory=set)
+    """By being there."""
+    of_value: set[int] = dataclasses.field(default_factory=set)
+    """By a metric, or by when they were saved."""
+
+
+def deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> Deciders:
+    """Return the steps by which a policy decides that others go.
+
+    Args:
+        policy: the policy; None where only temporary steps go.
+        facts: all steps.
+        going: the steps that go.
+
+    Example:
+        >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": step}) for step in (1, 2, 3, 4, 5)]
+        >>> deciders(KeepLast(2) | KeepBest("loss"), facts, [2, 3])
+        Deciders(of_presence={4, 5}, of_value={1})
+    """
+    found = Deciders()
+    if not going:
+        return found
+    found.of_presence.add(max(fact.step for fact in facts))
+    lasting = [fact for fact in facts if not fact.temporary]
+    for rule in policy.rules if isinstance(policy, AnyRule) else (policy,):
+        if isinstance(rule, KeepLast):
+            found.of_presence.update(rule.kept(lasting))
+        elif isinstance(rule, KeepBest):
+            best = best_steps(lasting, rule.metric, rule.mode)[: rule.n]
+            # Where all are nan, one that has the metric decides that it is measured.
+            having = [] if best else [fact.step for fact in lasting if rule.metric in fact.metrics][-1:]
+            found.of_value.update(best, having)
+        elif isinstance(rule, KeepEvery):
+            found.of_value.update(_before(sorted(rule.kept(lasting)), going) if rule.interval is not None else ())
+        elif not isinstance(rule, KeepSteps | None):  # a user's own
+            found.of_value.update(fact.step for fact in facts)
+    return found
+
+
+def _before(chosen: Sequence[int], going: Sequence[int]) -> set[int]:
+    """Return, for each step that goes, the last one before it that was chosen: it was saved too shortly after that."""
+    return {chosen[place - 1] for step in going if (place := bisect.bisect(chosen, step))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, Self, SupportsIndex, TypeVar
+from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.processes import this_processes
 from treering._arrays.source import Source
@@ -14,12 +14,12 @@ from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.load import LoadOptions, check_load_options
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._checkpoint.source import read_source
-from treering._runs.agreement import said_by_first
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect
 from treering._runs.iterators import given_back, loaded_items
 from treering._runs.load_or_init import loaded_or_initialised
 from treering._runs.place import opened_run
+from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number
 from treering._runs.steps import facts_of, latest_of, records_of, step_path, steps_of
@@ -34,39 +34,6 @@ from treering.retention import Verdict, best_steps
 T = TypeVar("T")
 
 _SHOWN: Final = 10
-
-
-class Resumed(tuple[int | None, T]):  # noqa: SLOT001 - a tuple of Python has no room for slots
-    """What ``Run.load_or_init`` gives: the pair of the step, or None where nothing was saved, and the tree.
-
-    Attributes:
-        initialised: key texts of the leaves that were initialised, not loaded.
-
-    Example:
-        >>> step, tree = Resumed(7, {"w": 1.5}, ())
-        >>> step
-        7
-    """
-
-    initialised: tuple[str, ...]
-
-    def __new__(cls, step: int | None, tree: T, initialised: tuple[str, ...]) -> Self:
-        pair = super().__new__(cls, (step, tree))
-        pair.initialised = initialised
-        return pair
-
-    def __getnewargs__(self) -> tuple[int | None, T, tuple[str, ...]]:
-        return (*self, self.initialised)
-
-    @property
-    def step(self) -> int | None:
-        """The step that was loaded; None where nothing was saved."""
-        return self[0]
-
-    @property
-    def tree(self) -> T:
-        """The tree."""
-        return self[1]
 
 
 def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: LoadOptions) -> Any:
@@ -146,8 +113,8 @@ def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
         run.known.forget()
 
     # First all look, then process 0 removes: nobody is to miss a step because it is gone already.
-    said_by_first(lambda: None, path=run.path, doing=doing, timeout=run.timeout, before=judge)
-    said_by_first(remove, path=run.path, doing=doing, timeout=run.timeout)
+    run.broadcast(lambda: None, doing, before=judge)
+    run.broadcast(remove, doing)
     return verdicts
 
 
@@ -160,8 +127,7 @@ def branched(run: RunState, step: SupportsIndex, new: RunState) -> None:
             raise _no_such(run, step)
         branch_step(run.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)
 
-    doing = f"branch from step {step} of {run.shown!r}"
-    said_by_first(copy, path=run.path, doing=doing, timeout=run.timeout, before=lambda: settle(run.path))
+    run.broadcast(copy, f"branch from step {step} of {run.shown!r}", before=lambda: settle(run.path))
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -169,7 +135,7 @@ def branched(run: RunState, step: SupportsIndex, new: RunState) -> None:
 
 def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
     """Return what is read of the latest step; None stands for it where there is none."""
-    latest = _agreed_latest(run)
+    latest = run.latest(before=lambda: settle(run.path))  # nothing of the run is in flight then
     while True:
         try:
             return read(latest)
@@ -179,21 +145,6 @@ def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
             if this_processes(()).count > 1 or newer in (None, latest):
                 raise
             latest = newer
-
-
-def _agreed_latest(run: RunState) -> int | None:
-    """Return the latest step, that of process 0 on all; nothing of the run is in flight then.
-
-    Raises:
-        TreeringError: an earlier save failed; or another process did, or did not come.
-    """
-    return said_by_first(
-        lambda: latest_of(run.path),
-        path=run.path,
-        doing=f"look for the latest step of {run.shown!r}",
-        timeout=run.timeout,
-        before=lambda: settle(run.path),
-    )
 
 
 def _loaded(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:

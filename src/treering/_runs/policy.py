@@ -1,4 +1,4 @@
-"""The text of a rule that says which steps stay, as ``run.json`` and the command line have it -> the rule.
+"""The rules of a run that say which steps stay: read from their text, and held against the metrics that there are.
 
 The text is Python's, but nothing is evaluated: what is not the name of a rule, a number or a text is refused.
 """
@@ -9,11 +9,13 @@ import ast
 import datetime
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from treering._runs.steps import Records
+from treering._values.near import near
 from treering.errors import Format, TreeringError
-from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
+from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {
     "KeepBest": KeepBest,
@@ -53,6 +55,39 @@ def policy_of(text: str) -> Policy:
         raise Format(f"{text!r:.200} is no rule: {error.message}", hint=error.hint or _HINT) from error
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise Format(f"{text!r:.200} is no rule that this version knows", hint=_HINT) from error
+
+
+def own_rules(records: Records) -> Policy | None:
+    """Return the rules that a run noted; None where it keeps all.
+
+    Raises:
+        Format: this version does not know them.
+    """
+    return None if records.keep is None else policy_of(records.keep)
+
+
+def unknown_metrics(rules: Policy | None, records: Records) -> dict[str, str | None]:
+    """Return the metrics that rules go by and no step has, each with the name that was probably meant.
+
+    Without steps nothing is known, and nothing is returned.
+
+    Example:
+        >>> unknown_metrics(KeepBest("los"), Records(keep=None, save_every=None, steps=(), unreadable={}))
+        {}
+    """
+    return unmeasured(rules, {name for record in records.steps for name in record.metrics}) if records.steps else {}
+
+
+def unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, str | None]:
+    """Return the metrics that rules go by and that are not there, each with the name that was probably meant.
+
+    Example:
+        >>> unmeasured(KeepBest("los"), ["loss"])
+        {'los': 'loss'}
+    """
+    parts = rules.rules if isinstance(rules, AnyRule) else (rules,)
+    wanted = [rule.metric for rule in parts if isinstance(rule, KeepBest) and rule.metric not in there]
+    return {metric: near(metric, there) for metric in wanted}
 
 
 def _rule(node: ast.expr) -> Policy:

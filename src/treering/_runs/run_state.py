@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from treering._arrays.processes import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.folder_path import absolute, new_folder_path
+from treering._checkpoint.joint_load import encode_reply
+from treering._coordination.allgather import assembled
+from treering._coordination.message_board import PathNotes
+from treering._coordination.messages import Failure
 from treering._runs.gc import collect
 from treering._runs.known_steps import KnownSteps
 from treering._runs.pace import Pace
 from treering._runs.signals import Signals
+from treering._runs.steps import latest_of
 from treering._values.processes import timeout_seconds
 from treering._values.steps_text import steps_text
 from treering._values.warned import warn_of
 from treering.cadence import Cadence
 from treering.errors import Timeout, TreeringError, UnknownMetric, Unsupported
 from treering.retention import Policy
+
+T = TypeVar("T", bound=int | None)
 
 _LOOK_EVERY_S: Final = 0.05
 
@@ -92,6 +100,53 @@ class RunState:
         """
         if self._closed:
             raise ClosedRun(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
+
+    def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
+        """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.
+
+        Args:
+            work: what process 0 does; the answer has a form in JSON.
+            doing: what for, as in ``"load the latest step of 'runs/a'"``.
+            before: what each process does first; if it raises, all processes raise.
+
+        Raises:
+            Timeout, ProcessFailed: other processes did not come, or broke off.
+            TreeringError: what was raised on another process; this one raises its own.
+        """
+        processes = this_processes(())
+        said: dict[str, T] = {}
+        failed: Exception | None = None
+        try:
+            before()
+            if processes.leads:
+                said["answer"] = work()
+        except Exception as error:
+            if processes.count == 1:
+                raise
+            failed = error
+        if processes.count == 1:
+            return said["answer"]
+        notes = PathNotes(os.fspath(self.path)) if self.path.is_dir() else None
+        payload = encode_reply(said, None if failed is None else Failure.of(failed))
+        try:
+            rows = assembled(payload, processes, timeout=self.timeout, notes=notes, doing=doing)
+        except TreeringError as error:
+            raise failed or error from None
+        if failed is not None:
+            raise failed
+        heard = [json.loads(row) for row in rows]
+        failures = tuple(number for number, one in enumerate(heard) if "failure" in one)
+        if failures:
+            first = Failure.from_node(heard[failures[0]]["failure"], "what a process said")
+            raise first.blamed_on(f"process {failures[0]}").error(f"could not {doing}", failures)
+        answer: T = heard[0]["answer"]
+        return answer
+
+    def latest(self, *, before: Callable[[], None] = lambda: None) -> int | None:
+        """Return the latest step, that of process 0 on all processes; raises as `broadcast` does."""
+        return self.broadcast(
+            lambda: latest_of(self.path), f"look for the latest step of {self.shown!r}", before=before
+        )
 
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.

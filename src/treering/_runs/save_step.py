@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 from treering._arrays.jobs import Progress
@@ -15,61 +17,41 @@ from treering._background.deferred_errors import reword
 from treering._background.pending_save import PendingSave
 from treering._background.saves import in_flight, raise_unreported, wait_for
 from treering._checkpoint.save_async import begin
-from treering._runs.agreement import said_by_first
+from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after, remove_steps
 from treering._runs.iterators import saved_items
-from treering._runs.listing import unmeasured
+from treering._runs.place import opened_run
+from treering._runs.policy import unmeasured
+from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number, step_metadata
-from treering._runs.step_order import Order, order_of
-from treering._runs.steps import latest_of, step_path
-from treering._runs.superseded import announce_left, unless_it_fails
+from treering._runs.steps import step_path, steps_of
+from treering._runs.superseded import announce_left, finish_left, unless_it_fails
+from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
 from treering._values.processes import Processes
+from treering._values.steps_text import steps_text
 from treering.cadence import Decision
+from treering.errors import Exists, NotFound, StoreFailed
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepSave:
-    """What ``Run.save`` did, and why. It is true where a save of the step was begun.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """Where a step stands among those that are there."""
 
-    Example:
-        >>> import os, tempfile
-        >>> import treering as tr
-        >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run"), save_every=tr.SaveEvery(steps=100)) as run:
-        ...     first, second = run.save(100, {"w": 1.5}), run.save(101, {"w": 1.25})
-        ...     first.result()
-        >>> bool(first), first.saved, bool(second), second.saved
-        (True, True, False, False)
-    """
+    replaced: bool = False
+    """Whether there was such a step."""
+    left: Sequence[int] = ()
+    """Later steps, which are left behind."""
+    mark: str | None = None
+    """That of the list of those, on the process that writes it down; None where nothing is left behind."""
+    there: frozenset[int] | None = None
+    """The steps that had a folder, or were in flight; None where nobody knows."""
 
-    step: int
-    """Its number."""
-    reason: str
-    """Why, in words for people."""
-    temporary: bool = False
-    """Whether it goes when a newer step is committed."""
-    pending: PendingSave | None = None
-    """The save in flight; None where nothing is saved."""
-
-    def __bool__(self) -> bool:
-        return self.pending is not None
-
-    @property
-    def saved(self) -> bool:
-        """Whether the step is durable by now, without waiting; False where no save was begun, or where it failed."""
-        return self.pending is not None and self.pending.saved()
-
-    def result(self, timeout: float | None = None) -> None:
-        """Wait until the step is durable, on process 0 also until every step is removed that has to go.
-
-        It returns at once where nothing is saved. `Run.wait` waits for the removals on the other processes too.
-
-        Raises:
-            Timeout: it is not done in that time; it goes on.
-            TreeringError: it failed.
-        """
-        if self.pending is not None:
-            self.pending.result(timeout)
+    def text(self, step: int) -> str:
+        """Return what becomes of them, to follow the reason of a save."""
+        replaced = f"; it replaces step {step}" if self.replaced else ""
+        gone = f"; what was saved later goes, {steps_text(self.left)}" if self.left else ""
+        return replaced + gone
 
 
 def save_step(
@@ -150,14 +132,64 @@ def _first_latest(run: RunState) -> int | None:
     """Return the latest step, where the rules count from it; alike on all processes."""
     if run.save_every is None or run.paced:
         return None
-    latest = said_by_first(
-        lambda: latest_of(run.path),
-        path=run.path,
-        doing=f"look for the latest step of {run.shown!r}",
-        timeout=run.timeout,
-    )
+    latest = run.latest()
     run.paced = True
     return latest
+
+
+def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order:
+    """Hold a step against those that are there and in flight.
+
+    Args:
+        run: the run.
+        step: the step that is to be saved.
+        overwrite: whether it may replace what is there, and leave later ones behind.
+        leads: whether this process also removes what an earlier save has left behind and could not remove.
+
+    Raises:
+        Exists: it is there, or a later one is, and nobody said what becomes of them.
+        TreeringError: what was left behind cannot be removed.
+    """
+    names = _names_in(run.path)
+    if names is not None:
+        if INDEX_NAME in names or not run.known_place:
+            with contextlib.suppress(NotFound), opened_run(run.path):
+                run.known_place = True
+        flying = {pending.path.name for pending in in_flight(run.path)}
+        # By names alone: a look into thousands of steps would hold up the loop.
+        folders = frozenset(found for found in map(step_of_name, names | flying) if found is not None)
+        if step > max(folders, default=-1):
+            return Order(there=folders)
+    # Only what is in flight knows which steps there will be: it may remove some, or fail.
+    wait_for(run.path)
+    raise_unreported(run.path)
+    if leads and names is not None and LEFT_DOCUMENT in names:
+        with RunFolder(run.path) as folder:
+            for error in finish_left(folder):
+                raise error
+    there = steps_of(run.path)
+    later = [number for number in there if number > step]
+    if not overwrite and step in there and not later:
+        what = f"step {step} of the run {run.shown!r} is there already"
+        raise Exists(what, hint=f"a loop that goes on from it begins at {step + 1}; overwrite=True replaces it")
+    if not overwrite and later:
+        raise Exists(
+            f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}",
+            hint=f"run.branch(step, path) goes on from an older step in a new run; overwrite=True goes on here, and "
+            f"removes the steps after {step}",
+        )
+    return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if leads and later else None)
+
+
+def _names_in(path: Path) -> set[str] | None:
+    """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell."""
+    try:
+        with RunFolder(path) as folder:
+            return set(folder.names())
+    except NotFound:
+        return set()
+    except StoreFailed:
+        return None
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable

@@ -26,12 +26,13 @@ from treering._format.run_document import (
 )
 from treering._runs.place import opened_run
 from treering._runs.superseded import left_steps
-from treering._store.run_folder import RunFolder, step_name
+from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import StepFacts
 
 _SHOWN_STEPS: Final = 6
+_ANEW: Final = "the next save makes it anew from the steps"
 
 NOT_READ: Final = (Corrupt, Format, Unsupported)
 """The errors of an index, or a ``run.json``, that says nothing that this version could read."""
@@ -221,6 +222,29 @@ def with_step(
     """Return what is known with how long the save of a step took, and under which policies."""
     steps = (dataclasses.replace(old, seconds=seconds) if old.step == step else old for old in records.steps)
     return dataclasses.replace(records, keep=keep, save_every=save_every, steps=tuple(steps))
+
+
+def cache_trouble(path: Path) -> str | None:
+    """Say why ``run.json`` cannot be used; None where it can.
+
+    Raises:
+        NotFound: there is no such folder.
+        StoreFailed: the system refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> cache_trouble(pathlib.Path(tempfile.mkdtemp()))
+        'there is no run.json; the next save makes it anew from the steps'
+    """
+    with RunFolder(path) as run:
+        data = run.read_document()
+    if data is None:
+        return f"there is no {RUN_DOCUMENT}; {_ANEW}"
+    try:
+        parse_run(data)
+    except NOT_READ as error:
+        return f"{RUN_DOCUMENT} cannot be used ({error.message}); {_ANEW}"
+    return None
 
 
 def document_in(data: bytes | None) -> RunDocument:

@@ -1,0 +1,242 @@
+"""A run's folder -> its steps with what its rules say of each, what a diagnosis finds there, what a verification finds.
+
+Neither jax nor numpy is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
+from treering._format.findings import Finding, Verification
+from treering._runs.policy import own_rules, unknown_metrics
+from treering._runs.steps import Records, cache_trouble, facts, records_of, step_path, steps_of
+from treering._runs.superseded import left_behind, left_steps
+from treering._store.run_folder import RunFolder
+from treering._values.checkpoint_names import INDEX
+from treering._values.steps_text import steps_text
+from treering._view.run_text import RunListing, RunStep, log_lines
+from treering.errors import Format, NotFound
+from treering.retention import Policy, Verdict, retained
+
+if TYPE_CHECKING:
+    from treering._runs.run_state import RunState
+
+Progress: TypeAlias = Callable[[int, int], object]
+Check: TypeAlias = Callable[[Path, Progress | None], Verification]
+
+
+def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:
+    """List the steps of a run with what is known of them, and what its own rules say of each.
+
+    Args:
+        path: the run's folder.
+        shown: what the folder is called in the listing; None: as it was given.
+
+    Raises:
+        StoreFailed: the system refuses.
+
+    Example:
+        >>> import os, tempfile
+        >>> import treering as tr
+        >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run")) as run:
+        ...     saved = [run.save(step, {"w": 1.5}) for step in (10, 20)]
+        >>> [step.step for step in listed_run(run.path).steps]
+        [10, 20]
+    """
+    records = records_of(Path(path))
+    trouble = cache_trouble(Path(path))
+    notes = [] if trouble is None else [trouble]
+    try:
+        rules = own_rules(records)
+    except Format as error:
+        rules = None
+        notes.append(f"which steps stay cannot be told: {error.message}")
+    for metric, close in unknown_metrics(rules, records).items():
+        meant = f" (is it {close!r}?)" if close else ""
+        notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
+    verdicts = retained(rules, [facts(record) for record in records.steps])
+    return listed(shown or os.fspath(path), Path(path), records, verdicts, notes=notes)
+
+
+def listed(
+    shown: str,
+    path: Path,
+    records: Records,
+    verdicts: Sequence[Verdict],
+    *,
+    keep: Policy | None = None,
+    notes: Sequence[str] = (),
+) -> RunListing:
+    """Put what is known of the steps of a run, and what rules say of them, into a listing.
+
+    Args:
+        shown: what the folder is called.
+        path: the folder.
+        records: what is known of the steps.
+        verdicts: what becomes of them.
+        keep: the rules that said so, where they are not the run's own.
+        notes: what is good to know beside.
+    """
+    of = {verdict.step: verdict for verdict in verdicts}
+    steps = [
+        RunStep(
+            step=record.step,
+            path=os.fspath(step_path(path, record.step)),
+            saved=record.saved,
+            nbytes=record.nbytes,
+            seconds=record.seconds,
+            metrics=record.metrics,
+            temporary=record.temporary,
+            kept=of[record.step].kept,
+            reasons=of[record.step].reasons,
+        )
+        for record in records.steps
+        if record.step in of
+    ]
+    unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
+    return RunListing(
+        path=shown,
+        steps=steps,
+        keep=records.keep if keep is None else repr(keep),
+        save_every=records.save_every,
+        notes=(*notes, *unread),
+    )
+
+
+def run_text(run: RunState) -> str:
+    """Return what ``print(run)`` prints, as ``treering log`` does; by the rules of this program, not of the last one.
+
+    Raises:
+        StoreFailed: the system refuses to read the folder.
+    """
+    records = records_of(run.path)
+    verdicts = retained(run.keep, [facts(record) for record in records.steps])
+    listing = listed(run.shown, run.path, records, verdicts)
+    listing = dataclasses.replace(listing, keep=run.keep_text, save_every=run.save_every_text)
+    return "\n".join(log_lines(listing, now=run.now()))
+
+
+# ----------------------------------------------------------------------------------------------------------- diagnosis
+
+
+def holds_run(path: str) -> bool:
+    """Tell whether a folder is that of a run, also of one whose first save never ended.
+
+    Raises:
+        StoreFailed: the system refuses.
+
+    Example:
+        >>> import os
+        >>> os.makedirs("run/step_00000001")
+        >>> holds_run("run"), holds_run("run/step_00000001"), holds_run("nowhere")
+        (True, False, False)
+    """
+    place = Path(path)
+    if not place.is_dir() or (place / INDEX).exists():
+        return False
+    with RunFolder(place) as run:
+        return bool(run.folders())
+
+
+def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
+    """Look at every step's folder of a run, also at those that have no index.
+
+    Args:
+        path: the run's folder.
+        look: what looks at one checkpoint's folder.
+
+    Raises:
+        NotFound: nothing is there.
+        StoreFailed: the system refuses.
+    """
+    place = Path(path)
+    with RunFolder(place) as run:
+        folders = run.folders()
+        left = _left_text(run)
+    trouble = cache_trouble(place)
+    records = records_of(place)
+    found: list[StepDiagnosis] = []
+    for step in folders:
+        try:
+            found.append(StepDiagnosis(step=step, found=look(str(step_path(place, step)))))
+        except NotFound:
+            # It was removed meanwhile, or holds nothing of ours.
+            continue
+    return RunDiagnosis(
+        path=path,
+        steps=[record.step for record in records.steps],
+        nbytes=sum(record.nbytes for record in records.steps),
+        saved=_saved(records),
+        folders=found,
+        notes=tuple(note for note in (trouble, left) if note is not None),
+    )
+
+
+def _left_text(run: RunFolder) -> str | None:
+    """Say which steps wait to be removed because an earlier one was gone back to; None where none do."""
+    document, steps = left_behind(run), left_steps(run)
+    if document is None or not steps:
+        return None
+    was = "was" if len(steps) == 1 else "were"
+    return (
+        f"{steps_text(sorted(steps))} {was} left behind when step {document.step} was saved; the next save, or "
+        "treering gc --yes, removes what is left of them"
+    )
+
+
+def _saved(records: Records) -> float | None:
+    return records.steps[-1].saved if records.steps else None
+
+
+# -------------------------------------------------------------------------------------------------------- verification
+
+
+def verify_run(path: str | os.PathLike[str], progress: Progress | None, check: Check) -> Verification:
+    """Check every step of a run; files are named with the folder of their step.
+
+    Args:
+        path: the run's folder.
+        progress: called as ``progress(done, total)``, in bytes.
+        check: what checks one checkpoint.
+
+    Raises:
+        Format, Unsupported: a step is of a version or a dtype that this version does not read.
+        StoreFailed: the system refuses.
+    """
+    place = Path(path)
+    records = records_of(place)
+    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in records.steps}
+    total = sum(sizes.values())
+    findings: list[Finding] = []
+    before = leaves = nbytes = count = 0
+    for step, size in sorted(sizes.items()):
+        folder = step_path(place, step)
+
+        def report(done: int, of: int, before: int = before, size: int = size) -> None:
+            if progress is not None:
+                progress(before + size * done // (of or 1), total)
+
+        try:
+            found = check(folder, report)
+        except NotFound:
+            # Whoever trains may have removed it meanwhile, which is no damage.
+            if step in steps_of(place):
+                raise
+            continue
+        findings += [dataclasses.replace(each, file=os.path.join(folder.name, each.file)) for each in found.findings]  # noqa: PTH118 - a text for people
+        leaves, nbytes, count = leaves + found.leaves, nbytes + found.nbytes, count + 1
+        before += size
+    return Verification(
+        path=os.fspath(path),
+        findings=tuple(findings),
+        leaves=leaves,
+        nbytes=nbytes,
+        checked=True,
+        note=cache_trouble(place),
+        steps=count,
+    )
