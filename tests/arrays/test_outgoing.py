@@ -13,10 +13,12 @@ import pytest
 import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
 from treering._arrays.outgoing import checked_bytes, outgoing
+from treering._codec.array_bytes import wire_blocks
 from treering._tree.flatten import flatten
 from treering._values.boxes import covered_once
-from treering._values.checksums import block_bytes, block_count
+from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.processes import Processes
 from treering.errors import Unsupported
 
@@ -192,3 +194,29 @@ def test_a_piece_of_a_shard_is_cut_out_of_it(dtype: str) -> None:
     if dtype == "f4":
         assert np.shares_memory(piece, np.asarray(leaves.sources[0][1].data))
     assert leaves.data_of(0, ((4, 8), (0, 4))) is leaves.sources[0][1].data
+
+
+# ------------------------------------------------------------------------- memory that others write while it is read
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("count", [16 << 10, (1 << 20) + 1024])
+def test_what_is_handed_out_is_what_was_checked(name: str, count: int) -> None:
+    owned, tree = trees(count)
+    given = tree[name]
+    block = block_bytes(given.nbytes)
+    checksums = array("Q", bytes(8 * -(-given.nbytes // block)))
+    content = b""
+    for piece in checked_bytes(given, block, checksums, 0):
+        count_up(owned)
+        content += piece
+    assert block_checksums(memoryview(content), block) == checksums
+
+
+@pytest.mark.parametrize("length", [1 << 10, 900 << 10, 1100 << 10])
+def test_slabs_are_copies(length: int) -> None:
+    memory = numbers(6 * length).reshape(6, length)
+    for piece in wire_blocks(memory[::2], 0, 3 * length):
+        before = bytes(piece)
+        memory += 1
+        assert piece == before

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
-from treering._values.checksums import digest
+from tests import on_disk
 
 __all__ = ["Document", "document_of", "rewrite", "sample", "signed", "signed_text"]
 
@@ -23,9 +23,7 @@ Document = dict[str, Any]
 
 def signed_text(body: str, version: str = "1") -> bytes:
     """An index with that text behind its first line."""
-    head = f'{{"treering": {version}, "digest": "'
-    rest = '",\n' + body
-    return f"{head}{digest((head.encode(), rest.encode()))}{rest}".encode()
+    return on_disk.signed("treering", body, version)
 
 
 def signed(document: Document) -> bytes:

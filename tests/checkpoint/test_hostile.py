@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import pytest
 
 import treering
 from tests.checkpoint.documents import Document, document_of, rewrite, sample, signed, signed_text
-from treering._format.document import parse_index
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 
 Change = Callable[[Document], None]
@@ -254,8 +254,8 @@ CASES: dict[str, Change] = {
 def refused(folder: Path) -> TreeringError:
     """What every reader of a folder says; they have to agree."""
     with pytest.raises(TreeringError) as parsing:
-        parse_index((folder / "treering.json").read_bytes())
-    for read in (treering.load, treering.inspect, treering.open):
+        treering.open(folder)
+    for read in (treering.load, treering.inspect):
         with pytest.raises(TreeringError) as reading:
             read(folder)
         assert type(reading.value) is type(parsing.value)
@@ -273,7 +273,8 @@ def refused(folder: Path) -> TreeringError:
 def test_lies_in_an_index(ckpt: Path, name: str) -> None:
     before = (ckpt / "treering.json").read_bytes()
     rewrite(ckpt, lambda _: None)
-    assert parse_index((ckpt / "treering.json").read_bytes()) == parse_index(before)
+    assert json.loads((ckpt / "treering.json").read_bytes()) | {"digest": ""} == json.loads(before) | {"digest": ""}
+    assert treering.verify(ckpt)
     rewrite(ckpt, CASES[name])
     error = refused(ckpt)
     assert isinstance(error, Corrupt | Format | Unsupported)
@@ -314,7 +315,7 @@ def test_members_of_another_type(ckpt: Path, name: str, value: Any) -> None:
     rewrite(ckpt, at(name, value))
     fits = {"processes": int, "metadata": dict, "written": dict, "meshes": list, "replaces": list}
     if type(value) is fits.get(name) and value not in ([[]], [{}], [None]):
-        assert parse_index((ckpt / "treering.json").read_bytes())
+        treering.open(ckpt).close()
     else:
         refused(ckpt)
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import treering
 from tests.checkpoint.documents import Document, document_of, sample, signed, signed_text
 from tests.properties.strategies import quick
-from treering._format.document import encode_index, parse_index
 from treering.errors import Mismatch, TreeringError, Unsupported
 
 
@@ -111,6 +110,16 @@ def outcome(folder: Path) -> tuple[bool, bool | None]:
     return loads, whole
 
 
+def opened(ckpt: Path, index: bytes) -> None:
+    """Open the checkpoint with another index, and put the old one back."""
+    before = (ckpt / "treering.json").read_bytes()
+    (ckpt / "treering.json").write_bytes(index)
+    try:
+        treering.open(ckpt).close()
+    finally:
+        (ckpt / "treering.json").write_bytes(before)
+
+
 @quick(150)
 @given(data=st.data())
 def test_changed_members(
@@ -138,15 +147,6 @@ def unsupported(folder: Path) -> bool:
     except TreeringError:
         return False
     return False
-
-
-@quick(150)
-@given(data=st.data())
-def test_what_is_taken_is_written_again_alike(original: Document, data: st.DataObject) -> None:
-    document = data.draw(mutated(original))
-    with contextlib.suppress(TreeringError):
-        index = parse_index(signed(document))
-        assert parse_index(encode_index(index)) == index
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_changed_members_of_a_single_file(
 
 @quick(200)
 @given(data=st.data())
-def test_changed_letters(original: Document, data: st.DataObject) -> None:
+def test_changed_letters(ckpt: Path, original: Document, data: st.DataObject) -> None:
     text = json.dumps(original)[1:]
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))
@@ -194,7 +194,7 @@ def test_changed_letters(original: Document, data: st.DataObject) -> None:
         )
         text = text[:start] + put + text[stop:]
     with contextlib.suppress(TreeringError):
-        parse_index(signed_text(text))
+        opened(ckpt, signed_text(text))
 
 
 @quick(200)
@@ -204,4 +204,4 @@ def test_changed_bytes_without_a_new_signature(ckpt: Path, data: st.DataObject) 
     place = data.draw(st.integers(0, len(good) - 1))
     bad = good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
     with pytest.raises(TreeringError):
-        parse_index(bad)
+        opened(ckpt, bad)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.properties.sameness import assert_same
-from treering._store.posix.reading import LocalFile
+from tests.reads import spans_read
 from treering.errors import Corrupt, NotFound, TreeringError
 from treering.leaves import tree_serialize_leaves
 
@@ -46,15 +46,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is read into arrays: offset and count."""
-    spans: list[tuple[int, int]] = []
-    read_into = LocalFile.read_into
-
-    def counted(self: LocalFile, jobs: Any) -> None:
-        spans.extend((offset, len(view)) for offset, view in jobs)
-        read_into(self, jobs)
-
-    monkeypatch.setattr(LocalFile, "read_into", counted)
-    return spans
+    return spans_read(monkeypatch)
 
 
 def open_descriptors() -> int:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.properties.sameness import assert_same
-from treering._store.posix.reading import LocalFile
+from tests.reads import spans_read
 from treering.errors import KeptOnHost, Mismatch, TreeringError, Unsupported
 from treering.sharding import match_partition_rules
 
@@ -317,15 +317,7 @@ def test_wide_arrays_stay_on_the_host_and_say_so(path: Path) -> None:
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is read into arrays: offset and count."""
-    spans: list[tuple[int, int]] = []
-    read_into = LocalFile.read_into
-
-    def counted(self: LocalFile, jobs: Any) -> None:
-        spans.extend((offset, len(view)) for offset, view in jobs)
-        read_into(self, jobs)
-
-    monkeypatch.setattr(LocalFile, "read_into", counted)
-    return spans
+    return spans_read(monkeypatch)
 
 
 @pytest.mark.parametrize(("before", "after"), [*itertools.product(["replicated", "rows", "turned", "last"], SPREAD)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,6 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._view import progress as line
 from treering.errors import Unsupported
 
 TREE = {"w": np.arange(1 << 14, dtype=np.float32)}
@@ -60,7 +61,8 @@ def prepared(path: Path) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(line, "_FIRST_AFTER_S", 0.0)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: 1000 * clock())  # all work takes long enough for a line
     return prepared(tmp_path)
 
 
@@ -97,13 +99,19 @@ def test_a_bar_is_for_terminals_alone(name: str, path: Path, monkeypatch: pytest
     assert said.endswith("\r\x1b[K")
 
 
-def test_no_line_is_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_is_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr(line, "_FIRST_AFTER_S", 0.0)
-    monkeypatch.setattr(line, "_width", lambda: 30)
-    with line.ProgressLine("saving") as progress:
-        progress(1, 1 << 40)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 10)))
+    monkeypatch.setattr(Terminal, "fileno", lambda _: 2)
+    tr.save(path / "new", TREE, progress=True)
     assert max(map(len, terminal.getvalue().split("\r\x1b[K"))) == 29
+
+
+def test_nothing_to_do_has_a_line_too(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    tr.save(path / "empty", {"a": np.zeros((0, 3))})
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    tr.verify(path / "empty", progress=True)
+    assert "100% [####################] 0 B of 0 B" in terminal.getvalue()
 
 
 def test_a_terminal_that_is_gone_stops_no_work(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:

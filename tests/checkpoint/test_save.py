@@ -20,8 +20,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.compat.golden_files import dtype_named
 from tests.properties.sameness import assert_same
-from treering._values import dtypes
+from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from treering.errors import Busy, Exists, NotFound, StoreFailed, TreeringError, Unsupported
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "step": 1}
@@ -41,21 +42,20 @@ def open_descriptors() -> int:
 
 # -------------------------------------------------------------------------------------------- every dtype, every layout
 
-ALL_DTYPES = [*dtypes._NUMPY_SIZES, *dtypes._EXTENDED_SIZES, *dtypes._LONG_DOUBLES, "datetime64[ns]", "timedelta64[D]"]
+LONG_DOUBLES = ["float128", "complex256"]
+ALL_DTYPES = [*NUMPY_DTYPES, *EXTENDED_DTYPES, *LONG_DOUBLES, "timedelta64[D]"]
 
 
 def array_of(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """An array with many different bits, all of them values of its dtype."""
-    known = dtypes.lookup(name)
-    assert known is not None
-    dtype = dtypes.numpy_dtype(known)
+    dtype = dtype_named(name)
     count = int(np.prod(shape))
     values = np.arange(count) % 3
     if "64[" in name:
         return values.astype("i8").view(dtype).reshape(shape)
-    if name in dtypes._LONG_DOUBLES:
+    if name in LONG_DOUBLES:
         # Their padding is stray memory, which no two arrays share: 1.0 and 2.0 with nothing beside.
-        items = np.zeros((count, known.itemsize // 2), np.uint16)
+        items = np.zeros((count, dtype.itemsize // 2), np.uint16)
         items[:, 3], items[:, 4] = 0x8000 * (values > 0), np.array([0, 0x3FFF, 0x4000])[values]
         return items.reshape(-1).view(dtype).reshape(shape)
     return values.astype(np.float32).astype(dtype).reshape(shape)
@@ -77,7 +77,7 @@ def test_every_dtype_in_every_layout(name: str, tmp_path: Path) -> None:
         "read only": cube.copy(),
     }
     tree["read only"].flags.writeable = False
-    if name in dtypes._LONG_DOUBLES:
+    if name in LONG_DOUBLES:
         del tree["scalar"]  # numpy itself leaves stray bytes in those
     treering.save(tmp_path / "c", tree)
     found = treering.load(tmp_path / "c")
@@ -139,6 +139,8 @@ X64 = """
 import sys
 import numpy as np, jax, jax.numpy as jnp
 import treering
+from tests.compat.golden_files import dtype_named
+from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 path, x64 = sys.argv[1], jax.config.jax_enable_x64
 if x64:
     tree = {"f": jnp.arange(5.0), "i": jnp.arange(5), "c": jnp.ones(2, "complex128"), "n": np.arange(3)}

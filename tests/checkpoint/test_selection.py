@@ -12,8 +12,8 @@ import pytest
 
 import treering
 from tests.properties.sameness import assert_same
+from tests.reads import spans_read
 from treering._format.selection import select
-from treering._store.posix.reading import LocalFile
 from treering._tree.flatten import flatten
 from treering._values.keys import split_key
 from treering.errors import Format, Mismatch, TreeringError
@@ -250,14 +250,7 @@ def test_trees_without_keys(tree: Any, tmp_path: Path) -> None:
 def test_arrays_that_are_left_out_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"a": jnp.arange(50_000.0), "b": {"c": np.arange(60_000), "d": "x" * 50_000}, "e": jnp.ones(10)}
     treering.save(tmp_path / "c", tree)
-    spans: list[tuple[int, int]] = []
-    read_into = LocalFile.read_into
-
-    def counted(self: LocalFile, jobs: Any) -> None:
-        spans.extend((offset, len(view)) for offset, view in jobs)
-        read_into(self, jobs)
-
-    monkeypatch.setattr(LocalFile, "read_into", counted)
+    spans = spans_read(monkeypatch)
     for only, nbytes in (("a", 200_000), ("b/c", 480_000), ("b", 530_000), ("e", 40), (["a", "e"], 200_040)):
         spans.clear()
         found = treering.load(tmp_path / "c", only=only)

@@ -155,9 +155,7 @@ def test_digests_of_another_scheme_are_not_compared(path: Path, monkeypatch: pyt
 
 
 def test_digests_take_no_part_in_the_equality_of_keys() -> None:
-    from treering._format.index import ForeignKey, OpaqueLeaf
-
-    for kind in (ForeignKey, OpaqueLeaf):
+    for kind in (treering.ForeignKey, treering.OpaqueLeaf):
         one, other = kind("m.C", "text", "s:1"), kind("m.C", "text", "s:2")
         assert one == other
         assert hash(one) == hash(other)

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from flax.training.train_state import TrainState
 import treering
 from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Box, Chexed, Pair, Plain, Point, add
-from treering._format.structure import _MAKERS
 from treering.errors import StaticFieldsDiffer, Unsupported
 
 
@@ -96,14 +95,6 @@ TREES: dict[str, Callable[[int], Any]] = {
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ckpt"
-
-
-@pytest.fixture
-def registry() -> Iterator[None]:
-    before = dict(_MAKERS)
-    yield
-    _MAKERS.clear()
-    _MAKERS.update(before)
 
 
 # ----------------------------------------------------------------------------------------------------------- with like
@@ -308,18 +299,25 @@ class Spot(NamedTuple):
     y: Any
 
 
-@pytest.mark.usefixtures("registry")
 def test_registered_classes_are_made_again(path: Path) -> None:
     tree = {"p": Point(1, [2], "mine"), "c": Config(3, None), "s": Spot(1, 2), "b": Box(1, 2, "note")}
     treering.save(path, tree)
-    for cls in (Point, Config, Spot):
-        treering.register_node(cls)
-    treering.register_node(Box, make=lambda fields, static: Box(fields["0"], fields["1"], static["aux"]))
-    result = treering.load(path)
-    assert (result["p"], result["c"], result["s"]) == (tree["p"], tree["c"], tree["s"])
-    assert type(result["s"]) is Spot
-    assert_same(result["b"], tree["b"])
-    assert result["b"].note == "note"
+    # In a process of its own: what is registered stays so.
+    program = """
+import sys
+import treering
+from tests.checkpoint.test_structures import Box, Config, Point, Spot, assert_same
+for cls in (Point, Config, Spot):
+    treering.register_node(cls)
+treering.register_node(Box, make=lambda fields, static: Box(fields["0"], fields["1"], static["aux"]))
+result = treering.load(sys.argv[1])
+tree = {"p": Point(1, [2], "mine"), "c": Config(3, None), "s": Spot(1, 2), "b": Box(1, 2, "note")}
+assert (result["p"], result["c"], result["s"]) == (tree["p"], tree["c"], tree["s"])
+assert type(result["s"]) is Spot
+assert_same(result["b"], tree["b"])
+assert result["b"].note == "note"
+"""
+    subprocess.run([sys.executable, "-c", program, str(path)], cwd=Path(__file__).parents[2], check=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- a part

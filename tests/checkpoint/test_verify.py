@@ -17,13 +17,9 @@ import pytest
 import safetensors.numpy
 
 import treering
-from tests.checkpoint.documents import rewrite, sample
-from treering import serialization
-from treering._format.document import parse_index
-from treering._inspect.verify import verify
-from treering._store.open_folder import OpenFolder
-from treering._store.posix.reading import LocalFile
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError
+from tests.checkpoint.documents import document_of, rewrite, sample
+from treering import serialization, verify
+from treering.errors import Corrupt, Format, NotFound, TreeringError
 
 BLOCK = 65536
 TREE = {
@@ -54,9 +50,9 @@ def flip(path: Path, *places: int) -> None:
 
 def offset_of(folder: Path, key: str) -> tuple[int, int]:
     """Where a leaf's only chunk lies: its first byte and its size."""
-    index = parse_index((folder / "treering.json").read_bytes())
-    chunk = list(index.chunks.leaf).index(list(index.keys).index(key))
-    return index.chunks.offset[chunk], index.chunks.nbytes[chunk]
+    index = document_of(folder)
+    chunk = index["chunks"]["leaf"].index(index["leaves"]["key"].index(key))
+    return index["chunks"]["offset"][chunk], index["chunks"]["nbytes"][chunk]
 
 
 def refuses(path: Path) -> bool:
@@ -120,13 +116,14 @@ def test_adjacent_blocks_are_one_finding_and_others_are_not(ckpt: Path) -> None:
 
 def test_a_damaged_part_of_a_divided_leaf(tmp_path: Path) -> None:
     ckpt = sample(tmp_path / "ckpt")
-    index = parse_index((ckpt / "treering.json").read_bytes())
-    leaf = list(index.keys).index("divided")
-    chunk = list(index.chunks.leaf).index(leaf) + 3
-    flip(data_file(ckpt), index.chunks.offset[chunk])
+    index = document_of(ckpt)
+    leaf = index["leaves"]["key"].index("divided")
+    chunk = index["chunks"]["leaf"].index(leaf) + 3
+    offset, nbytes = index["chunks"]["offset"][chunk], index["chunks"]["nbytes"][chunk]
+    flip(data_file(ckpt), offset)
     (finding,) = verify(ckpt).findings
-    assert (finding.key, finding.start) == ("divided", index.chunks.offset[chunk])
-    assert finding.stop == index.chunks.offset[chunk] + index.chunks.nbytes[chunk]
+    assert (finding.key, finding.start) == ("divided", offset)
+    assert finding.stop == offset + nbytes
     with pytest.raises(Corrupt, match="'divided'"):
         treering.load(ckpt)
 
@@ -225,14 +222,14 @@ def test_an_error_of_the_callers_progress_is_the_callers(ckpt: Path) -> None:
 def test_a_file_that_cannot_be_read_in_places(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, _ = offset_of(ckpt, "large")
     bad = start + 2 * BLOCK
-    good_read = LocalFile.read
+    pread = os.pread
 
-    def read(self: LocalFile, offset: int, count: int) -> bytes:
+    def read(descriptor: int, count: int, offset: int) -> bytes:
         if offset < bad + 10 and offset + count > bad:
-            raise StoreFailed.of(OSError(5, "Input/output error"), self.path, "read")
-        return good_read(self, offset, count)
+            raise OSError(5, "Input/output error")
+        return pread(descriptor, count, offset)
 
-    monkeypatch.setattr(LocalFile, "read", read)
+    monkeypatch.setattr(os, "pread", read)
     (finding,) = verify(ckpt).findings
     assert (finding.key, finding.start, finding.stop) == ("large", bad, bad + BLOCK)
     assert "Input/output error" in finding.problem
@@ -240,32 +237,31 @@ def test_a_file_that_cannot_be_read_in_places(ckpt: Path, monkeypatch: pytest.Mo
 
 def test_a_file_that_cannot_be_opened(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = data_file(ckpt).name
-    good_open = OpenFolder.open_files
+    opened = os.open
 
-    def open_files(self: Any, names: Any) -> Any:
-        if name in names:
-            raise StoreFailed.of(OSError(13, "Permission denied"), name, "read")
-        return good_open(self, names)
+    def refused(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).name == name:
+            raise OSError(13, "Permission denied")
+        return opened(path, *arguments, **options)
 
-    monkeypatch.setattr(OpenFolder, "open_files", open_files)
+    monkeypatch.setattr(os, "open", refused)
     (finding,) = verify(ckpt).findings
     assert (finding.key, finding.file) == (None, name)
     assert "Permission denied" in finding.problem
 
 
 def test_an_overwrite_meanwhile_is_no_damage(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good_read = OpenFolder.read_index
+    opened = os.open
     saves = 0
 
-    def read_index(self: Any) -> bytes:
+    def late(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
         nonlocal saves
-        data = good_read(self)
-        if saves < 3:
-            saves += 1
+        if saves < 3 and Path(path).name.startswith("data-") and not flags & os.O_CREAT:
+            saves += 1  # behind the index, in front of its files
             treering.save(ckpt, {"w": np.full(1000, saves)}, overwrite=True)
-        return data
+        return opened(path, flags, *arguments, **options)
 
-    monkeypatch.setattr(OpenFolder, "read_index", read_index)
+    monkeypatch.setattr(os, "open", late)
     assert verify(ckpt).ok
     assert saves == 3
 

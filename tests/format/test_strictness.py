@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import treering
-from tests.checkpoint.documents import Document, rewrite, signed
+from tests.checkpoint.documents import Document, document_of, rewrite, sample, signed
+from tests.checkpoint.test_mutations import mutated
 from tests.format.indexes import index_of
+from tests.properties.strategies import quick
 from treering._format.document import encode_index, parse_index
 from treering._format.index import LeafType
 from treering._format.leaf_types import decoded_type
@@ -225,3 +230,17 @@ def test_damaged_text_is_one_finding(tmp_path: Path) -> None:
     data.write_bytes(raw)
     (finding,) = treering.verify(tmp_path / "ckpt").findings
     assert finding.problem == "is damaged"
+
+
+@quick(150)
+@given(data=st.data())
+def test_what_is_taken_is_written_again_alike(sampled: Document, data: st.DataObject) -> None:
+    changed = data.draw(mutated(sampled))
+    with contextlib.suppress(TreeringError):
+        index = parse_index(signed(changed))
+        assert parse_index(encode_index(index)) == index
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    return document_of(sample(tmp_path_factory.mktemp("again") / "ckpt"))

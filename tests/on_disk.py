@@ -1,0 +1,129 @@
+"""What the pages of docs/spec say of names, digests and notes, for tests that look at files or make some by hand."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+INDEX = "treering.json"
+RUN_DOCUMENT = "run.json"
+LEFT_DOCUMENT = ".run.json.left"
+NOTE = re.compile(
+    r"\.treering-([0-9a-f]{16}-part-\d{5,}|[0-9a-f]{16}-verdict|[0-9a-f]{16}-begin|waiting-\d{5,})(\.[0-9a-f]{16}\.new)?"
+)
+_JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
+
+
+def digest(*parts: bytes) -> str:
+    """Return the digest of bytes as it stands in first lines."""
+    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(b''.join(parts))}"
+
+
+def signed(name: str, body: str, version: str = "1") -> bytes:
+    """Return a document of that name with a first line in front of its members, a text that begins behind it."""
+    head = f'{{"{name}": {version}, "digest": "'
+    rest = f'",\n{body}'
+    return f"{head}{digest(head.encode(), rest.encode())}{rest}".encode()
+
+
+def signed_again(data: bytes) -> bytes:
+    """Return a document that was changed with the digest that fits it now."""
+    before, _, rest = data.partition(b"xxh3-128:")
+    return before + digest(before, rest[32:]).encode() + rest[32:]
+
+
+def block_checksums(data: bytes, block: int = 1 << 16) -> list[int]:
+    """Return the checksum of each block."""
+    return [xxhash.xxh3_64_intdigest(data[start : start + block]) for start in range(0, len(data), block)]
+
+
+# ---------------------------------------------------------------------------------------------- files of a checkpoint
+
+
+def journal_of(attempt: str) -> str:
+    """Return the name of the index of a save that is not committed."""
+    return f".treering.json.{attempt}.treering-tmp"
+
+
+def attempt_of_journal(name: str) -> str | None:
+    """Return the attempt that the name of a journal says; None for other names."""
+    found = _JOURNAL.fullmatch(name)
+    return found[1] if found else None
+
+
+def tombstone_of(attempt: str) -> str:
+    """Return the name of the index of a step that was removed."""
+    return f".treering.json.{attempt}.removed"
+
+
+def is_note(name: str) -> bool:
+    """Whether this is the name of a note between processes."""
+    return NOTE.fullmatch(name) is not None
+
+
+def begin_note(job: str) -> str:
+    """Return the name of the note that says which save of a job is on."""
+    return f".treering-{job}-begin"
+
+
+def part_note(attempt: str, process: int) -> str:
+    """Return the name of the note in which a process says how far it is."""
+    return f".treering-{attempt}-part-{process:05}"
+
+
+def verdict_note(attempt: str) -> str:
+    """Return the name of the note in which process 0 says what became of a save."""
+    return f".treering-{attempt}-verdict"
+
+
+def waiting_note(process: int) -> str:
+    """Return the name of the note by which a process shows that it waits."""
+    return f".treering-waiting-{process:05}"
+
+
+def data_of(attempt: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are data files of an attempt."""
+    return [name for name in names if re.fullmatch(rf"data-{attempt}-\d{{5,}}-of-\d{{5,}}\.safetensors", name)]
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+
+
+def step_path(run: Path, step: int) -> Path:
+    """Return the folder of a step."""
+    return Path(run) / f"step_{step:08}"
+
+
+def attempt_of(folder: Path) -> str:
+    """Return the attempt of a checkpoint."""
+    return str(json.loads((folder / INDEX).read_bytes())["attempt"])
+
+
+def with_note(
+    metadata: Mapping[str, Any],
+    *,
+    step: int,
+    saved: float,
+    metrics: Mapping[str, float] | None = None,
+    temporary: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the metadata of a step: the note that a run writes, and a user's members."""
+    at = datetime.datetime.fromtimestamp(saved, datetime.UTC)
+    texts = {"nan", "inf", "-inf"}
+    note = {
+        "step": step,
+        "saved": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "metrics": {
+            name: str(float(value)) if str(float(value)) in texts else value for name, value in (metrics or {}).items()
+        },
+        "temporary": temporary,
+        "branch": None,
+    }
+    return {"treering": note | more, **metadata}
