@@ -16,7 +16,7 @@ from benchmarks.measure import trim_heap
 from benchmarks.process_peers import LIBRARIES, LibraryName, library
 from benchmarks.process_trees import Layout, Pieces, read_tree, wrong_shard
 from benchmarks.workloads import Tree
-from treering._coordination.message_board import FolderNotes
+from treering._coordination.message_board import FolderMessageBoard
 
 __all__ = ["Done", "Station"]
 
@@ -102,25 +102,25 @@ class Station:
 def _watched() -> Iterator[_Seen]:
     """Count what happens to notes, and remember when a part was put."""
     seen = _Seen()
-    put, get, remove = FolderNotes.put, FolderNotes.get, FolderNotes.remove
+    put, get, remove = FolderMessageBoard.put, FolderMessageBoard.get, FolderMessageBoard.remove
 
-    def counted_put(notes: FolderNotes, name: str, data: bytes) -> None:
+    def counted_put(notes: FolderMessageBoard, name: str, data: bytes) -> None:
         seen.touched += 1
         put(notes, name, data)
         if "-part-" in name and not seen.part:
             seen.part = time.monotonic()
 
-    def counted_get(notes: FolderNotes, name: str) -> bytes | None:
+    def counted_get(notes: FolderMessageBoard, name: str) -> bytes | None:
         seen.touched += 1
         return get(notes, name)
 
-    def counted_remove(notes: FolderNotes, name: str) -> None:
+    def counted_remove(notes: FolderMessageBoard, name: str) -> None:
         seen.touched += 1
         remove(notes, name)
 
     with (
-        mock.patch.object(FolderNotes, "put", counted_put),
-        mock.patch.object(FolderNotes, "get", counted_get),
-        mock.patch.object(FolderNotes, "remove", counted_remove),
+        mock.patch.object(FolderMessageBoard, "put", counted_put),
+        mock.patch.object(FolderMessageBoard, "get", counted_get),
+        mock.patch.object(FolderMessageBoard, "remove", counted_remove),
     ):
         yield seen

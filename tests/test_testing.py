@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from treering._coordination.message_board import FolderNotes, Notes, PathNotes
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
 from treering._store.posix.folder import Folder
 from treering.testing import FaultyStore, MemoryStore, StoreContract
 
@@ -17,12 +17,12 @@ NAME = ".treering-waiting-00001"
 
 
 class TestMemoryStore(StoreContract):
-    def make_store(self) -> Notes:
+    def make_store(self) -> MessageBoard:
         return MemoryStore()
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):
-    def make_store(self) -> Notes:
+    def make_store(self) -> MessageBoard:
         return FaultyStore(MemoryStore(), seed=1)
 
 
@@ -32,8 +32,8 @@ class TestFolderNotes(StoreContract):
         with Folder(str(tmp_path)) as self.folder:
             yield
 
-    def make_store(self) -> Notes:
-        return FolderNotes(self.folder)
+    def make_store(self) -> MessageBoard:
+        return FolderMessageBoard(self.folder)
 
 
 class TestPathNotes(StoreContract):
@@ -41,8 +41,8 @@ class TestPathNotes(StoreContract):
     def _path(self, tmp_path: Path) -> None:
         self.path = tmp_path
 
-    def make_store(self) -> Notes:
-        return PathNotes(str(self.path))
+    def make_store(self) -> MessageBoard:
+        return PathMessageBoard(str(self.path))
 
 
 class Forgetful(MemoryStore):
@@ -91,7 +91,7 @@ def run_all(tests: list[Callable[[], None]]) -> None:
 @pytest.mark.parametrize("broken", [Forgetful, Appending, InTwoSteps, Lying])
 def test_the_contract_finds_a_broken_store(broken: type[MemoryStore]) -> None:
     class Contract(StoreContract):
-        def make_store(self) -> Notes:
+        def make_store(self) -> MessageBoard:
             return broken()
 
     tests = all_tests_of(Contract())

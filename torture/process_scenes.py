@@ -16,7 +16,7 @@ from torture.checkpoint_scenes import BUT, CheckpointScene
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
-from treering._values.checkpoint_names import is_note
+from treering._values.checkpoint_names import is_message
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -141,7 +141,7 @@ class JointScene:
         left = self._alone.litter(path)
         if self.form != "run":
             return left
-        inside = {name.partition("/")[0] for name in left if "/" in name and not is_note(name.partition("/")[2])}
+        inside = {name.partition("/")[0] for name in left if "/" in name and not is_message(name.partition("/")[2])}
         noted = {name.partition("/")[0] for name in left if "/" in name} - inside
         return [name for name in left if name.partition("/")[0] not in noted]
 

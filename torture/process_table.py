@@ -10,9 +10,9 @@ from torture.process_workers import Layer
 
 __all__ = ["points_of"]
 
-_PUT: Final = "treering._coordination.message_board:FolderNotes.put"
+_PUT: Final = "treering._coordination.message_board:FolderMessageBoard.put"
 _RENAME: Final = "treering._store.posix.folder:Folder.replace"
-_REMOVE: Final = "treering._coordination.message_board:FolderNotes.remove"
+_REMOVE: Final = "treering._coordination.message_board:FolderMessageBoard.remove"
 _JOURNAL: Final = "treering._store.posix.journal:Journal"
 _FOLDER: Final = "treering._checkpoint.transaction:CheckpointFolder"
 _CONTENT: Final = "treering._store.posix.new_file:write_content"
@@ -23,7 +23,7 @@ _WRITES: Final = "treering._leaves.folder.staged_files:StagedFiles.write_small"
 _MOVING: Final = "treering._leaves.folder.commit:LeavesCommit"
 _HAND_OVER: Final = "treering._background.writer:Writer.hand_over"
 _TOGETHER: Final = "treering._checkpoint.joint_load"
-_MEETING: Final = "treering._coordination.job_handshake:exchanged"
+_MEETING: Final = "treering._coordination.job_handshake:allgather_in_order"
 
 # What processes say to each other is the same in both forms.
 _TALK: Final = (
@@ -86,8 +86,8 @@ _AGREEING: Final = (
 _LOAD: Final = (
     Point(name="the call begins", place="torture.process_scenes:JointScene.load", when="before"),
     Point(name="the tree is opened", place=f"{_TOGETHER}:LoadGroup.agree", when="before"),
-    Point(name="the first meeting begins", place=f"{_TOGETHER}:assembled", when="before"),
-    Point(name="the first meeting is over", place=f"{_TOGETHER}:assembled", when="after"),
+    Point(name="the first meeting begins", place=f"{_TOGETHER}:allgather_with_deadline", when="before"),
+    Point(name="the first meeting is over", place=f"{_TOGETHER}:allgather_with_deadline", when="after"),
     Point(name="reading begins", place=f"{_TOGETHER}:LoadGroup.read_batches", when="before"),
     Point(name="all is read", place=f"{_TOGETHER}:LoadGroup.read_batches", when="after"),
     Point(name="the last meeting begins", place=f"{_TOGETHER}:LoadGroup.end", when="before"),
@@ -96,7 +96,12 @@ _LOAD: Final = (
 )
 _EXCHANGE: Final = (
     Point(name="the own part is read", place=f"{_TOGETHER}:parted_of", when="before"),
-    Point(name="the meeting before the exchange begins", place=f"{_TOGETHER}:assembled", when="before", nth=2),
+    Point(
+        name="the meeting before the exchange begins",
+        place=f"{_TOGETHER}:allgather_with_deadline",
+        when="before",
+        nth=2,
+    ),
     Point(name="the exchange begins", place=f"{_TOGETHER}:exchanged", when="before"),
     Point(name="the exchange is over", place=f"{_TOGETHER}:exchanged", when="after"),
 )

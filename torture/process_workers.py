@@ -21,7 +21,7 @@ from torture.process_scenes import JointScene
 from treering._arrays import outgoing
 from treering._arrays import processes as asked_processes
 from treering._coordination import job_handshake
-from treering._coordination.allgather import exchanged
+from treering._coordination.allgather import allgather_in_order
 from treering._coordination.steps import Call
 from treering._values.processes import Processes
 
@@ -84,7 +84,7 @@ class Worker:
                 jax.devices()
                 if asked["layer"] == "jax":
                     # Processes find each other, and programs are compiled, at leisure.
-                    exchanged(b"", Processes(this=number, count=asked["count"]), "begin")
+                    allgather_in_order(b"", Processes(this=number, count=asked["count"]), "begin")
             case "arm":
                 for point in asked["points"]:
                     _arm(Point(**point), asked["action"], asked["slow"], tell)
@@ -100,14 +100,14 @@ def _forge(processes: Processes, job: str) -> None:
     jax.config.update("jax_num_cpu_devices", 2 * processes.count)
     last = 0
 
-    def next_call(path: Path, asking: Processes, *, timeout: float, doing: str) -> Call:  # noqa: ARG001 - its callers'
+    def next_sequence(path: Path, asking: Processes, *, timeout: float, doing: str) -> Call:  # noqa: ARG001 - its callers'
         nonlocal last
         last += 1
         return Call(job=job, number=last, processes=asking, timeout=timeout, doing=doing)
 
     _stand_in(outgoing.process_of, lambda device: device.id // 2)
     _stand_in(asked_processes.this_processes, lambda leaves: processes)  # noqa: ARG005 - as it is called
-    _stand_in(job_handshake.next_call, next_call)
+    _stand_in(job_handshake.next_sequence, next_sequence)
 
 
 def _stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection
 
-from treering._coordination.message_board import dead_notes
-from treering._values.checkpoint_names import attempt_of_note, verdict_note
+from treering._coordination.message_board import stale_messages
+from treering._values.checkpoint_names import attempt_of_message, decision_name
 from treering.errors import Busy, Exists
 
 __all__ = ["SimulatedFolder", "Violation"]
@@ -106,10 +106,10 @@ class SimulatedFolder:
         self.journals[attempt] = holder
         self._entered[attempt] = holder
         # In a leaves directory the folder of an attempt, with its lock, stays until process 0 has left.
-        for name in dead_notes(list(self.notes), {*self._entered, *live}.__contains__, self.notes.get):
+        for name in stale_messages(list(self.notes), {*self._entered, *live}.__contains__, self.notes.get):
             self.remove(name)
-            if (of := attempt_of_note(name)) is not None:
-                (self.unsaid if name == verdict_note(of) else self.unheard).add(of)
+            if (of := attempt_of_message(name)) is not None:
+                (self.unsaid if name == decision_name(of) else self.unheard).add(of)
         self._entered_over[attempt] = self.index
 
     def _require_alone(self, holder: int, *, overwrite: bool) -> None:

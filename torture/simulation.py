@@ -15,18 +15,18 @@ from treering._coordination.steps import (
     Call,
     Commit,
     Get,
-    Make,
+    MakeFolder,
     Now,
     Operation,
+    Operations,
     OutOfStep,
     Pace,
+    PrepareData,
     Put,
     Remove,
+    Rollback,
     Sleep,
-    Steps,
-    Withdraw,
-    Work,
-    attempt_of,
+    derive_attempt,
 )
 from treering._values.processes import Processes
 from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
@@ -34,8 +34,8 @@ from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, T
 __all__ = ["Simulation", "run_schedule"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
-messages._read_part = functools.lru_cache(maxsize=256)(messages._read_part)
-messages._read_verdict = functools.lru_cache(maxsize=256)(messages._read_verdict)
+messages._decode_vote = functools.lru_cache(maxsize=256)(messages._decode_vote)
+messages._decode_decision = functools.lru_cache(maxsize=256)(messages._decode_decision)
 
 _PACE = Pace(first=0.02, most=0.5, growth=3.0, linger=3.0)
 _MOST_STEPS = 45
@@ -193,7 +193,7 @@ class Simulation:
             return False
         wait = 0.0
         chance = self._random.random
-        if type(operation) is Work:
+        if type(operation) is PrepareData:
             wait = chance() * 0.5
         elif chance() >= self._swift:
             wait = chance() * 0.02
@@ -271,17 +271,17 @@ class Simulation:
         match operation:
             case Put(name, data):
                 self._put(process, name, data)
-            case Make():
+            case MakeFolder():
                 folder.is_there = True
             case Remove(name):
                 folder.remove(name)
                 if self._failing and chance() < self._failing:
                     process.thrown = OSError(errno.EIO, "the answer is lost")
-            case Work():
+            case PrepareData():
                 self._work(process)
             case Commit(parts):
                 self._commit(process, parts)
-            case Withdraw():
+            case Rollback():
                 if process.leads:
                     folder.withdraw_all(process.attempt)
                 elif chance() >= self._breaking:
@@ -418,7 +418,7 @@ class Simulation:
         ends = [process.results for process in self._processes if process.job is job]
         for number in range(1, job.calls + 1):
             kinds = {type(results[number]).__name__ for results in ends}
-            if len(kinds) != 1 and attempt_of(job.name, number) not in self.folder.unsaid:
+            if len(kinds) != 1 and derive_attempt(job.name, number) not in self.folder.unsaid:
                 raise Violation(f"one call ended in different ways: {sorted(kinds)}")
 
 
@@ -430,7 +430,7 @@ def _payload(process: Process, this: int) -> bytes:
     return f"{process.attempt} {this} in call {process.call}".encode()
 
 
-def _then(steps: Steps, error: BaseException) -> Steps:
+def _then(steps: Operations, error: BaseException) -> Operations:
     """Tell the others, then raise."""
     yield from steps
     raise error

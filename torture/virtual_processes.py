@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from treering._coordination import coordinator, participant
-from treering._coordination.steps import Call, Operation, Steps
+from treering._coordination.steps import Call, Operation, Operations
 
 __all__ = ["REAL", "Job", "Process", "Protocol"]
 
@@ -15,9 +15,9 @@ __all__ = ["REAL", "Job", "Process", "Protocol"]
 class Protocol(NamedTuple):
     """What the virtual processes do."""
 
-    leading: Callable[[Call, bytes], Steps] = coordinator.leading
-    refused: Callable[[Call, BaseException], Steps] = coordinator.refused
-    following: Callable[[Call, Callable[[bytes], None]], Steps] = participant.following
+    leading: Callable[[Call, bytes], Operations] = coordinator.coordinate
+    refused: Callable[[Call, BaseException], Operations] = coordinator.refuse
+    following: Callable[[Call, Callable[[bytes], None]], Operations] = participant.participate
     job_name: Callable[[int], str] = lambda number: f"{number:016x}"
     """A name for the job that was started as so many-th."""
     live: Callable[[Call], Collection[str]] = lambda call: call.live_attempts
@@ -60,7 +60,7 @@ class Process:
     number_of_call: int = 0
     """What it takes that for."""
     attempt: str = ""
-    steps: Steps | None = None
+    steps: Operations | None = None
     leads: bool = False
     """Whether it has entered the folder."""
     answer: Any = None

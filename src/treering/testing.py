@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from treering._coordination.message_board import Notes
-from treering._values.checkpoint_names import part_note, waiting_note
+from treering._coordination.message_board import MessageBoard
+from treering._values.checkpoint_names import heartbeat_name, vote_name
 
 __all__ = ["FaultyStore", "MemoryStore", "StoreContract"]
 
@@ -78,7 +78,7 @@ class FaultyStore:
 
     def __init__(
         self,
-        inner: Notes,
+        inner: MessageBoard,
         *,
         seed: int,
         slow: float = 0.0,
@@ -165,13 +165,13 @@ class StoreContract(abc.ABC):
     """
 
     @abc.abstractmethod
-    def make_store(self) -> Notes:
+    def make_store(self) -> MessageBoard:
         """Return an empty store."""
 
     def test_what_was_put_is_read(self) -> None:
         """Content comes back, that of each name by itself, and may be empty."""
         store = self.make_store()
-        contents = {waiting_note(1): b"one", waiting_note(2): b"", part_note("0" * 16, 1): bytes(range(256))}
+        contents = {heartbeat_name(1): b"one", heartbeat_name(2): b"", vote_name("0" * 16, 1): bytes(range(256))}
         for name, data in contents.items():
             store.put(name, data)
         for name, data in contents.items():
@@ -180,41 +180,41 @@ class StoreContract(abc.ABC):
     def test_what_was_not_put_is_not_there(self) -> None:
         """A name without content is None, not an error."""
         store = self.make_store()
-        _require_same(store.get(waiting_note(1)), None)
-        store.put(waiting_note(1), b"one")
-        _require_same(store.get(waiting_note(2)), None)
+        _require_same(store.get(heartbeat_name(1)), None)
+        store.put(heartbeat_name(1), b"one")
+        _require_same(store.get(heartbeat_name(2)), None)
 
     def test_the_last_put_counts(self) -> None:
         """Content is replaced as a whole, by shorter and by longer one."""
         store = self.make_store()
         for data in (b"one", b"a much longer one", b"x", b""):
-            store.put(waiting_note(1), data)
-            _require_same(store.get(waiting_note(1)), data)
+            store.put(heartbeat_name(1), data)
+            _require_same(store.get(heartbeat_name(1)), data)
 
     def test_what_was_removed_is_gone(self) -> None:
         """Removing is no error where nothing is; a name can be used again."""
         store = self.make_store()
-        store.remove(waiting_note(1))
-        store.put(waiting_note(1), b"one")
-        store.put(waiting_note(2), b"two")
-        store.remove(waiting_note(1))
-        store.remove(waiting_note(1))
-        _require_same(store.get(waiting_note(1)), None)
-        _require_same(store.get(waiting_note(2)), b"two")
-        store.put(waiting_note(1), b"again")
-        _require_same(store.get(waiting_note(1)), b"again")
+        store.remove(heartbeat_name(1))
+        store.put(heartbeat_name(1), b"one")
+        store.put(heartbeat_name(2), b"two")
+        store.remove(heartbeat_name(1))
+        store.remove(heartbeat_name(1))
+        _require_same(store.get(heartbeat_name(1)), None)
+        _require_same(store.get(heartbeat_name(2)), b"two")
+        store.put(heartbeat_name(1), b"again")
+        _require_same(store.get(heartbeat_name(1)), b"again")
 
     def test_large_content(self) -> None:
         """A few megabytes are one note too."""
         store = self.make_store()
         data = bytes(range(256)) * (_LARGE // 256)
-        store.put(waiting_note(1), data)
-        _require_same(store.get(waiting_note(1)), data)
+        store.put(heartbeat_name(1), data)
+        _require_same(store.get(heartbeat_name(1)), data)
 
     def test_replacing_is_one_step(self) -> None:
         """Who reads while another replaces gets the old content or the new one, never nothing and never a mixture."""
         store = self.make_store()
-        store.put(waiting_note(1), bytes(_REPLACED_SIZE))
+        store.put(heartbeat_name(1), bytes(_REPLACED_SIZE))
         begun = threading.Event()
         failures: list[BaseException] = []
 
@@ -222,7 +222,7 @@ class StoreContract(abc.ABC):
             begun.wait()
             try:
                 for number in range(_TIMES_REPLACED):
-                    store.put(waiting_note(1), bytes([number % 256]) * _REPLACED_SIZE)
+                    store.put(heartbeat_name(1), bytes([number % 256]) * _REPLACED_SIZE)
             except OSError as error:
                 failures.append(error)
 
@@ -231,12 +231,12 @@ class StoreContract(abc.ABC):
         try:
             begun.set()
             while writer.is_alive():
-                _require_uniform(store.get(waiting_note(1)))
+                _require_uniform(store.get(heartbeat_name(1)))
         finally:
             writer.join()
         if failures:
             raise failures[0]
-        _require_same(store.get(waiting_note(1)), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
+        _require_same(store.get(heartbeat_name(1)), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
 
 
 def _require_same(found: bytes | None, wanted: bytes | None) -> None:

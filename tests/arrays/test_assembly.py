@@ -15,11 +15,11 @@ import pytest
 
 from treering._arrays.processes import this_processes
 from treering._coordination import allgather
-from treering._coordination.allgather import PAYLOAD_BYTES, assembled, exchanged, in_step
-from treering._coordination.heartbeat import Signs
-from treering._coordination.message_board import PathNotes, dead_notes
+from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, allgather_with_deadline, run_in_order
+from treering._coordination.heartbeat import Heartbeat
+from treering._coordination.message_board import PathMessageBoard, stale_messages
 from treering._store.waiters import Latch
-from treering._values.checkpoint_names import waiting_note
+from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes
 from treering.errors import ProcessFailed, Timeout
 
@@ -54,7 +54,7 @@ class Counting:
     """Another process that gives signs of life."""
 
     def __init__(self, number: int) -> None:
-        self._name = waiting_note(number)
+        self._name = heartbeat_name(number)
         self._count = 0
 
     def __call__(self, notes: Memory) -> None:
@@ -64,7 +64,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def _line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allgather, "_line", allgather._Line())
+    monkeypatch.setattr(allgather, "_order", allgather._CollectiveOrder())
 
 
 @pytest.fixture
@@ -81,24 +81,24 @@ def waiting(came: threading.Event) -> Callable[[], str]:
 
 def refused(notes: Any, came: threading.Event, timeout: float = 0.5) -> Timeout:
     with pytest.raises(Timeout) as raised:
-        in_step(waiting(came), OF_THREE, timeout=timeout, notes=notes, doing="save 'x'")
+        run_in_order(waiting(came), OF_THREE, timeout=timeout, board=notes, doing="save 'x'")
     return raised.value
 
 
 def test_alone_nobody_is_waited_for() -> None:
-    assert assembled(b"here", ALONE, timeout=1, notes=None, doing="save 'x'") == [b"here"]
+    assert allgather_with_deadline(b"here", ALONE, timeout=1, board=None, doing="save 'x'") == [b"here"]
     main = threading.get_ident()
-    assert in_step(threading.get_ident, ALONE, timeout=1, notes=None, doing="save 'x'") == main
+    assert run_in_order(threading.get_ident, ALONE, timeout=1, board=None, doing="save 'x'") == main
 
 
 def test_a_payload_that_is_too_long_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="513 bytes, more than 512"):
-        exchanged(bytes(PAYLOAD_BYTES + 1), OF_THREE, "save 'x'")
+        allgather_in_order(bytes(PAYLOAD_BYTES + 1), OF_THREE, "save 'x'")
 
 
 def test_the_work_runs_in_another_thread_and_its_result_comes_back() -> None:
     notes = Memory()
-    assert in_step(threading.get_ident, OF_THREE, timeout=60, notes=notes, doing="x") != threading.get_ident()
+    assert run_in_order(threading.get_ident, OF_THREE, timeout=60, board=notes, doing="x") != threading.get_ident()
     assert notes.put_names == []
 
 
@@ -107,7 +107,7 @@ def test_an_error_of_the_work_comes_as_it_is() -> None:
         raise KeyError("a mistake")
 
     with pytest.raises(KeyError, match="a mistake"):
-        in_step(fail, OF_THREE, timeout=60, notes=None, doing="x")
+        run_in_order(fail, OF_THREE, timeout=60, board=None, doing="x")
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN: Gloo AllGather failed", "UNAVAILABLE: gone", "INTERNAL: no"])
@@ -118,7 +118,7 @@ def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypat
         raise ValueError(code)
 
     with pytest.raises(ProcessFailed, match=r"could not save 'x': process 0 broke off \(" + code) as raised:
-        in_step(fail, OF_THREE, timeout=60, notes=Memory(Counting(2)), doing="save 'x'")
+        run_in_order(fail, OF_THREE, timeout=60, board=Memory(Counting(2)), doing="save 'x'")
     assert raised.value.processes == (0,)
 
 
@@ -129,7 +129,7 @@ def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -
         raise ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out")
 
     with pytest.raises(Timeout, match="process 2 did not come before jax gave up") as raised:
-        in_step(fail, OF_THREE, timeout=60, notes=Memory(Counting(0)), doing="save 'x'")
+        run_in_order(fail, OF_THREE, timeout=60, board=Memory(Counting(0)), doing="save 'x'")
     assert raised.value.missing == (2,)
 
 
@@ -138,24 +138,24 @@ def test_memory_that_is_short_is_no_failure_of_others() -> None:
         raise ValueError("RESOURCE_EXHAUSTED: out of memory")
 
     with pytest.raises(ValueError, match="out of memory"):
-        in_step(fail, OF_THREE, timeout=60, notes=Memory(), doing="x")
+        run_in_order(fail, OF_THREE, timeout=60, board=Memory(), doing="x")
 
 
 def test_who_gives_no_sign_of_life_is_missing(absent: threading.Event) -> None:
     notes = Memory(Counting(2))
-    notes.content[waiting_note(0)] = b"of an earlier run"
+    notes.content[heartbeat_name(0)] = b"of an earlier run"
     error = refused(notes, absent)
     assert error.missing == (0,)
     assert str(error).startswith("could not save 'x': process 0 did not come within 0.5 s; look what became of")
     assert isinstance(error, TimeoutError)
     # Its own sign was there, and is gone.
-    assert set(notes.put_names) == {waiting_note(1)}
-    assert waiting_note(1) not in notes.content
+    assert set(notes.put_names) == {heartbeat_name(1)}
+    assert heartbeat_name(1) not in notes.content
 
 
 def test_signs_of_life_differ_and_say_what_is_waited_for(absent: threading.Event) -> None:
     seen: list[bytes] = []
-    refused(Memory(lambda notes: seen.append(notes.content[waiting_note(1)])), absent)
+    refused(Memory(lambda notes: seen.append(notes.content[heartbeat_name(1)])), absent)
     assert len(set(seen)) > 1
     assert all(b"waits to save 'x'" in note for note in seen)
 
@@ -173,12 +173,12 @@ def test_all_wait_and_yet_do_not_meet(absent: threading.Event) -> None:
 
 def test_who_has_left_is_not_missing(absent: threading.Event) -> None:
     notes = Memory()
-    notes.content[waiting_note(0)] = b"soon gone"
+    notes.content[heartbeat_name(0)] = b"soon gone"
     others = iter([None, None])
 
     def leave(notes: Memory) -> None:
         if next(others, 0) == 0:
-            notes.content.pop(waiting_note(0), None)
+            notes.content.pop(heartbeat_name(0), None)
 
     notes._others = leave
     assert refused(notes, absent).missing == (2,)
@@ -190,7 +190,7 @@ def test_without_notes_nobody_can_be_named(read_only: bool, absent: threading.Ev
     notes.works = False
     error = refused(notes if read_only else None, absent)
     assert error.missing == ()
-    assert "which, cannot be told: no notes can be left there" in str(error)
+    assert "which, cannot be told: no messages can be left there" in str(error)
 
 
 def test_what_was_left_behind_ends_before_anything_else_begins(absent: threading.Event) -> None:
@@ -201,11 +201,11 @@ def test_what_was_left_behind_ends_before_anything_else_begins(absent: threading
         order.append("first")
 
     with pytest.raises(Timeout):
-        in_step(first, OF_THREE, timeout=0.2, notes=None, doing="x")
+        run_in_order(first, OF_THREE, timeout=0.2, board=None, doing="x")
     with pytest.raises(Timeout):
-        in_step(lambda: order.append("never"), OF_THREE, timeout=0.2, notes=None, doing="x")
+        run_in_order(lambda: order.append("never"), OF_THREE, timeout=0.2, board=None, doing="x")
     absent.set()
-    in_step(lambda: order.append("last"), OF_THREE, timeout=60, notes=None, doing="x")
+    run_in_order(lambda: order.append("last"), OF_THREE, timeout=60, board=None, doing="x")
     assert order == ["first", "last"]
 
 
@@ -217,11 +217,13 @@ def test_another_thread_waits_for_its_turn(absent: threading.Event) -> None:
         begun.set()
         absent.wait(60)
 
-    other = threading.Thread(target=lambda: found.append(in_step(first, OF_THREE, timeout=60, notes=None, doing="x")))
+    other = threading.Thread(
+        target=lambda: found.append(run_in_order(first, OF_THREE, timeout=60, board=None, doing="x"))
+    )
     other.start()
     assert begun.wait(60)
     with pytest.raises(Timeout):
-        in_step(list, OF_THREE, timeout=0.2, notes=None, doing="x")
+        run_in_order(list, OF_THREE, timeout=0.2, board=None, doing="x")
     absent.set()
     other.join()
     assert found == [None]
@@ -234,8 +236,8 @@ def test_an_interrupt_ends_the_wait_at_once(absent: threading.Event) -> None:
 
     notes = Memory()
     with pytest.raises(KeyboardInterrupt):
-        in_step(interrupt, OF_THREE, timeout=60, notes=notes, doing="x")
-    assert waiting_note(1) not in notes.content
+        run_in_order(interrupt, OF_THREE, timeout=60, board=notes, doing="x")
+    assert heartbeat_name(1) not in notes.content
 
 
 def test_dtypes_are_those_of_the_caller() -> None:
@@ -243,7 +245,7 @@ def test_dtypes_are_those_of_the_caller() -> None:
         return jnp.asarray(1 << 40).dtype
 
     with jax.enable_x64(True):
-        assert in_step(dtype, OF_THREE, timeout=60, notes=None, doing="x") == "int64"
+        assert run_in_order(dtype, OF_THREE, timeout=60, board=None, doing="x") == "int64"
 
 
 def rows(*given_up: int) -> Callable[[bytes], list[bytes]]:
@@ -257,51 +259,51 @@ def rows(*given_up: int) -> Callable[[bytes], list[bytes]]:
 
 
 def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allgather, "gathered", rows(2, 0, 2))
+    monkeypatch.setattr(allgather, "allgather", rows(2, 0, 2))
     with pytest.raises(Timeout, match="process 1 came to a call that the others had given up"):
-        assembled(b"abc", OF_THREE, timeout=60, notes=None, doing="load 'x'")
-    assert allgather._line.given_up == 2
-    monkeypatch.setattr(allgather, "gathered", rows(2, 2, 2))
-    assert assembled(b"abc", OF_THREE, timeout=60, notes=None, doing="load 'x'") == [b"abc"] * 3
+        allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'")
+    assert allgather._order.given_up == 2
+    monkeypatch.setattr(allgather, "allgather", rows(2, 2, 2))
+    assert allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'") == [b"abc"] * 3
 
 
 def test_the_first_sign_comes_late_where_there_is_time() -> None:
     notes = Memory()
     soon = Latch()
     threading.Timer(0.3, soon.set).start()
-    signs = Signs(OF_THREE, notes, "x", 600)
+    signs = Heartbeat(OF_THREE, notes, "x", 600)
     assert signs.wait(soon, float("inf"))
     signs.end()
     assert notes.put_names == []
 
 
 def test_who_was_kept_from_running_looks_a_little_longer() -> None:
-    signs = Signs(OF_THREE, Memory(Counting(2)), "x", 0.8)
+    signs = Heartbeat(OF_THREE, Memory(Counting(2)), "x", 0.8)
     assert not signs.wait(Latch(), 0.0)
     assert signs.silent() == (0,)
 
 
 def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.3)
-    notes = PathNotes(str(tmp_path / "ckpt"))
+    notes = PathMessageBoard(str(tmp_path / "ckpt"))
 
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo AllGather failed")
 
     with pytest.raises(ProcessFailed, match="process 0 broke off") as failed:
-        in_step(fail, OF_THREE, timeout=60, notes=notes, doing="save 'x'", maker=0)
+        run_in_order(fail, OF_THREE, timeout=60, board=notes, doing="save 'x'", maker=0)
     assert failed.value.processes == (0,)
     absent = threading.Event()
     with pytest.raises(Timeout, match=r"process 0 did not come within 0\.2 s") as late:
-        in_step(absent.wait, OF_THREE, timeout=0.2, notes=notes, doing="save 'x'", maker=0)
+        run_in_order(absent.wait, OF_THREE, timeout=0.2, board=notes, doing="save 'x'", maker=0)
     absent.set()
     assert late.value.missing == (0,)
     # Nobody is sure to make it, or it is there: nothing is said of process 0 that is not known.
-    unsure = Signs(OF_THREE, notes, "x", 0.8)
+    unsure = Heartbeat(OF_THREE, notes, "x", 0.8)
     assert not unsure.wait(Latch(), 0.0)
     assert unsure.silent() is None
     (tmp_path / "ckpt").mkdir()
-    there = Signs(OF_THREE, Memory(Counting(0)), "x", 0.8, maker=0)
+    there = Heartbeat(OF_THREE, Memory(Counting(0)), "x", 0.8, maker=0)
     assert not there.wait(Latch(), 0.0)
     assert there.silent() == (2,)
 
@@ -309,10 +311,10 @@ def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatc
 def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     folder.mkdir()
-    notes = PathNotes(str(folder))
-    notes.put(waiting_note(0), b"here")
-    signs = Signs(OF_THREE, notes, "x", 0.8, maker=0)
-    threading.Timer(0.3, notes.remove, [waiting_note(0)]).start()
+    notes = PathMessageBoard(str(folder))
+    notes.put(heartbeat_name(0), b"here")
+    signs = Heartbeat(OF_THREE, notes, "x", 0.8, maker=0)
+    threading.Timer(0.3, notes.remove, [heartbeat_name(0)]).start()
     assert not signs.wait(Latch(), time.monotonic() + 0.6)
     assert signs.silent_after(0.2) == (2,)
     # Process 0 takes the folder along that it had made, if nothing is in it.
@@ -327,9 +329,9 @@ def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> Proces
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo AllGather failed")
 
-    monkeypatch.setattr(allgather, "_line", allgather._Line())
+    monkeypatch.setattr(allgather, "_order", allgather._CollectiveOrder())
     with pytest.raises(ProcessFailed) as failed:
-        in_step(fail, Processes(this=this, count=3), timeout=60, notes=notes, doing="save 'x'")
+        run_in_order(fail, Processes(this=this, count=3), timeout=60, board=notes, doing="save 'x'")
     return failed.value
 
 
@@ -337,7 +339,7 @@ def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.2)
-    notes = PathNotes(str(tmp_path))
+    notes = PathMessageBoard(str(tmp_path))
     first = broken_for(1, notes, monkeypatch)
     assert first.processes == (0, 2)  # process 2 has not heard of it, and is elsewhere
     assert "one of processes 0 and 2 broke off: none gave a sign of life" in str(first)
@@ -348,19 +350,19 @@ def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
 
 def test_a_parting_word_of_another_call_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allgather, "_AFTER_ERROR_SECONDS", 0.2)
-    notes = PathNotes(str(tmp_path))
-    Signs(Processes(this=1, count=3), notes, "x", 60, number=2).part()
+    notes = PathMessageBoard(str(tmp_path))
+    Heartbeat(Processes(this=1, count=3), notes, "x", 60, number=2).part()
     assert broken_for(2, notes, monkeypatch).processes == (0, 1)
 
 
 def test_a_parting_word_stays_until_the_next_call(tmp_path: Path) -> None:
-    notes = PathNotes(str(tmp_path))
-    signs = Signs(OF_THREE, notes, "x", 60, number=1)
+    notes = PathMessageBoard(str(tmp_path))
+    signs = Heartbeat(OF_THREE, notes, "x", 60, number=1)
     assert signs.silent_after(0.0) == (0, 2)
     signs.part()
     signs.end()
-    assert notes.get(waiting_note(1)) is not None
-    assert dead_notes([waiting_note(1)], lambda attempt: True, notes.get) == (waiting_note(1),)
+    assert notes.get(heartbeat_name(1)) is not None
+    assert stale_messages([heartbeat_name(1)], lambda attempt: True, notes.get) == (heartbeat_name(1),)
 
 
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 import treering
 from treering._coordination import allgather, job_handshake
-from treering._coordination.job_handshake import next_call
-from treering._coordination.messages import Failure, Part, Stage
-from treering._coordination.steps import Call, attempt_of
+from treering._coordination.job_handshake import next_sequence
+from treering._coordination.messages import Failure, VoteMessage, VoteStage
+from treering._coordination.steps import Call, derive_attempt
 from treering._store.posix.folders import make_folder
-from treering._values.checkpoint_names import is_note, part_note, waiting_note
+from treering._values.checkpoint_names import heartbeat_name, is_message, vote_name
 from treering._values.processes import Processes
 from treering.errors import NotDirectory, NotFound, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError
 from treering.leaves import tree_serialize_leaves
@@ -45,14 +45,14 @@ class Others:
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     found = Others()
-    monkeypatch.setattr(job_handshake, "exchanged", found)
+    monkeypatch.setattr(job_handshake, "allgather_in_order", found)
     monkeypatch.setattr(job_handshake, "_jobs", job_handshake._Jobs())
-    monkeypatch.setattr(allgather, "_line", allgather._Line())
+    monkeypatch.setattr(allgather, "_order", allgather._CollectiveOrder())
     return found
 
 
 def call(path: Path, processes: Processes, timeout: float = 60) -> Call:
-    return next_call(path, processes, timeout=timeout, doing=f"save {str(path)!r}")
+    return next_sequence(path, processes, timeout=timeout, doing=f"save {str(path)!r}")
 
 
 def refusal(path: Path, processes: Processes, timeout: float = 60) -> TreeringError:
@@ -69,9 +69,9 @@ def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Ot
     path = tmp_path / "a" / "ckpt"
     others.rows = [[None, b"", b""], [None, b"", b""]]
     marks: list[bytes] = []
-    others.doing = lambda: marks.append((path / waiting_note(0)).read_bytes())
+    others.doing = lambda: marks.append((path / heartbeat_name(0)).read_bytes())
     first = call(path, LEADER)
-    assert (first.number, first.attempt) == (1, attempt_of(first.job, 1))
+    assert (first.number, first.attempt) == (1, derive_attempt(first.job, 1))
     assert others.brought == [first.job.encode(), b""]
     assert marks == [b"", first.job.encode() + b" 1"]
     assert list(path.iterdir()) == []
@@ -83,14 +83,14 @@ def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Ot
 
 
 def test_the_others_take_the_name_and_look_for_the_mark(tmp_path: Path, others: Others) -> None:
-    (tmp_path / waiting_note(0)).write_bytes(f"sign of life\n{JOB}".encode())
+    (tmp_path / heartbeat_name(0)).write_bytes(f"sign of life\n{JOB}".encode())
     others.rows = [[JOB.encode(), None, b""], [b"", None, b""]]
     assert call(tmp_path, FOLLOWER).job == JOB
     assert others.brought[1] == b""
 
 
 def test_who_sees_no_mark_says_so(tmp_path: Path, others: Others) -> None:
-    (tmp_path / waiting_note(0)).write_bytes(b"the mark of another job")
+    (tmp_path / heartbeat_name(0)).write_bytes(b"the mark of another job")
     others.rows = [[JOB.encode(), None, b""], [b"", None, b"unseen"]]
     error = refusal(tmp_path, FOLLOWER, 0.1)
     assert isinstance(error, NotShared)
@@ -131,8 +131,8 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
 
 def test_an_error_fits_into_what_can_be_brought() -> None:
     long = StoreFailed("ä" * 5000, hint="h" * 5000)
-    assert len(job_handshake._text_of(long)) <= allgather.PAYLOAD_BYTES - 16
-    assert b"PermissionDenied" in job_handshake._text_of(PermissionDenied("no"))
+    assert len(job_handshake._encode_failure(long)) <= allgather.PAYLOAD_BYTES - 16
+    assert b"PermissionDenied" in job_handshake._encode_failure(PermissionDenied("no"))
 
 
 def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: Path, others: Others) -> None:
@@ -140,7 +140,7 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     others.doing = never
     refusal(tmp_path, LEADER)
     name = others.brought[0]
-    assert (tmp_path / waiting_note(0)).read_bytes() == b"call 1 is given up " + name + b" 1"
+    assert (tmp_path / heartbeat_name(0)).read_bytes() == b"call 1 is given up " + name + b" 1"
     job_handshake._jobs.latest = None
     others.doing = lambda: None
     others.rows = [[name, None, b""]]
@@ -149,7 +149,7 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     assert "process 0 had given up" in str(error)
     # It does not meet the others for the second time: they are not there.
     assert len(others.brought) == 2
-    assert allgather._line.given_up == 1
+    assert allgather._order.given_up == 1
     # That word is not meant for its next call, to which process 0 may be on its way.
     others.rows = [[b"", None, b"unseen"]]
     assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotShared)
@@ -161,22 +161,22 @@ def given_up(path: Path, others: Others) -> bytes:
     others.rows = [[None, b"", b""]]
     refusal(path, FOLLOWER)
     others.doing = lambda: None
-    job_handshake._jobs.latest, allgather._line.given_up = None, 0
+    job_handshake._jobs.latest, allgather._order.given_up = None, 0
     return others.brought[-1]
 
 
 def test_the_others_that_give_up_leave_word_for_process_0(tmp_path: Path, others: Others) -> None:
     path = tmp_path / "deep" / "ckpt"
     name = given_up(path, others)
-    assert (path / waiting_note(1)).read_bytes() == b"call 1 is given up " + name + b" 1"
+    assert (path / heartbeat_name(1)).read_bytes() == b"call 1 is given up " + name + b" 1"
     others.rows = [[None, name, b"f" * 16]]
     error = refusal(path, LEADER)
     assert isinstance(error, Timeout)
     assert error.missing == (1,)
     assert str(error).startswith(f"could not save {str(path)!r}: process 1 had given up before this process came")
     # As many as process 1, which takes no part in a second meeting.
-    assert (allgather._line.given_up, others.rows) == (1, [])
-    assert (path / waiting_note(0)).read_bytes().startswith(b"call 1 is given up ")
+    assert (allgather._order.given_up, others.rows) == (1, [])
+    assert (path / heartbeat_name(0)).read_bytes().startswith(b"call 1 is given up ")
     others.rows = [[None, b"", b""]]
     assert call(path, LEADER).number == 2
 
@@ -197,7 +197,7 @@ def test_process_0_hears_only_those_of_its_job_that_are_past_its_call(
     note: bytes, heard: bool, tmp_path: Path, others: Others
 ) -> None:
     name = b"0123456789abcdef"
-    (tmp_path / waiting_note(2)).write_bytes(note.replace(b"%s", name))
+    (tmp_path / heartbeat_name(2)).write_bytes(note.replace(b"%s", name))
     others.rows = [[None, b"e" * 16, name], [None, b"", b""]]
     if heard:
         error = refusal(tmp_path, LEADER)
@@ -208,12 +208,12 @@ def test_process_0_hears_only_those_of_its_job_that_are_past_its_call(
 
 
 def test_a_sign_of_life_stays_between_the_meetings(tmp_path: Path, others: Others) -> None:
-    (tmp_path / waiting_note(0)).write_bytes(JOB.encode())
+    (tmp_path / heartbeat_name(0)).write_bytes(JOB.encode())
     seen: list[bool] = []
 
     def slowly() -> None:
         if seen:  # the second meeting has begun, and its own first sign comes later
-            seen.append((tmp_path / waiting_note(1)).exists())
+            seen.append((tmp_path / heartbeat_name(1)).exists())
         else:
             seen.append(False)
             time.sleep(0.3)
@@ -222,15 +222,15 @@ def test_a_sign_of_life_stays_between_the_meetings(tmp_path: Path, others: Other
     others.rows = [[JOB.encode(), None, b""], [b"", None, b""]]
     assert call(tmp_path, FOLLOWER, 0.8).number == 1
     assert seen == [False, True]
-    assert not (tmp_path / waiting_note(1)).exists()
+    assert not (tmp_path / heartbeat_name(1)).exists()
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "leaves", "run", "job"])
 def test_what_is_left_where_process_0_never_came_is_in_nobody_s_way(form: str, tmp_path: Path, others: Others) -> None:
     path, tree = tmp_path / "run" / "step_00000001", {"w": jnp.arange(3.0)}
     given_up(path, others)
-    part = Part(stage=Stage.FAILED, who="host, pid 1", failure=Failure.of(Timeout("process 0 did not come")))
-    (path / part_note(attempt_of(JOB, 2), 1)).write_bytes(part.text())
+    part = VoteMessage(stage=VoteStage.FAILED, who="host, pid 1", failure=Failure.of(Timeout("process 0 did not come")))
+    (path / vote_name(derive_attempt(JOB, 2), 1)).write_bytes(part.text())
     if form == "job":
         others.rows = [[None, b"e" * 16, b"f" * 16], [None, b"", b""]]
         assert call(path, LEADER).number == 1
@@ -247,7 +247,7 @@ def test_what_is_left_where_process_0_never_came_is_in_nobody_s_way(form: str, t
         with pytest.raises(NotFound):
             treering.load(path)
         treering.save(path, tree)
-    assert not any(is_note(entry.name) for entry in path.iterdir())
+    assert not any(is_message(entry.name) for entry in path.iterdir())
     assert treering.verify(path).ok
 
 

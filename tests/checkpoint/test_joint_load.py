@@ -55,7 +55,7 @@ class Job:
     """What the others say at a meeting, given what this one says."""
     exchanges: int = 0
 
-    def assembled(self, payload: bytes, processes: Processes, **waiting: Any) -> list[bytes]:
+    def allgather_with_deadline(self, payload: bytes, processes: Processes, **waiting: Any) -> list[bytes]:
         assert processes == Processes(this=0, count=4)
         assert waiting["timeout"] > 0
         assert len(payload) <= 512
@@ -68,14 +68,14 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     playing = Job()
 
-    def in_step(work: Callable[[], Any], processes: Processes, **waiting: Any) -> Any:
+    def run_in_order(work: Callable[[], Any], processes: Processes, **waiting: Any) -> Any:
         playing.exchanges += 1
         return work()
 
     monkeypatch.setattr(exchange, "process_of", lambda device: device.id // 2)
     monkeypatch.setattr(joint_load, "_job", lambda: Processes(this=0, count=4))
-    monkeypatch.setattr(joint_load, "assembled", playing.assembled)
-    monkeypatch.setattr(joint_load, "in_step", in_step)
+    monkeypatch.setattr(joint_load, "allgather_with_deadline", playing.allgather_with_deadline)
+    monkeypatch.setattr(joint_load, "run_in_order", run_in_order)
     monkeypatch.setattr(retry_on_overwrite, "_FIRST_PAUSE", 0.0)
     yield playing
     exchange._reading.cache_clear()
@@ -290,7 +290,7 @@ def test_who_does_not_come_is_not_waited_for_twice(job: Job, saved: Path, monkey
         assert waiting["timeout"] == 3.0
         raise Timeout("process 3 did not come")
 
-    monkeypatch.setattr(joint_load, "assembled", late)
+    monkeypatch.setattr(joint_load, "allgather_with_deadline", late)
     with pytest.raises(Timeout, match="process 3"):
         tr.load(saved / "ckpt", shardings=where, timeout=3)
     assert calls == 1
@@ -302,7 +302,7 @@ def test_a_broken_exchange_is_not_talked_about(job: Job, saved: Path, monkeypatc
     def broken(work: Callable[[], Any], processes: Processes, **waiting: Any) -> Any:
         raise ProcessFailed("process 1 broke off")
 
-    monkeypatch.setattr(joint_load, "in_step", broken)
+    monkeypatch.setattr(joint_load, "run_in_order", broken)
     with pytest.raises(ProcessFailed, match="process 1 broke off"):
         tr.load(saved / "ckpt", shardings=where)
     assert len(job.meetings) == 3
@@ -370,11 +370,11 @@ def test_an_interrupt_is_told_to_nobody_and_counted(job: Job, saved: Path) -> No
     def callback(array: Any, key: str) -> Any:
         raise KeyboardInterrupt
 
-    before = allgather._line.given_up
+    before = allgather._order.given_up
     with pytest.raises(KeyboardInterrupt):
         tree_deserialize_leaves(saved / "leaves", shardings=where, callback=callback, chunk_size=1)
     assert not any("failure" in said for said in job.meetings)
-    assert allgather._line.given_up == before + 1
+    assert allgather._order.given_up == before + 1
 
 
 def test_nothing_found_by_some_is_no_not_found(job: Job, saved: Path, tmp_path: Path) -> None:

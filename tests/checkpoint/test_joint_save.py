@@ -21,12 +21,12 @@ import treering
 from tests.checkpoint.together import Together, together, two
 from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import bits
-from treering._coordination.message_board import FolderNotes
-from treering._coordination.messages import Part, Stage
+from treering._coordination.message_board import FolderMessageBoard
+from treering._coordination.messages import VoteMessage, VoteStage
 from treering._coordination.steps import Pace
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._values.checkpoint_names import attempt_of_journal, data_of, is_note
+from treering._values.checkpoint_names import attempt_of_journal, data_of, is_message
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
 __all__ = ["together", "two"]
@@ -183,7 +183,7 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
     together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, str]] = []
-    sync, create, put = Folder.sync, Folder.create, FolderNotes.put
+    sync, create, put = Folder.sync, Folder.create, FolderMessageBoard.put
 
     def note(what: str) -> None:
         told.append((threading.get_ident(), what))
@@ -196,14 +196,14 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
         note("create" if name.startswith("data-") else "other")
         return create(folder, name, *more, **named)
 
-    def seen_put(notes: FolderNotes, name: str, data: bytes) -> None:
+    def seen_put(notes: FolderMessageBoard, name: str, data: bytes) -> None:
         if "-part-" in name:
-            note(str(Part.read(data).stage))
+            note(str(VoteMessage.read(data).stage))
         put(notes, name, data)
 
     monkeypatch.setattr(Folder, "sync", seen_sync)
     monkeypatch.setattr(Folder, "create", seen_create)
-    monkeypatch.setattr(FolderNotes, "put", seen_put)
+    monkeypatch.setattr(FolderMessageBoard, "put", seen_put)
     tree = mixed()
     threads: dict[int, int] = {}
 
@@ -214,8 +214,8 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
     together.save(tmp_path / "ckpt", tree_of)
     for process in range(1, together.count):  # the commit of process 0 makes its own names durable
         mine = [what for found, what in told if found == threads[process]]
-        assert "sync" in mine[mine.index("create") : mine.index(str(Stage.WRITTEN))]
-        assert "create" not in mine[mine.index(str(Stage.WRITTEN)) :]
+        assert "sync" in mine[mine.index("create") : mine.index(str(VoteStage.PREPARED))]
+        assert "create" not in mine[mine.index(str(VoteStage.PREPARED)) :]
 
 
 # ------------------------------------------------------------------------------------------------ what was there before
@@ -400,7 +400,7 @@ def check_left_and_swept(together: Together, path: Path, before: list[str], *, o
     """After a save that the last process missed: its files are proved to be leftovers, the next save sweeps them."""
     left = set(names(path)) - set(before)
     (attempt,) = filter(None, map(attempt_of_journal, left))
-    assert all(is_note(name) or attempt_of_journal(name) for name in left)
+    assert all(is_message(name) or attempt_of_journal(name) for name in left)
     # What the last process wrote before it died.
     (path / f"data-{attempt}-00001-of-00002.safetensors").write_bytes(b"half")
     tree = mixed()
@@ -451,9 +451,9 @@ def test_process_0_missing_is_named(two: Together, tmp_path: Path) -> None:
         assert isinstance(outcome, Timeout)
         assert outcome.missing == (0,)
     # What stays is the word for process 0, and stands in the way of no first save.
-    assert all(is_note(entry.name) for entry in (tmp_path / "ckpt").iterdir())
+    assert all(is_message(entry.name) for entry in (tmp_path / "ckpt").iterdir())
     treering.save(tmp_path / "ckpt", {"w": 2})
-    assert not any(is_note(entry.name) for entry in (tmp_path / "ckpt").iterdir())
+    assert not any(is_message(entry.name) for entry in (tmp_path / "ckpt").iterdir())
 
 
 def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together, tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together
         assert heard.missing == (1,)
     two.timeout = 60.0
     assert two.save(path, lambda process: tree, overwrite=True) == [None, None]
-    assert not any(is_note(entry.name) for entry in path.iterdir())
+    assert not any(is_message(entry.name) for entry in path.iterdir())
 
 
 def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
         return [name for name in names(path) if name != "treering.json" and not data_of(index(path)["attempt"], [name])]
 
     # Where the winner swept what the loser's processes said, they have left unseen: then the next save sweeps the rest.
-    assert all(is_note(name) and index(path)["attempt"] not in name for name in leftovers())
+    assert all(is_message(name) and index(path)["attempt"] not in name for name in leftovers())
     jobs[winner].save(path, lambda process: {"who": winner, "w": numbers(1000)}, overwrite=True)
     assert leftovers() == []
 

@@ -123,7 +123,7 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
             return describe(*arguments)
 
     monkeypatch.setattr(plan_cache, "outgoing", described)
-    monkeypatch.setattr(joint_save, "next_call", lambda *_, **__: calls.call)
+    monkeypatch.setattr(joint_save, "next_sequence", lambda *_, **__: calls.call)
     for module in (save_request, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)

@@ -21,15 +21,15 @@ import treering as tr
 from tests.cli.command import inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._coordination.coordinator import leading
-from treering._coordination.messages import Begin, Failure, Part, Stage, Verdict
+from treering._coordination.coordinator import coordinate
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.steps import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
 from treering._inspect.doctor import diagnosed
 from treering._inspect.liveness import life_of
 from treering._store.posix import descriptors
 from treering._store.posix.seen_locks import SeenLocks, seen_locks
-from treering._values.checkpoint_names import begin_note, journal_of, part_note, verdict_note, waiting_note
+from treering._values.checkpoint_names import decision_name, heartbeat_name, journal_of, prepare_name, vote_name
 from treering._values.processes import Processes
 from treering.errors import StoreFailed
 
@@ -80,12 +80,12 @@ def dead(path: Path, attempt: str = A, nbytes: int = 5000) -> Path:
 
 
 def notes(
-    path: Path, parts: Mapping[int, Part], *, attempt: str = A, who: str = "node0, pid 10", count: int = 4
+    path: Path, parts: Mapping[int, VoteMessage], *, attempt: str = A, who: str = "node0, pid 10", count: int = 4
 ) -> None:
-    begin = Begin(number=7, attempt=attempt, signature=b"leaves", who=who, processes=count)
-    (path / begin_note(JOB)).write_bytes(begin.text())
+    begin = PrepareMessage(number=7, attempt=attempt, signature=b"leaves", who=who, processes=count)
+    (path / prepare_name(JOB)).write_bytes(begin.text())
     for process, part in parts.items():
-        (path / part_note(attempt, process)).write_bytes(part.text())
+        (path / vote_name(attempt, process)).write_bytes(part.text())
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, int, int]]:
@@ -207,7 +207,7 @@ def test_no_lock_is_ever_asked_for_and_nothing_is_written(tmp_path: Path, monkey
     """A lock that is taken for a moment, to see whether it is free, makes a saver fail in that moment."""
     tr.save(tmp_path / "ckpt", {"w": np.arange(9.0)})
     dead(tmp_path / "ckpt")
-    notes(tmp_path / "ckpt", {0: Part(stage=Stage.WRITTEN, who="node0, pid 10")})
+    notes(tmp_path / "ckpt", {0: VoteMessage(stage=VoteStage.PREPARED, who="node0, pid 10")})
     leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)})
     leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)}, write_index=False)
     before = {name: snapshot(tmp_path / name) for name in ("ckpt", "dir")}
@@ -316,14 +316,14 @@ def test_a_joint_save_that_is_on(tmp_path: Path) -> None:
     """The very notes that process 0 puts, while it waits for the others."""
     call = Call(job=JOB, number=3, processes=Processes(this=0, count=3), timeout=60, doing="save 'x'")
     with CheckpointFolder(tmp_path / "x", overwrite=False, names_in=lambda _: [], attempt=call.attempt) as folder:
-        steps = leading(call, b"signature")
+        steps = coordinate(call, b"signature")
         answer: Any = None
         while not isinstance(step := steps.send(answer), Sleep):
             answer = None
             if isinstance(step, Put):
-                folder.notes.put(step.name, step.data)
+                folder.board.put(step.name, step.data)
             elif isinstance(step, Get):
-                answer = folder.notes.get(step.name)
+                answer = folder.board.get(step.name)
             elif isinstance(step, Now):
                 answer = 0.0
             else:
@@ -342,10 +342,12 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
     notes(
         path,
         {
-            0: Part(stage=Stage.WRITTEN, who="node0, pid 10"),
-            1: Part(stage=Stage.AT_WORK, who="node1, pid 11"),
-            2: Part(stage=Stage.FAILED, who="node2, pid 12", failure=Failure.of(OSError("no space left"))),
-            3: Part(stage=Stage.FAILED, who="node3, pid 13", failure=Failure.of(StoreFailed("no space left"))),
+            0: VoteMessage(stage=VoteStage.PREPARED, who="node0, pid 10"),
+            1: VoteMessage(stage=VoteStage.PREPARING, who="node1, pid 11"),
+            2: VoteMessage(stage=VoteStage.FAILED, who="node2, pid 12", failure=Failure.of(OSError("no space left"))),
+            3: VoteMessage(
+                stage=VoteStage.FAILED, who="node3, pid 13", failure=Failure.of(StoreFailed("no space left"))
+            ),
         },
         count=5,
     )
@@ -374,7 +376,7 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
 def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
     path = dead(tmp_path / "ckpt")
     who = f"{HERE}, pid {os.getpid()}"
-    notes(path, {0: Part(stage=Stage.WRITTEN, who=who)}, who=who)
+    notes(path, {0: VoteMessage(stage=VoteStage.PREPARED, who=who)}, who=who)
     (attempt,) = doctor(path, 0)["attempts"]
     assert attempt["life"] == "in flight"
     assert attempt["advice"].endswith("waited for: processes 1-3")
@@ -394,19 +396,19 @@ def test_a_process_that_started_later_is_another_one() -> None:
 @pytest.mark.usefixtures("all_seen")
 def test_notes_alone_need_nothing(tmp_path: Path) -> None:
     tr.save(tmp_path, {"w": 1})
-    failed = Verdict(who="node0, pid 10", failure=Failure.of(ValueError("no")), processes=(3,))
-    (tmp_path / verdict_note(A)).write_bytes(failed.text())
+    failed = DecisionMessage(who="node0, pid 10", failure=Failure.of(ValueError("no")), processes=(3,))
+    (tmp_path / decision_name(A)).write_bytes(failed.text())
     own = json.loads((tmp_path / "treering.json").read_bytes())["attempt"]
-    (tmp_path / verdict_note(own)).write_bytes(Verdict(who="node0, pid 10").text())
+    (tmp_path / decision_name(own)).write_bytes(DecisionMessage(who="node0, pid 10").text())
     attempts = {each["attempt"]: each for each in doctor(tmp_path, 0)["attempts"]}
     assert (attempts[A]["life"], attempts[A]["outcome"]) == ("over", "failed because of process 3: ValueError: no")
     assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
 
 
 def test_signs_of_life_are_told(tmp_path: Path) -> None:
-    (tmp_path / waiting_note(3)).write_bytes(b"0123 1 waits to save\n")
-    (tmp_path / waiting_note(4)).write_bytes(b"0123 1 waits to save\n")
-    os.utime(tmp_path / waiting_note(4), (0, 0))
+    (tmp_path / heartbeat_name(3)).write_bytes(b"0123 1 waits to save\n")
+    (tmp_path / heartbeat_name(4)).write_bytes(b"0123 1 waits to save\n")
+    os.utime(tmp_path / heartbeat_name(4), (0, 0))
     told = doctor(tmp_path, 0)["notes"]
     assert "process 3 of a job is waiting for others" in told
     assert any(note.startswith("process 4 of a job waited for others") for note in told)
@@ -469,17 +471,17 @@ def test_a_lost_index_of_leaves(tmp_path: Path) -> None:
 
 @posix
 def test_hostile_folders_end_well(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / part_note(A, 1))
-    (tmp_path / part_note(A, 2)).symlink_to("/etc/passwd")
-    (tmp_path / part_note(A, 3)).mkdir()
-    (tmp_path / part_note(A, 4)).write_bytes(b"[" * 100_000)
-    (tmp_path / part_note(A, 5)).write_bytes(b'{"stage": "written", "who": 7, "left": false}')
-    with (tmp_path / part_note(A, 6)).open("wb") as large:
+    os.mkfifo(tmp_path / vote_name(A, 1))
+    (tmp_path / vote_name(A, 2)).symlink_to("/etc/passwd")
+    (tmp_path / vote_name(A, 3)).mkdir()
+    (tmp_path / vote_name(A, 4)).write_bytes(b"[" * 100_000)
+    (tmp_path / vote_name(A, 5)).write_bytes(b'{"stage": "written", "who": 7, "left": false}')
+    with (tmp_path / vote_name(A, 6)).open("wb") as large:
         large.truncate(1 << 40)
     who = "\x1b[2J\u202e" + "x" * 5000
-    (tmp_path / part_note(A, 7)).write_bytes(Part(stage=Stage.AT_WORK, who=who).text())
-    (tmp_path / begin_note(JOB)).write_bytes(
-        Begin(number=1, attempt=A, signature=b"", who="node0, pid 10", processes=10**9).text()
+    (tmp_path / vote_name(A, 7)).write_bytes(VoteMessage(stage=VoteStage.PREPARING, who=who).text())
+    (tmp_path / prepare_name(JOB)).write_bytes(
+        PrepareMessage(number=1, attempt=A, signature=b"", who="node0, pid 10", processes=10**9).text()
     )
     os.mkfifo(tmp_path / journal_of(B))
     (tmp_path / data_name(B)).symlink_to("/etc/passwd")

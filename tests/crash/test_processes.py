@@ -17,32 +17,32 @@ import contextlib, dataclasses, sys
 from torture import __main__ as torture
 from torture import process_table
 from treering._checkpoint import joint_driver
-from treering._values.checkpoint_names import verdict_note
+from treering._values.checkpoint_names import decision_name
 from treering._checkpoint.joined_folder import JoinedFolder
-from treering._coordination.messages import Verdict
+from treering._coordination.messages import DecisionMessage
 from treering._coordination.steps import Commit, Put
 from treering.errors import TreeringError
 
-def hasty(call, signature, leading=joint_driver.leading):
-    steps, answer = leading(call, signature), None
+def hasty(call, signature, coordinate=joint_driver.coordinate):
+    steps, answer = coordinate(call, signature), None
     with contextlib.suppress(StopIteration):
         while True:
             step = steps.send(answer)
             if isinstance(step, Commit):
-                yield Put(verdict_note(call.attempt), Verdict(who=call.who).text())
+                yield Put(decision_name(call.attempt), DecisionMessage(who=call.who).text())
             answer = yield step
 
-def swallowing(call, check, following=joint_driver.following):
+def swallowing(call, check, participate=joint_driver.participate):
     try:
-        yield from following(call, check)
+        yield from participate(call, check)
     except TreeringError:
         pass
 
 match sys.argv.pop(1):
     case "process 0 says so before it commits":
-        joint_driver.leading = hasty
+        joint_driver.coordinate = hasty
     case "others swallow the verdict":
-        joint_driver.following = swallowing
+        joint_driver.participate = swallowing
     case "others leave their files":
         JoinedFolder.withdraw = lambda self: None
     case "a point has moved":

@@ -10,11 +10,11 @@ import pytest
 from tests.crash.attacks import attack
 from torture.schedules import tried
 from torture.virtual_processes import REAL, Protocol
-from treering._coordination.coordinator import leading
-from treering._coordination.messages import Part, Stage, Verdict
-from treering._coordination.participant import following
-from treering._coordination.steps import Call, Commit, Get, Make, Operation, Put, Sleep, Steps, Withdraw
-from treering._values.checkpoint_names import verdict_note
+from treering._coordination.coordinator import coordinate
+from treering._coordination.messages import DecisionMessage, VoteMessage, VoteStage
+from treering._coordination.participant import participate
+from treering._coordination.steps import Call, Commit, Get, MakeFolder, Operation, Operations, Put, Rollback, Sleep
+from treering._values.checkpoint_names import decision_name
 from treering.errors import Timeout
 
 pytestmark = pytest.mark.slow
@@ -49,10 +49,10 @@ def test_the_same_seed_gives_the_same_schedules() -> None:
 
 
 def altered(
-    steps: Steps,
+    steps: Operations,
     told: Callable[[Operation], list[Operation]] = lambda step: [step],
     read: Callable[[Get, bytes | None], bytes | None] = lambda step, data: data,
-) -> Steps:
+) -> Operations:
     """The same steps with other operations in place of some, and other answers to what they read."""
     answer: Any = None
     thrown: BaseException | None = None
@@ -77,64 +77,64 @@ def retold(step: Operation, old: bytes, new: bytes) -> list[Operation]:
     return [step._replace(data=step.data.replace(old, new))] if isinstance(step, Put) else [step]
 
 
-def impatient(call: Call, signature: bytes) -> Steps:
-    written = Part(stage=Stage.WRITTEN, who="nobody").text()
+def impatient(call: Call, signature: bytes) -> Operations:
+    written = VoteMessage(stage=VoteStage.PREPARED, who="nobody").text()
     return altered(
-        leading(call, signature), read=lambda step, data: data or ("-part-" in step.name and written) or None
+        coordinate(call, signature), read=lambda step, data: data or ("-part-" in step.name and written) or None
     )
 
 
-def credulous(call: Call, signature: bytes) -> Steps:
-    steps = leading(call, signature)
+def credulous(call: Call, signature: bytes) -> Operations:
+    steps = coordinate(call, signature)
     return altered(steps, read=lambda step, data: data and data.replace(b"at work", b"written"))
 
 
-def hasty(call: Call, signature: bytes) -> Steps:
-    said = Put(verdict_note(call.attempt), Verdict(who="hasty").text())
-    return altered(leading(call, signature), lambda step: [said, step] if isinstance(step, Commit) else [step])
+def hasty(call: Call, signature: bytes) -> Operations:
+    said = Put(decision_name(call.attempt), DecisionMessage(who="hasty").text())
+    return altered(coordinate(call, signature), lambda step: [said, step] if isinstance(step, Commit) else [step])
 
 
-def careless(call: Call, signature: bytes) -> Steps:
-    return altered(leading(call, signature), lambda step: retold(step, b'"kept":true', b'"kept":false'))
+def careless(call: Call, signature: bytes) -> Operations:
+    return altered(coordinate(call, signature), lambda step: retold(step, b'"kept":true', b'"kept":false'))
 
 
-def tidy(call: Call, signature: bytes) -> Steps:
+def tidy(call: Call, signature: bytes) -> Operations:
     """When some did not come, the proof that what they may yet write is a leftover goes too."""
     try:
-        yield from leading(call, signature)
+        yield from coordinate(call, signature)
     except Timeout:
-        yield Withdraw()
+        yield Rollback()
         raise
 
 
-def faithless(call: Call, check: Callable[[bytes], None]) -> Steps:
+def faithless(call: Call, check: Callable[[bytes], None]) -> Operations:
     try:
-        yield from following(call, check)
+        yield from participate(call, check)
     except Timeout as error:
         if "not known here" in str(error):
-            yield Withdraw()
+            yield Rollback()
         raise
 
 
-def trusting(call: Call, check: Callable[[bytes], None]) -> Steps:
+def trusting(call: Call, check: Callable[[bytes], None]) -> Operations:
     try:
-        yield from following(call, check)
+        yield from participate(call, check)
     except Timeout as error:
         if "not known here" not in str(error):
             raise
 
 
-def patient(call: Call, check: Callable[[bytes], None]) -> Steps:
+def patient(call: Call, check: Callable[[bytes], None]) -> Operations:
     """The clock of the others stands still."""
-    return altered(following(call, check), lambda step: [step] if not isinstance(step, Sleep) else [Sleep(4.0)])
+    return altered(participate(call, check), lambda step: [step] if not isinstance(step, Sleep) else [Sleep(4.0)])
 
 
-def unheard(call: Call, check: Callable[[bytes], None]) -> Steps:
+def unheard(call: Call, check: Callable[[bytes], None]) -> Operations:
     """Those that give up before process 0 has made the folder leave no word for it."""
-    return altered(following(call, check), lambda step: [] if isinstance(step, Make) else [step])
+    return altered(participate(call, check), lambda step: [] if isinstance(step, MakeFolder) else [step])
 
 
-def silent(call: Call, error: BaseException) -> Steps:
+def silent(call: Call, error: BaseException) -> Operations:
     return
     yield
 

@@ -40,7 +40,7 @@ class Job:
         self.calls = 0
         each = len(jax.devices()) // count
         monkeypatch.setattr(outgoing_module, "process_of", lambda device: device.id // each)
-        monkeypatch.setattr(joint_serialize, "next_call", self._next_call)
+        monkeypatch.setattr(joint_serialize, "next_sequence", self._next_call)
 
     def _next_call(self, path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
         del path

@@ -17,10 +17,10 @@ import treering
 from tests.leaves.jobs_of_threads import Job, wishes
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from treering._arrays import outgoing
-from treering._coordination.steps import attempt_of
+from treering._coordination.steps import derive_attempt
 from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._values.checkpoint_names import is_note
+from treering._values.checkpoint_names import is_message
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -81,7 +81,7 @@ def same(found: Any, wanted: Any) -> None:
 
 
 def notes_at(path: Path) -> list[str]:
-    return [entry.name for entry in path.iterdir() if is_note(entry.name)]
+    return [entry.name for entry in path.iterdir() if is_message(entry.name)]
 
 
 def unnamed(path: Path) -> dict[str, bytes]:
@@ -294,7 +294,7 @@ def test_who_does_not_come_is_named(pair: Job, tmp_path: Path) -> None:
     assert isinstance(error, Timeout)
     assert error.missing == (1,)
     assert set(stored(tmp_path)) == {"w"}
-    left = tmp_path / ".treering" / attempt_of(pair.name, pair.calls)
+    left = tmp_path / ".treering" / derive_attempt(pair.name, pair.calls)
     assert left.exists()
     assert not (left / "record.json").exists()
     assert treering.verify(tmp_path).ok
@@ -309,7 +309,7 @@ def test_process_0_does_not_come(pair: Job, tmp_path: Path) -> None:
     all_failed(pair.save(tmp_path, tree_of(), absent=(0,), timeout=1), Timeout, "process 0")
     assert set(stored(tmp_path)) == {"w"}
     # What processes say to each other disturbs nobody, and whoever saves next removes it.
-    attempt = attempt_of(pair.name, pair.calls)
+    attempt = derive_attempt(pair.name, pair.calls)
     for name in (f".treering-{attempt}-part-00001", ".treering-waiting-00001", f".treering-{pair.name}-begin"):
         (tmp_path / name).write_bytes(b"{}")
     assert treering.verify(tmp_path).ok

@@ -16,9 +16,9 @@ import treering as tr
 from tests.multiprocess.jobs import hear, say
 from treering._arrays.processes import this_processes
 from treering._coordination import allgather
-from treering._coordination.allgather import PAYLOAD_BYTES, assembled
-from treering._coordination.job_handshake import next_call
-from treering._coordination.message_board import PathNotes
+from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline
+from treering._coordination.job_handshake import next_sequence
+from treering._coordination.message_board import PathMessageBoard
 from treering.leaves import tree_serialize_leaves
 
 _GENEROUS = 60.0
@@ -39,7 +39,7 @@ def told(work: Callable[[], Any]) -> dict[str, Any]:
 
 def _call(path: Path, timeout: float = _GENEROUS) -> dict[str, Any]:
     def work() -> list[Any]:
-        call = next_call(path, this_processes([]), timeout=timeout, doing=f"save {str(path)!r}")
+        call = next_sequence(path, this_processes([]), timeout=timeout, doing=f"save {str(path)!r}")
         return [call.job, call.number, call.attempt, call.processes.this]
 
     return told(work)
@@ -51,7 +51,9 @@ def meets(folder: str) -> dict[str, Any]:
     number = processes.this
 
     def bring(payload: bytes) -> list[str]:
-        found = assembled(payload, processes, timeout=_GENEROUS, notes=PathNotes(folder), doing="meet")
+        found = allgather_with_deadline(
+            payload, processes, timeout=_GENEROUS, board=PathMessageBoard(folder), doing="meet"
+        )
         return [part.hex() for part in found]
 
     said: dict[str, Any] = {"first": bring(b"%d" % number), "longest": bring(bytes([number]) * PAYLOAD_BYTES)}
@@ -128,15 +130,18 @@ def fails_alone(folder: str) -> list[dict[str, Any]]:
 
     def meet(payload: bytes) -> dict[str, Any]:
         def work() -> list[str]:
-            notes = PathNotes(folder)
-            return [part.decode() for part in assembled(payload, processes, timeout=20, notes=notes, doing="meet")]
+            notes = PathMessageBoard(folder)
+            return [
+                part.decode()
+                for part in allgather_with_deadline(payload, processes, timeout=20, board=notes, doing="meet")
+            ]
 
         return told(work)
 
     found = [meet(b"first")]
     if processes.this == 1:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(allgather, "gathered", lambda row: 1 // 0)
+            patch.setattr(allgather, "allgather", lambda row: 1 // 0)
             found.append(meet(b"second"))
         found.append(meet(b"third"))
     else:
@@ -153,5 +158,6 @@ def breaks_off(folder: str) -> dict[str, Any]:
         say("waits")
         hear()
     say("comes")
-    work = lambda: len(assembled(b"", processes, timeout=10, notes=PathNotes(str(path)), doing="meet again"))  # noqa: E731
+    board = PathMessageBoard(str(path))
+    work = lambda: len(allgather_with_deadline(b"", processes, timeout=10, board=board, doing="meet again"))  # noqa: E731
     return {"first": first, "second": told(work), "left": [found.name for found in path.iterdir()]}

@@ -11,7 +11,7 @@ import pytest
 from tests.multiprocess.jobs import results, run_job, start_job
 from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets, saves_late
 from treering import verify
-from treering._values.checkpoint_names import is_note, waiting_note
+from treering._values.checkpoint_names import heartbeat_name, is_message
 from treering._values.processes import named
 
 
@@ -104,7 +104,7 @@ def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_
             for number in others:
                 job.tell(number)
             for number in others:
-                note = tmp_path / "deep" / "ckpt" / waiting_note(number)
+                note = tmp_path / "deep" / "ckpt" / heartbeat_name(number)
                 while b"is given up" in note.read_bytes():
                     time.sleep(0.1)
         job.tell(0)
@@ -121,7 +121,7 @@ def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_
     for number, (_, second) in enumerate(every):
         assert "error" not in second, (number, second)
     path = tmp_path / "deep" / "ckpt"
-    assert [entry.name for entry in path.iterdir() if is_note(entry.name)] == []
+    assert [entry.name for entry in path.iterdir() if is_message(entry.name)] == []
     assert verify(path).ok
 
 

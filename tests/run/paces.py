@@ -70,7 +70,7 @@ class Job:
         ]
         self.meetings: list[int] = []
         self._rows: list[bytes] | None = None
-        patch.setattr(pace, "assembled", self._assembled)
+        patch.setattr(pace, "allgather_with_deadline", self._assembled)
 
     def pass_time(self, *seconds: float) -> None:
         """Let time pass; on each process as long as it is said, on all others as long as on the last of those."""

@@ -6,9 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from treering._coordination.coordinator import leading
-from treering._coordination.participant import following
-from treering._coordination.steps import Call, Commit, Get, Now, Operation, Put, Remove, Sleep, Steps, Withdraw, Work
+from treering._coordination.coordinator import coordinate
+from treering._coordination.participant import participate
+from treering._coordination.steps import (
+    Call,
+    Commit,
+    Get,
+    Now,
+    Operation,
+    Operations,
+    PrepareData,
+    Put,
+    Remove,
+    Rollback,
+    Sleep,
+)
 from treering._values.processes import Processes
 from treering.errors import Mismatch
 
@@ -40,9 +52,9 @@ def check(signature: bytes) -> None:
 class Virtual:
     """One process: its steps, and what goes wrong in them."""
 
-    steps: Steps
+    steps: Operations
     this: int
-    work: Callable[[], bytes]
+    prepare: Callable[[], bytes]
     at: float = 0.0
     """When it goes on."""
     before: Callable[[Operation], None] = lambda step: None
@@ -58,21 +70,21 @@ class Meeting:
         self.notes: dict[str, bytes] = {}
         self.now = 0.0
         self.done: list[tuple[int, str]] = []
-        """What was done, in order: process, and ``work``, ``commit``, ``withdraw`` or the name of a note."""
+        """What was done, in order: process, and ``prepare``, ``commit``, ``roll back`` or the name of a message."""
         self.parts: tuple[bytes, ...] | None = None
         self.processes: dict[int, Virtual] = {}
 
-    def add(self, this: int, steps: Steps, *, at: float = 0.0, **more: Any) -> Virtual:
-        virtual = Virtual(steps, this, **({"work": lambda: b"part %d" % this} | more), at=at)
+    def add(self, this: int, steps: Operations, *, at: float = 0.0, **more: Any) -> Virtual:
+        virtual = Virtual(steps, this, **({"prepare": lambda: b"part %d" % this} | more), at=at)
         self.processes[this] = virtual
         return virtual
 
     def lead(self, count: int, *, number: int = 1, timeout: float = 60.0, **more: Any) -> Virtual:
-        return self.add(0, leading(call_of(0, count, number=number, timeout=timeout), SIGNATURE), **more)
+        return self.add(0, coordinate(call_of(0, count, number=number, timeout=timeout), SIGNATURE), **more)
 
     def follow(self, this: int, count: int, *, number: int = 1, timeout: float = 60.0, **more: Any) -> Virtual:
         checked = more.pop("check", check)
-        return self.add(this, following(call_of(this, count, number=number, timeout=timeout), checked), **more)
+        return self.add(this, participate(call_of(this, count, number=number, timeout=timeout), checked), **more)
 
     def run(self) -> dict[int, BaseException | None]:
         """Let all of them end; return what each raised."""
@@ -118,14 +130,14 @@ class Meeting:
                 self.notes.pop(name, None)
             case Now():
                 return self.now
-            case Work():
-                self.done.append((virtual.this, "work"))
-                return virtual.work()
+            case PrepareData():
+                self.done.append((virtual.this, "prepare"))
+                return virtual.prepare()
             case Commit(parts):
                 self.done.append((virtual.this, "commit"))
                 self.parts = parts
-            case Withdraw():
-                self.done.append((virtual.this, "withdraw"))
+            case Rollback():
+                self.done.append((virtual.this, "roll back"))
         return None
 
     def who(self, what: str) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from tests.store.checkpoints import folder_at, journal_name, names_in, open_descriptors, save, write
 from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._values.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
+from treering._values.checkpoint_names import decision_name, heartbeat_name, prepare_name, vote_name
 from treering.errors import Busy, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"
@@ -119,10 +119,10 @@ def test_nothing_stays_when_the_others_are_done(overwrite: bool, tmp_path: Path)
 def test_a_living_attempt_is_spared(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     with entered(path) as leader:
-        leader.notes.put(begin_note(OTHER), b"begin")
+        leader.board.put(prepare_name(OTHER), b"begin")
         with pytest.raises(Busy), folder_at(path):
             pass
-        assert leader.notes.get(begin_note(OTHER)) == b"begin"
+        assert leader.board.get(prepare_name(OTHER)) == b"begin"
         leader.commit(b"[[],[]]")
 
 
@@ -132,22 +132,22 @@ def test_notes_of_the_dead_are_swept_and_the_own_are_not(overwrite: bool, tmp_pa
     path.mkdir()
     if overwrite:
         save(path, b"old content")
-    dead = [begin_note(OTHER), part_note(OTHER, 3), verdict_note(OTHER), waiting_note(2)]
-    for name in [*dead, part_note(ATTEMPT, 1), f"{part_note(OTHER, 1)}.{OTHER}.new"]:
+    dead = [prepare_name(OTHER), vote_name(OTHER, 3), decision_name(OTHER), heartbeat_name(2)]
+    for name in [*dead, vote_name(ATTEMPT, 1), f"{vote_name(OTHER, 1)}.{OTHER}.new"]:
         (path / name).write_bytes(b"{}")
     with entered(path, overwrite=overwrite) as leader:
-        assert [name for name in names(path) if name.startswith(".treering-")] == [part_note(ATTEMPT, 1)]
+        assert [name for name in names(path) if name.startswith(".treering-")] == [vote_name(ATTEMPT, 1)]
         leader.commit(write(leader, b"payload"))
     save(path, b"again", overwrite=True)
     assert not [name for name in names(path) if name.startswith(".")]
 
 
 def test_files_of_others_beside_notes_are_refused_as_ever(tmp_path: Path) -> None:
-    (tmp_path / part_note(OTHER, 3)).write_bytes(b"{}")
+    (tmp_path / vote_name(OTHER, 3)).write_bytes(b"{}")
     (tmp_path / "precious").write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="precious"), entered(tmp_path):
         pass
-    assert names(tmp_path) == [part_note(OTHER, 3), "precious"]
+    assert names(tmp_path) == [vote_name(OTHER, 3), "precious"]
 
 
 # -------------------------------------------------------------------------------------------------------- being refused
@@ -157,8 +157,8 @@ def test_who_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ckpt"
     with TellingFolder(path) as telling:
         assert path.is_dir()
-        telling.notes.put(verdict_note(ATTEMPT), b"refused")
-        telling.notes.remove(verdict_note(ATTEMPT))
+        telling.board.put(decision_name(ATTEMPT), b"refused")
+        telling.board.remove(decision_name(ATTEMPT))
     assert names(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""Steps carried out on real notes: threads in place of processes, faulty stores, what is thrown where."""
+"""Steps carried out on real board: threads in place of processes, faulty stores, what is thrown where."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ import pytest
 from tests.store.joint_saves import JOB, SIGNATURE, call_of, check
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._coordination.coordinator import leading
-from treering._coordination.executor import driven
-from treering._coordination.message_board import FolderNotes, Notes, PathNotes
-from treering._coordination.participant import following
-from treering._coordination.steps import Commit, Get, Now, Put, Remove, Sleep, Steps, Withdraw, Work, attempt_of
+from treering._coordination.coordinator import coordinate
+from treering._coordination.executor import run_protocol
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
+from treering._coordination.participant import participate
+from treering._coordination.steps import (
+    Commit,
+    Get,
+    Now,
+    Operations,
+    PrepareData,
+    Put,
+    Remove,
+    Rollback,
+    Sleep,
+    derive_attempt,
+)
 from treering._store.posix.folder import Folder
-from treering._values.checkpoint_names import is_note, part_note, verdict_note, waiting_note
+from treering._values.checkpoint_names import decision_name, heartbeat_name, is_message, vote_name
 from treering.errors import StoreFailed, Timeout
 from treering.testing import FaultyStore, MemoryStore
 
-NAME = waiting_note(1)
+NAME = heartbeat_name(1)
 
 
-class Deeds:
+class Recorder:
     """What one process does, written down."""
 
     def __init__(self, payload: bytes = b"payload") -> None:
@@ -34,16 +45,16 @@ class Deeds:
         self.parts: Sequence[bytes] = ()
         self.payload = payload
 
-    def work(self) -> bytes:
-        self.did.append("work")
+    def prepare(self) -> bytes:
+        self.did.append("prepare")
         return self.payload
 
     def commit(self, parts: Sequence[bytes]) -> None:
         self.did.append("commit")
         self.parts = parts
 
-    def withdraw(self) -> None:
-        self.did.append("withdraw")
+    def roll_back(self) -> None:
+        self.did.append("roll back")
 
 
 class Time:
@@ -80,25 +91,27 @@ def together(*calls: Callable[[], None]) -> list[BaseException | None]:
     return raised
 
 
-def joint(stores: Sequence[Notes], deeds: Sequence[Deeds], *, timeout: float = 60.0) -> list[BaseException | None]:
+def joint(
+    stores: Sequence[MessageBoard], recorder: Sequence[Recorder], *, timeout: float = 60.0
+) -> list[BaseException | None]:
     """Let as many processes as there are stores save together."""
     count = len(stores)
 
     def process(this: int) -> Callable[[], None]:
         call = call_of(this, count, timeout=timeout)
-        steps = following(call, check) if this else leading(call, SIGNATURE)
-        return lambda: driven(steps, stores[this], deeds[this])
+        steps = participate(call, check) if this else coordinate(call, SIGNATURE)
+        return lambda: run_protocol(steps, stores[this], recorder[this])
 
     return together(*map(process, range(count)))
 
 
 def test_threads_save_together_in_a_real_folder(tmp_path: Path) -> None:
-    deeds = [Deeds(b"part %d" % this) for this in range(4)]
+    recorder = [Recorder(b"part %d" % this) for this in range(4)]
     with Folder(str(tmp_path)) as folder:
-        stores: list[Notes] = [FolderNotes(folder), *(PathNotes(str(tmp_path)) for _ in range(3))]
-        assert joint(stores, deeds) == [None] * 4
-    assert deeds[0].parts == tuple(b"part %d" % this for this in range(4))
-    assert [one.did for one in deeds] == [["work", "commit"], ["work"], ["work"], ["work"]]
+        stores: list[MessageBoard] = [FolderMessageBoard(folder), *(PathMessageBoard(str(tmp_path)) for _ in range(3))]
+        assert joint(stores, recorder) == [None] * 4
+    assert recorder[0].parts == tuple(b"part %d" % this for this in range(4))
+    assert [one.did for one in recorder] == [["prepare", "commit"], ["prepare"], ["prepare"], ["prepare"]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,38 +121,38 @@ def test_troubled_stores_only_make_it_slower(seed: int) -> None:
     stores = [
         FaultyStore(inner, seed=seed * 10 + this, slow=0.1, stale=0.2, failing=0.2, delay=0.01) for this in range(3)
     ]
-    deeds = [Deeds() for _ in range(3)]
-    assert joint(stores, deeds) == [None] * 3
-    assert deeds[0].did == ["work", "commit"]
+    recorder = [Recorder() for _ in range(3)]
+    assert joint(stores, recorder) == [None] * 3
+    assert recorder[0].did == ["prepare", "commit"]
 
 
 def test_a_process_that_never_comes(tmp_path: Path) -> None:
-    deeds = Deeds()
+    recorder = Recorder()
     with Folder(str(tmp_path)) as folder, pytest.raises(Timeout, match=r"process 1 did not come within 0\.2 s"):
-        driven(leading(call_of(0, 2, timeout=0.2), SIGNATURE), FolderNotes(folder), deeds)
-    assert deeds.did == ["work"]
-    assert (tmp_path / verdict_note(attempt_of(JOB, 1))).exists()
+        run_protocol(coordinate(call_of(0, 2, timeout=0.2), SIGNATURE), FolderMessageBoard(folder), recorder)
+    assert recorder.did == ["prepare"]
+    assert (tmp_path / decision_name(derive_attempt(JOB, 1))).exists()
 
 
 def test_process_0_hears_at_once_that_the_others_gave_up_before_it_made_the_folder(tmp_path: Path) -> None:
     path = tmp_path / "run" / "step"
-    joined = [JoinedFolder(path, attempt_of(JOB, 1)) for _ in range(2)]
+    joined = [JoinedFolder(path, derive_attempt(JOB, 1)) for _ in range(2)]
 
     def given_up(this: int) -> Callable[[], None]:
-        steps = following(call_of(this, 3, timeout=0.2), check)
-        return lambda: driven(steps, joined[this - 1].notes, Deeds(), make=joined[this - 1].make)
+        steps = participate(call_of(this, 3, timeout=0.2), check)
+        return lambda: run_protocol(steps, joined[this - 1].board, Recorder(), make=joined[this - 1].make)
 
     assert all(isinstance(error, Timeout) for error in together(given_up(1), given_up(2)))
-    deeds, begun = Deeds(), time.monotonic()
+    recorder, begun = Recorder(), time.monotonic()
     with (
-        CheckpointFolder(path, overwrite=False, names_in=lambda index: [], attempt=attempt_of(JOB, 1)) as folder,
+        CheckpointFolder(path, overwrite=False, names_in=lambda index: [], attempt=derive_attempt(JOB, 1)) as folder,
         pytest.raises(Timeout, match="process 0 did not come within") as error,
     ):
-        driven(leading(call_of(0, 3), SIGNATURE), folder.notes, deeds)
+        run_protocol(coordinate(call_of(0, 3), SIGNATURE), folder.board, recorder)
     assert error.value.missing == (1,)
     assert time.monotonic() - begun < 10
-    assert deeds.did == ["work", "withdraw"]
-    assert not [entry.name for entry in path.iterdir() if is_note(entry.name)]
+    assert recorder.did == ["prepare", "roll back"]
+    assert not [entry.name for entry in path.iterdir() if is_message(entry.name)]
 
 
 # ---------------------------------------------------------------------------------------------------- single operations
@@ -156,29 +169,29 @@ def one(*steps: object) -> Iterator[object]:
 
 
 def carried_out(
-    *operations: object, notes: Notes | None = None, deeds: Deeds | None = None, time: Time | None = None
+    *operations: object, board: MessageBoard | None = None, recorder: Recorder | None = None, time: Time | None = None
 ) -> list[object]:
     answers: list[object] = []
     time = time or Time()
-    steps: Steps = one(*operations, answers)  # type: ignore[assignment]
-    driven(steps, notes or MemoryStore(), deeds or Deeds(), clock=time.clock, sleep=time.sleep)
+    steps: Operations = one(*operations, answers)  # type: ignore[assignment]
+    run_protocol(steps, board or MemoryStore(), recorder or Recorder(), clock=time.clock, sleep=time.sleep)
     return answers
 
 
 def test_each_operation_is_done_and_answered() -> None:
-    deeds, time, notes = Deeds(), Time(), MemoryStore()
+    recorder, time, board = Recorder(), Time(), MemoryStore()
     operations = [
-        Put(NAME, b"x"), Get(NAME), Remove(NAME), Get(NAME), Now(), Sleep(3.0), Now(), Work(),
-        Commit((b"a", b"b")), Withdraw(),
+        Put(NAME, b"x"), Get(NAME), Remove(NAME), Get(NAME), Now(), Sleep(3.0), Now(), PrepareData(),
+        Commit((b"a", b"b")), Rollback(),
     ]  # fmt: skip
-    answers = carried_out(*operations, notes=notes, deeds=deeds, time=time)
+    answers = carried_out(*operations, board=board, recorder=recorder, time=time)
     assert answers == [None, b"x", None, None, 0.0, None, 3.0, b"payload", None, None]
-    assert deeds.did == ["work", "commit", "withdraw"]
-    assert deeds.parts == (b"a", b"b")
+    assert recorder.did == ["prepare", "commit", "roll back"]
+    assert recorder.parts == (b"a", b"b")
     assert time.slept == [3.0]
 
 
-@pytest.mark.parametrize("operation", [Work(), Commit(()), Withdraw(), Sleep(1.0), Remove(NAME)])
+@pytest.mark.parametrize("operation", [PrepareData(), Commit(()), Rollback(), Sleep(1.0), Remove(NAME)])
 @pytest.mark.parametrize("error", [StoreFailed("no space"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
 def test_what_an_operation_raises_goes_into_the_steps(
     operation: object, error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -186,11 +199,11 @@ def test_what_an_operation_raises_goes_into_the_steps(
     def refuse(*_: object) -> None:
         raise error
 
-    deeds, time, notes = Deeds(), Time(), MemoryStore()
-    for place in (deeds, time, notes):
-        for name in ("work", "commit", "withdraw", "sleep", "remove"):
+    recorder, time, board = Recorder(), Time(), MemoryStore()
+    for place in (recorder, time, board):
+        for name in ("prepare", "commit", "roll_back", "sleep", "remove"):
             monkeypatch.setattr(place, name, refuse, raising=False)
-    assert carried_out(operation, Now(), notes=notes, deeds=deeds, time=time) == [error, 0.0]
+    assert carried_out(operation, Now(), board=board, recorder=recorder, time=time) == [error, 0.0]
 
 
 def test_a_note_that_cannot_be_put_is_tried_again_for_a_second() -> None:
@@ -205,11 +218,11 @@ def test_a_note_that_cannot_be_put_is_tried_again_for_a_second() -> None:
             super().put(name, data)
 
     broken, time = Broken(), Time()
-    assert carried_out(Put(NAME, b"x"), Get(NAME), notes=broken, time=time) == [None, b"x"]
+    assert carried_out(Put(NAME, b"x"), Get(NAME), board=broken, time=time) == [None, b"x"]
     assert broken.tries == 4
     broken, time = Broken(), Time()
     broken.fails = 1000
-    (error,) = carried_out(Put(NAME, b"x"), notes=broken, time=time)
+    (error,) = carried_out(Put(NAME, b"x"), board=broken, time=time)
     assert isinstance(error, OSError)
     assert 0.3 < time.now <= 1.0
     assert 3 < broken.tries < 20
@@ -225,14 +238,16 @@ def test_a_note_that_cannot_be_read_is_not_there_yet_and_then_the_cause() -> Non
             return super().get(name)
 
     broken, time = Broken(), Time()
-    steps = following(call_of(1, 2, timeout=9.0), check)
+    steps = participate(call_of(1, 2, timeout=9.0), check)
     with pytest.raises(Timeout, match="process 0 did not come within 9 s") as caught:
-        driven(steps, broken, Deeds(), clock=time.clock, sleep=time.sleep)
+        run_protocol(steps, broken, Recorder(), clock=time.clock, sleep=time.sleep)
     assert isinstance(caught.value.__cause__, OSError)
     assert str(caught.value.__cause__) == "[Errno 5] broken"
     broken.fails = False
     with pytest.raises(Timeout) as caught:
-        driven(following(call_of(1, 2, timeout=9.0), check), broken, Deeds(), clock=time.clock, sleep=time.sleep)
+        run_protocol(
+            participate(call_of(1, 2, timeout=9.0), check), broken, Recorder(), clock=time.clock, sleep=time.sleep
+        )
     assert caught.value.__cause__ is None
 
 
@@ -241,11 +256,11 @@ def test_a_folder_that_takes_no_notes(tmp_path: Path) -> None:
         def put(self, name: str, data: bytes) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    time, deeds = Time(), Deeds()
+    time, recorder = Time(), Recorder()
     with pytest.raises(StoreFailed, match="could not save 'ckpt': No space left on device") as caught:
-        driven(leading(call_of(0, 2), SIGNATURE), Full(), deeds, clock=time.clock, sleep=time.sleep)
+        run_protocol(coordinate(call_of(0, 2), SIGNATURE), Full(), recorder, clock=time.clock, sleep=time.sleep)
     assert caught.value.errno == errno.ENOSPC
-    assert deeds.did == []
+    assert recorder.did == []
     assert time.now < 20
 
 
@@ -253,9 +268,9 @@ def test_an_interrupt_while_waiting_is_told_to_the_others() -> None:
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    notes, deeds = MemoryStore(), Deeds()
+    board, recorder = MemoryStore(), Recorder()
     with pytest.raises(KeyboardInterrupt):
-        driven(following(call_of(1, 2), check), notes, deeds, sleep=interrupt)
-    note = notes.get(part_note(attempt_of(JOB, 1), 1))
+        run_protocol(participate(call_of(1, 2), check), board, recorder, sleep=interrupt)
+    note = board.get(vote_name(derive_attempt(JOB, 1), 1))
     assert note is not None
     assert b'"KeyboardInterrupt' in note

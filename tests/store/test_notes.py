@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from treering._coordination import message_board
-from treering._coordination.message_board import FolderNotes, PathNotes, dead_notes
-from treering._coordination.messages import Begin, Failure, Part, Stage, Verdict
+from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, stale_messages
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._store.posix import folder, open_descriptor
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import begin_note, part_note, verdict_note, waiting_note
+from treering._values.checkpoint_names import decision_name, heartbeat_name, prepare_name, vote_name
 from treering.errors import (
     Corrupt,
     Exists,
@@ -31,7 +31,7 @@ from treering.errors import (
 )
 
 JOB, ATTEMPT, OTHER = "0123456789abcdef", "fedcba9876543210", "00000000000000ff"
-NAME = waiting_note(1)
+NAME = heartbeat_name(1)
 
 
 @pytest.fixture(params=[True, False], ids=["from descriptors", "by paths"])
@@ -46,9 +46,15 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 
 def test_names_of_notes_are_known_and_no_others() -> None:
-    ours = [begin_note(JOB), part_note(ATTEMPT, 3), part_note(ATTEMPT, 123456), verdict_note(ATTEMPT), waiting_note(7)]
-    ours += [checkpoint_names.aside_of_note(name, JOB) for name in ours]
-    assert all(map(checkpoint_names.is_note, ours))
+    ours = [
+        prepare_name(JOB),
+        vote_name(ATTEMPT, 3),
+        vote_name(ATTEMPT, 123456),
+        decision_name(ATTEMPT),
+        heartbeat_name(7),
+    ]
+    ours += [checkpoint_names.temporary_name(name, JOB) for name in ours]
+    assert all(map(checkpoint_names.is_message, ours))
     others = ["treering.json", f".treering.json.{ATTEMPT}.treering-tmp", ".treering.lock", ".treering", "config.json"]
     others += [
         f".treering-{ATTEMPT}-part-3",
@@ -57,22 +63,22 @@ def test_names_of_notes_are_known_and_no_others() -> None:
         f"{NAME}\n",
         f"a{NAME}",
     ]
-    assert not any(map(checkpoint_names.is_note, others))
+    assert not any(map(checkpoint_names.is_message, others))
 
 
 def test_the_attempt_of_a_name() -> None:
-    names = [part_note(ATTEMPT, 3), verdict_note(ATTEMPT), begin_note(JOB), waiting_note(3), "config.json"]
-    assert list(map(checkpoint_names.attempt_of_note, names)) == [ATTEMPT, ATTEMPT, None, None, None]
-    aside = checkpoint_names.aside_of_note(verdict_note(ATTEMPT), OTHER)
-    assert checkpoint_names.attempt_of_note(aside) == ATTEMPT
-    assert [checkpoint_names.is_begin_note(name) for name in names] == [False, False, True, False, False]
+    names = [vote_name(ATTEMPT, 3), decision_name(ATTEMPT), prepare_name(JOB), heartbeat_name(3), "config.json"]
+    assert list(map(checkpoint_names.attempt_of_message, names)) == [ATTEMPT, ATTEMPT, None, None, None]
+    aside = checkpoint_names.temporary_name(decision_name(ATTEMPT), OTHER)
+    assert checkpoint_names.attempt_of_message(aside) == ATTEMPT
+    assert [checkpoint_names.is_prepare(name) for name in names] == [False, False, True, False, False]
 
 
 # ------------------------------------------------------------------------------------------------------------ the files
 
 
 def test_a_note_is_a_file_and_nothing_else_is_left(opened: Folder, tmp_path: Path) -> None:
-    store = FolderNotes(opened)
+    store = FolderMessageBoard(opened)
     store.put(NAME, b"one")
     store.put(NAME, b"two")
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
@@ -81,37 +87,37 @@ def test_a_note_is_a_file_and_nothing_else_is_left(opened: Folder, tmp_path: Pat
 
 def test_only_names_of_notes_are_written_and_removed(opened: Folder, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    store = FolderNotes(opened)
+    store = FolderMessageBoard(opened)
     for name in ("config.json", "../x", "treering.json"):
-        with pytest.raises(ValueError, match="no name of a note"):
+        with pytest.raises(ValueError, match="no name of a message"):
             store.put(name, b"")
-        with pytest.raises(ValueError, match="no name of a note"):
+        with pytest.raises(ValueError, match="no name of a message"):
             store.remove(name)
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
 def test_links_pipes_and_folders_are_refused(opened: Folder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / waiting_note(1)).symlink_to(tmp_path / "secret")
-    os.mkfifo(tmp_path / waiting_note(2))
-    (tmp_path / waiting_note(3)).mkdir()
-    store = FolderNotes(opened)
+    (tmp_path / heartbeat_name(1)).symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / heartbeat_name(2))
+    (tmp_path / heartbeat_name(3)).mkdir()
+    store = FolderMessageBoard(opened)
     for number in (1, 2, 3):
         with pytest.raises(OSError, match=r"."):
-            store.get(waiting_note(number))
+            store.get(heartbeat_name(number))
 
 
 def test_a_link_in_the_way_of_a_note_is_replaced_not_followed(opened: Folder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / NAME).symlink_to(tmp_path / "secret")
-    FolderNotes(opened).put(NAME, b"new")
+    FolderMessageBoard(opened).put(NAME, b"new")
     assert (tmp_path / "secret").read_bytes() == b"secret"
-    assert FolderNotes(opened).get(NAME) == b"new"
+    assert FolderMessageBoard(opened).get(NAME) == b"new"
 
 
 def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_board, "LARGEST_NOTE", 100)
-    store = FolderNotes(opened)
+    monkeypatch.setattr(message_board, "LARGEST_MESSAGE", 100)
+    store = FolderMessageBoard(opened)
     store.put(NAME, bytes(100))
     assert store.get(NAME) == bytes(100)
     with pytest.raises(OSError, match="101 bytes") as caught:
@@ -119,7 +125,7 @@ def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytes
     assert caught.value.errno == errno.EFBIG
     assert store.get(NAME) == bytes(100)
     (tmp_path / NAME).write_bytes(bytes(101))
-    with pytest.raises(OSError, match="larger than any note"):
+    with pytest.raises(OSError, match="larger than any message"):
         store.get(NAME)
 
 
@@ -127,7 +133,7 @@ def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytes
 def test_a_refusal_leaves_what_was_there(
     opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    store = FolderNotes(opened)
+    store = FolderMessageBoard(opened)
     store.put(NAME, b"old")
 
     def refuse(*_: object, **__: object) -> None:
@@ -146,7 +152,7 @@ def test_a_refusal_leaves_what_was_there(
 def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
     opened: Folder, monkeypatch: pytest.MonkeyPatch, reason: int, call: str
 ) -> None:
-    store = FolderNotes(opened)
+    store = FolderMessageBoard(opened)
     store.put(NAME, b"old")
 
     def gone(*_: object, **__: object) -> None:
@@ -159,7 +165,7 @@ def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
 
 
 def test_other_refusals_of_a_read_are_errors(opened: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FolderNotes(opened)
+    store = FolderMessageBoard(opened)
     store.put(NAME, b"old")
 
     def broken(*_: object) -> bytes:
@@ -178,7 +184,7 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
     opened: list[float] = []
     real = open_descriptor.open_folder
     with Folder(str(tmp_path)) as folder:
-        store = FolderNotes(folder, clock=lambda: now[0])
+        store = FolderMessageBoard(folder, clock=lambda: now[0])
 
         def open_folder(path: str) -> OpenDescriptor | None:
             opened.append(now[0])
@@ -196,12 +202,12 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
 
 
 def test_nothing_stays_open(opened: Folder) -> None:
-    store = FolderNotes(opened)
+    store = FolderMessageBoard(opened)
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(3):
         store.put(NAME, b"x")
         store.get(NAME)
-        store.get(waiting_note(2))
+        store.get(heartbeat_name(2))
         store.remove(NAME)
     assert len(list(Path("/dev/fd").iterdir())) == before
 
@@ -211,7 +217,7 @@ def test_nothing_stays_open(opened: Folder) -> None:
 
 def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    store = PathNotes(str(path))
+    store = PathMessageBoard(str(path))
     assert store.get(NAME) is None
     store.remove(NAME)
     with pytest.raises(FileNotFoundError):
@@ -228,7 +234,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "ckpt").write_bytes(b"")
-    store = PathNotes(str(tmp_path / "ckpt"))
+    store = PathMessageBoard(str(tmp_path / "ckpt"))
     with pytest.raises(NotADirectoryError):
         store.get(NAME)
 
@@ -237,7 +243,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 
 
 def begin(attempt: str) -> bytes:
-    return Begin(number=1, attempt=attempt, signature=b"", who="host, pid 7", processes=2).text()
+    return PrepareMessage(number=1, attempt=attempt, signature=b"", who="host, pid 7", processes=2).text()
 
 
 def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
@@ -245,14 +251,14 @@ def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
         "treering.json",
         "config.json",
         f"data-{OTHER}-00000-of-00001.safetensors",
-        part_note(ATTEMPT, 0),
-        verdict_note(ATTEMPT),
-        part_note(OTHER, 1),
-        verdict_note(OTHER),
-        checkpoint_names.aside_of_note(verdict_note(OTHER), JOB),
-        waiting_note(4),
+        vote_name(ATTEMPT, 0),
+        decision_name(ATTEMPT),
+        vote_name(OTHER, 1),
+        decision_name(OTHER),
+        checkpoint_names.temporary_name(decision_name(OTHER), JOB),
+        heartbeat_name(4),
     ]
-    assert dead_notes(names, ATTEMPT.__eq__, lambda name: None) == tuple(names[5:])
+    assert stale_messages(names, ATTEMPT.__eq__, lambda name: None) == tuple(names[5:])
 
 
 @pytest.mark.parametrize(
@@ -260,15 +266,15 @@ def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
     [(begin(ATTEMPT), False), (begin(OTHER), True), (b"damaged", True), (None, True)],
 )
 def test_the_note_of_a_job_goes_with_its_attempt(content: bytes | None, goes: bool) -> None:
-    dead = dead_notes([begin_note(JOB)], ATTEMPT.__eq__, lambda name: content)
-    assert dead == ((begin_note(JOB),) if goes else ())
+    dead = stale_messages([prepare_name(JOB)], ATTEMPT.__eq__, lambda name: content)
+    assert dead == ((prepare_name(JOB),) if goes else ())
 
 
 def test_a_note_of_a_job_that_cannot_be_read() -> None:
     def refuse(name: str) -> bytes:
         raise OSError(errno.EIO, "broken")
 
-    assert dead_notes([begin_note(JOB)], ATTEMPT.__eq__, refuse) == (begin_note(JOB),)
+    assert stale_messages([prepare_name(JOB)], ATTEMPT.__eq__, refuse) == (prepare_name(JOB),)
 
 
 # ------------------------------------------------------------------------------------------------------- what they say
@@ -287,8 +293,8 @@ def test_a_note_of_a_job_that_cannot_be_read() -> None:
     ],
 )
 def test_an_error_travels(error: TreeringError) -> None:
-    part = Part(stage=Stage.FAILED, who="host, pid 7", failure=Failure.of(error))
-    read = Part.read(part.text())
+    part = VoteMessage(stage=VoteStage.FAILED, who="host, pid 7", failure=Failure.of(error))
+    read = VoteMessage.read(part.text())
     assert read == part
     assert read.failure is not None
     again = read.failure.error("could not save 'x'", (3,))
@@ -323,43 +329,47 @@ def test_classes_of_others_become_what_a_caller_can_catch() -> None:
 
 def test_an_endless_message_is_cut() -> None:
     assert (
-        len(Part(stage=Stage.FAILED, who="h", failure=Failure.of(Corrupt("x" * 10**6, hint="y" * 10**6))).text())
+        len(
+            VoteMessage(
+                stage=VoteStage.FAILED, who="h", failure=Failure.of(Corrupt("x" * 10**6, hint="y" * 10**6))
+            ).text()
+        )
         < 10**4
     )
 
 
-GOOD_PART = Part(stage=Stage.WRITTEN, who="host, pid 7", payload=b"abc").text()
-GOOD_VERDICT = Verdict(who="host", failure=Failure.of(Exists("x")), processes=(1,)).text()
+GOOD_PART = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"abc").text()
+GOOD_VERDICT = DecisionMessage(who="host", failure=Failure.of(Exists("x")), processes=(1,)).text()
 GOOD_BEGIN = begin(ATTEMPT)
 
 
 @pytest.mark.parametrize(
     ("read", "good", "old", "new"),
     [
-        (Part.read, GOOD_PART, b'"written"', b'"failed"'),
-        (Part.read, GOOD_PART, b'"written"', b'"writing"'),
-        (Part.read, GOOD_PART, b'"written"', b"1"),
-        (Part.read, GOOD_PART, b'"YWJj"', b'"YWJ"'),
-        (Part.read, GOOD_PART, b'"YWJj"', b'"YW Jj"'),
-        (Part.read, GOOD_PART, b'"left":false', b'"left":0'),
-        (Part.read, GOOD_PART, b'"left"', b'"who"'),
-        (Part.read, GOOD_PART, b"host", b"h\xc3\xb6st"),
-        (Part.read, GOOD_PART, b"}", b'"failure":{}}'),
-        (Verdict.read, GOOD_VERDICT, b'"committed":false', b'"committed":true'),
-        (Verdict.read, GOOD_VERDICT, b'"committed":false', b'"committed":null'),
-        (Verdict.read, GOOD_VERDICT, b"[1]", b"[-1]"),
-        (Verdict.read, GOOD_VERDICT, b"[1]", b"[true]"),
-        (Verdict.read, GOOD_VERDICT, b'"kept":false', b'"kept":"no"'),
-        (Verdict.read, GOOD_VERDICT, b'"hint":null', b'"hint":3'),
-        (Verdict.read, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
-        (Begin.read, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
-        (Begin.read, GOOD_BEGIN, b'"signature"', b'"signatur"'),
+        (VoteMessage.read, GOOD_PART, b'"written"', b'"failed"'),
+        (VoteMessage.read, GOOD_PART, b'"written"', b'"writing"'),
+        (VoteMessage.read, GOOD_PART, b'"written"', b"1"),
+        (VoteMessage.read, GOOD_PART, b'"YWJj"', b'"YWJ"'),
+        (VoteMessage.read, GOOD_PART, b'"YWJj"', b'"YW Jj"'),
+        (VoteMessage.read, GOOD_PART, b'"left":false', b'"left":0'),
+        (VoteMessage.read, GOOD_PART, b'"left"', b'"who"'),
+        (VoteMessage.read, GOOD_PART, b"host", b"h\xc3\xb6st"),
+        (VoteMessage.read, GOOD_PART, b"}", b'"failure":{}}'),
+        (DecisionMessage.read, GOOD_VERDICT, b'"committed":false', b'"committed":true'),
+        (DecisionMessage.read, GOOD_VERDICT, b'"committed":false', b'"committed":null'),
+        (DecisionMessage.read, GOOD_VERDICT, b"[1]", b"[-1]"),
+        (DecisionMessage.read, GOOD_VERDICT, b"[1]", b"[true]"),
+        (DecisionMessage.read, GOOD_VERDICT, b'"kept":false', b'"kept":"no"'),
+        (DecisionMessage.read, GOOD_VERDICT, b'"hint":null', b'"hint":3'),
+        (DecisionMessage.read, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
+        (PrepareMessage.read, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
+        (PrepareMessage.read, GOOD_BEGIN, b'"signature"', b'"signatur"'),
         # It becomes the name of a folder.
-        (Begin.read, GOOD_BEGIN, ATTEMPT.encode(), b"a\\u0000b"),
-        (Begin.read, GOOD_BEGIN, ATTEMPT.encode(), b"\\ud800"),
-        (Begin.read, GOOD_BEGIN, ATTEMPT.encode(), b"../../elsewhere"),
-        (Begin.read, b"[]", b"", b""),
-        (Verdict.read, b"", b"", b""),
+        (PrepareMessage.read, GOOD_BEGIN, ATTEMPT.encode(), b"a\\u0000b"),
+        (PrepareMessage.read, GOOD_BEGIN, ATTEMPT.encode(), b"\\ud800"),
+        (PrepareMessage.read, GOOD_BEGIN, ATTEMPT.encode(), b"../../elsewhere"),
+        (PrepareMessage.read, b"[]", b"", b""),
+        (DecisionMessage.read, b"", b"", b""),
     ],
 )
 def test_a_damaged_note_is_never_believed(read: type, good: bytes, old: bytes, new: bytes) -> None:
@@ -371,7 +381,11 @@ def test_a_damaged_note_is_never_believed(read: type, good: bytes, old: bytes, n
 
 
 def test_every_shortened_note_is_damaged() -> None:
-    for read, good in ((Part.read, GOOD_PART), (Verdict.read, GOOD_VERDICT), (Begin.read, GOOD_BEGIN)):
+    for read, good in (
+        (VoteMessage.read, GOOD_PART),
+        (DecisionMessage.read, GOOD_VERDICT),
+        (PrepareMessage.read, GOOD_BEGIN),
+    ):
         for length in range(len(good)):
             with pytest.raises(Corrupt):
                 read(good[:length])

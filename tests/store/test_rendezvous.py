@@ -10,13 +10,13 @@ from typing import NoReturn
 import pytest
 
 from tests.store.joint_saves import JOB, Killed, Meeting, call_of
-from treering._coordination.coordinator import leading, refused
-from treering._coordination.messages import Begin, Part, Stage
-from treering._coordination.steps import Commit, Get, Operation, OutOfStep, Put, Sleep, Work, attempt_of
-from treering._values.checkpoint_names import begin_note, part_note, verdict_note
+from treering._coordination.coordinator import coordinate, refuse
+from treering._coordination.messages import PrepareMessage, VoteMessage, VoteStage
+from treering._coordination.steps import Commit, Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
+from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
 
-ATTEMPT = attempt_of(JOB, 1)
+ATTEMPT = derive_attempt(JOB, 1)
 
 
 def no_space() -> NoReturn:
@@ -61,9 +61,9 @@ def test_process_0_commits_what_all_have_written(count: int) -> None:
         meeting.follow(this, count, at=0.1 * this)
     assert set(meeting.run().values()) == {None}
     assert meeting.parts == tuple(b"part %d" % this for this in range(count))
-    assert sorted(meeting.who("work")) == list(range(count))
+    assert sorted(meeting.who("prepare")) == list(range(count))
     assert meeting.who("commit") == [0]
-    assert meeting.who("withdraw") == []
+    assert meeting.who("roll back") == []
     assert meeting.notes == {}
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_committed_before_the_last_has_written() -> None:
     meeting.follow(1, 3)
     meeting.follow(2, 3, at=50.0)
     meeting.run()
-    assert meeting.done.index((2, part_note(ATTEMPT, 2))) < meeting.done.index((0, "commit"))
+    assert meeting.done.index((2, vote_name(ATTEMPT, 2))) < meeting.done.index((0, "commit"))
     assert meeting.now >= 50
 
 
@@ -98,15 +98,15 @@ def test_a_verdict_that_somebody_swept_is_said_again() -> None:
     meeting.lead(2)
 
     def before(step: Operation) -> None:
-        if isinstance(step, Sleep) and (0, verdict_note(ATTEMPT)) in meeting.done and len(swept) < 2:
-            swept.append(meeting.notes.pop(verdict_note(ATTEMPT), None))
+        if isinstance(step, Sleep) and (0, decision_name(ATTEMPT)) in meeting.done and len(swept) < 2:
+            swept.append(meeting.notes.pop(decision_name(ATTEMPT), None))
 
     swept: list[bytes | None] = []
     meeting.processes[0].before = before
     meeting.follow(1, 2)
     assert meeting.run() == {0: None, 1: None}
     assert swept
-    assert meeting.who(verdict_note(ATTEMPT)) == [0, 0]
+    assert meeting.who(decision_name(ATTEMPT)) == [0, 0]
 
 
 # ------------------------------------------------------------------------------------------------- somebody is missing
@@ -126,19 +126,19 @@ def test_those_who_did_not_come_are_named_to_all() -> None:
         assert "TREERING_TIMEOUT_S" in (error.hint or "")
     assert meeting.who("commit") == []
     # What proves that the attempt's files are leftovers stays: the others may yet come and write.
-    assert sorted(meeting.who("withdraw")) == [1, 4]
+    assert sorted(meeting.who("roll back")) == [1, 4]
     assert 20 <= meeting.now < 27
     meeting.follow(2, 5)
     late = meeting.run()[2]
     assert isinstance(late, Timeout)
     assert late.missing == (2, 3)
-    assert meeting.who("work") == [0, 1, 4]
+    assert meeting.who("prepare") == [0, 1, 4]
 
 
 def test_who_is_still_at_work_is_told_from_those_who_never_came() -> None:
     meeting = Meeting()
     meeting.lead(3, timeout=20.0)
-    meeting.follow(1, 3, before=die_before(Work))
+    meeting.follow(1, 3, before=die_before(PrepareData))
     error = meeting.run()[0]
     assert "process 2 did not come within 20 s; process 1 (host 1, pid 71) has not ended its part" in message(error)
 
@@ -152,7 +152,7 @@ def test_process_0_never_comes() -> None:
     assert "process 0 did not come within 20 s; nothing was saved, and what stood at the path is untouched" in str(
         error
     )
-    assert meeting.who("work") == meeting.who("withdraw") == []
+    assert meeting.who("prepare") == meeting.who("roll back") == []
     assert 20 <= meeting.now < 21
     # Should it come after all, it learns at once that nobody waits.
     meeting.lead(2)
@@ -162,14 +162,14 @@ def test_process_0_never_comes() -> None:
 
 def test_process_0_dies_before_it_has_written() -> None:
     meeting = Meeting()
-    meeting.lead(2, before=die_before(Work))
+    meeting.lead(2, before=die_before(PrepareData))
     meeting.follow(1, 2, timeout=20.0)
     error = meeting.run()[1]
     assert isinstance(error, Timeout)
     assert error.missing == (0,)
     assert "process 0 (host 0, pid 70) has not ended its part within 20 s" in str(error)
     assert "not known" in str(error)
-    assert meeting.who("withdraw") == []
+    assert meeting.who("roll back") == []
 
 
 def test_process_0_dies_before_it_commits() -> None:
@@ -180,22 +180,22 @@ def test_process_0_dies_before_it_commits() -> None:
     assert "process 0 (host 0, pid 70) has not said whether it committed" in message(error)
     assert "whether it was saved is not known" in message(error)
     # Process 0 may be asleep, and commit when it wakes up.
-    assert meeting.who("withdraw") == []
-    part = Part.read(meeting.notes[part_note(ATTEMPT, 1)])
-    assert (part.stage, part.left) == (Stage.FAILED, True)
+    assert meeting.who("roll back") == []
+    part = VoteMessage.read(meeting.notes[vote_name(ATTEMPT, 1)])
+    assert (part.stage, part.left) == (VoteStage.FAILED, True)
 
 
 def test_notes_of_process_0_are_gone_when_the_work_is_done() -> None:
     meeting = Meeting()
 
-    def work() -> bytes:
+    def prepare() -> bytes:
         meeting.notes.clear()
         return b""
 
-    meeting.lead(2, before=die_before(Work))
-    meeting.follow(1, 2, work=work)
+    meeting.lead(2, before=die_before(PrepareData))
+    meeting.follow(1, 2, prepare=prepare)
     assert "process 0 (host 0, pid 70) has left this save; nothing was saved" in message(meeting.run()[1])
-    assert meeting.who("withdraw") == [1]
+    assert meeting.who("roll back") == [1]
 
 
 # ---------------------------------------------------------------------------------------------------- somebody failed
@@ -205,7 +205,7 @@ def test_an_error_of_another_is_raised_by_all_as_what_it_is() -> None:
     meeting = Meeting()
     meeting.lead(3)
     meeting.follow(1, 3)
-    meeting.follow(2, 3, work=no_space)
+    meeting.follow(2, 3, prepare=no_space)
     errors = meeting.run()
     assert str(errors[2]) == "could not write 'data': no space left; free some space"
     for this in (0, 1):
@@ -218,8 +218,8 @@ def test_an_error_of_another_is_raised_by_all_as_what_it_is() -> None:
         assert error.hint == "free some space"
     assert meeting.who("commit") == []
     # All have left: process 0 too may remove everything, its proof last.
-    assert sorted(meeting.who("withdraw")[:-1]) == [1, 2]
-    assert meeting.who("withdraw")[-1] == 0
+    assert sorted(meeting.who("roll back")[:-1]) == [1, 2]
+    assert meeting.who("roll back")[-1] == 0
     assert meeting.notes == {}
     assert meeting.now < 1
 
@@ -227,19 +227,19 @@ def test_an_error_of_another_is_raised_by_all_as_what_it_is() -> None:
 def test_the_others_are_told_before_anything_is_removed() -> None:
     meeting = Meeting()
     meeting.lead(2)
-    meeting.follow(1, 2, work=no_space)
+    meeting.follow(1, 2, prepare=no_space)
     meeting.run()
     mine = [did for this, did in meeting.done if this == 1]
-    assert mine == [part_note(ATTEMPT, 1), "work", part_note(ATTEMPT, 1), "withdraw", part_note(ATTEMPT, 1)]
+    assert mine == [vote_name(ATTEMPT, 1), "prepare", vote_name(ATTEMPT, 1), "roll back", vote_name(ATTEMPT, 1)]
 
 
 def test_an_error_that_is_none_of_ours() -> None:
-    def work() -> bytes:
+    def prepare() -> bytes:
         raise ZeroDivisionError("oh")
 
     meeting = Meeting()
     meeting.lead(3)
-    meeting.follow(1, 3, work=work)
+    meeting.follow(1, 3, prepare=prepare)
     meeting.follow(2, 3)
     errors = meeting.run()
     assert type(errors[1]) is ZeroDivisionError
@@ -254,7 +254,7 @@ def test_several_that_failed_are_counted() -> None:
     meeting = Meeting()
     meeting.lead(4)
     for this in (1, 2, 3):
-        meeting.follow(this, 4, work=no_space)
+        meeting.follow(this, 4, prepare=no_space)
     assert "process 1 (host 1, pid 71): could not write 'data': no space left (processes 2 and 3 failed as well)" in (
         message(meeting.run()[0])
     )
@@ -262,7 +262,7 @@ def test_several_that_failed_are_counted() -> None:
 
 def test_an_error_of_process_0() -> None:
     meeting = Meeting()
-    meeting.lead(3, work=no_space)
+    meeting.lead(3, prepare=no_space)
     meeting.follow(1, 3)
     meeting.follow(2, 3)
     errors = meeting.run()
@@ -270,7 +270,7 @@ def test_an_error_of_process_0() -> None:
     for this in (1, 2):
         assert type(errors[this]) is StoreFailed
         assert "process 0 (host 0, pid 70): could not write" in message(errors[this])
-    assert meeting.who("work") == meeting.who("withdraw") == [0]
+    assert meeting.who("prepare") == meeting.who("roll back") == [0]
     assert meeting.notes == {}
 
 
@@ -284,13 +284,13 @@ def test_trees_that_differ() -> None:
     errors = meeting.run()
     assert [type(error) for error in errors.values()] == [Mismatch, Mismatch]
     assert "process 1 (host 1, pid 71): leaf 'a' differs (signature)" in message(errors[0])
-    assert meeting.who("work") == [0]
+    assert meeting.who("prepare") == [0]
 
 
 @pytest.mark.parametrize("error", [Exists("it is there"), Busy("another job"), Unsupported("no")])
 def test_process_0_could_not_enter(error: TreeringError) -> None:
     meeting = Meeting()
-    meeting.add(0, refused(call_of(0, 3), error))
+    meeting.add(0, refuse(call_of(0, 3), error))
     meeting.follow(1, 3)
     meeting.follow(2, 3, at=3.0)
     errors = meeting.run()
@@ -298,13 +298,13 @@ def test_process_0_could_not_enter(error: TreeringError) -> None:
     for this in (1, 2):
         assert type(errors[this]) is type(error)
         assert str(errors[this]) == f"could not save 'ckpt': process 0 (host 0, pid 70): {error.message}"
-    assert meeting.who("work") == []
+    assert meeting.who("prepare") == []
     assert meeting.notes == {}
 
 
 def test_who_comes_much_later_is_told_as_well() -> None:
     meeting = Meeting()
-    meeting.add(0, refused(call_of(0, 2), Exists("it is there")))
+    meeting.add(0, refuse(call_of(0, 2), Exists("it is there")))
     meeting.follow(1, 2, at=500.0)
     assert type(meeting.run()[1]) is Exists
 
@@ -321,13 +321,13 @@ def test_the_commit_failed_and_may_have_happened() -> None:
     errors = meeting.run()
     assert {type(error) for error in errors.values()} == {StoreFailed}
     # Only process 0 can look whether it happened.
-    assert meeting.who("withdraw") == [0]
+    assert meeting.who("roll back") == [0]
 
 
 # ------------------------------------------------------------------------------------------------- interrupts, kills
 
 
-@pytest.mark.parametrize("kind", [Put, Work, Sleep])
+@pytest.mark.parametrize("kind", [Put, PrepareData, Sleep])
 def test_an_interrupt_in_a_process_is_told_to_the_others(kind: type) -> None:
     meeting = Meeting()
     meeting.lead(3)
@@ -341,7 +341,7 @@ def test_an_interrupt_in_a_process_is_told_to_the_others(kind: type) -> None:
     assert meeting.who("commit") == []
 
 
-@pytest.mark.parametrize("kind", [Put, Work, Sleep])
+@pytest.mark.parametrize("kind", [Put, PrepareData, Sleep])
 def test_an_interrupt_in_process_0_is_told_to_the_others(kind: type) -> None:
     meeting = Meeting()
     meeting.lead(2, before=interrupt_before(kind))
@@ -354,7 +354,7 @@ def test_an_interrupt_in_process_0_is_told_to_the_others(kind: type) -> None:
 
 def test_an_interrupt_after_the_part_was_handed_in_removes_nothing() -> None:
     def before(step: Operation) -> None:
-        if isinstance(step, Sleep) and (1, "work") in meeting.done:
+        if isinstance(step, Sleep) and (1, "prepare") in meeting.done:
             raise KeyboardInterrupt
 
     meeting = Meeting()
@@ -363,7 +363,7 @@ def test_an_interrupt_after_the_part_was_handed_in_removes_nothing() -> None:
     meeting.follow(2, 3, at=1.0)
     errors = meeting.run()
     assert type(errors[1]) is KeyboardInterrupt
-    assert meeting.who("withdraw")[0] != 1
+    assert meeting.who("roll back")[0] != 1
 
 
 def test_an_interrupt_after_the_commit_undoes_nothing() -> None:
@@ -377,7 +377,7 @@ def test_an_interrupt_after_the_commit_undoes_nothing() -> None:
     errors = meeting.run()
     assert type(errors[0]) is KeyboardInterrupt
     assert errors[1] is None
-    assert meeting.who("withdraw") == []
+    assert meeting.who("roll back") == []
 
 
 def test_a_part_that_could_not_be_put_is_not_withdrawn() -> None:
@@ -393,11 +393,11 @@ def test_a_part_that_could_not_be_put_is_not_withdrawn() -> None:
     error = errors[1]
     assert type(error) is StoreFailed
     assert (error.errno, str(error)) == (errno.EIO, "could not save 'ckpt': lost")
-    assert meeting.who("withdraw") in ([], [0])
+    assert meeting.who("roll back") in ([], [0])
 
 
 def test_steps_that_nobody_carries_on_do_nothing() -> None:
-    steps = leading(call_of(0, 2), b"")
+    steps = coordinate(call_of(0, 2), b"")
     assert isinstance(next(steps), Put)
     steps.close()
 
@@ -407,47 +407,47 @@ def test_steps_that_nobody_carries_on_do_nothing() -> None:
 
 def test_process_0_has_gone_on() -> None:
     meeting = Meeting()
-    meeting.lead(2, number=7, before=die_before(Work))
+    meeting.lead(2, number=7, before=die_before(PrepareData))
     meeting.follow(1, 2, number=5)
     error = meeting.run()[1]
     assert isinstance(error, OutOfStep)
     assert error.number == 7
     assert "process 0 (host 0, pid 70) is at its joint save number 7, this process at number 5" in str(error)
     assert meeting.now == 0
-    assert meeting.who("work") == []
+    assert meeting.who("prepare") == []
 
 
 def test_process_0_goes_on_while_another_works() -> None:
     meeting = Meeting()
 
-    def work() -> bytes:
-        begin = Begin.read(meeting.notes[begin_note(JOB)])
-        meeting.notes[begin_note(JOB)] = dataclasses.replace(begin, number=2).text()
+    def prepare() -> bytes:
+        begin = PrepareMessage.read(meeting.notes[prepare_name(JOB)])
+        meeting.notes[prepare_name(JOB)] = dataclasses.replace(begin, number=2).text()
         return b""
 
-    meeting.lead(2, before=die_before(Work))
-    meeting.follow(1, 2, work=work)
+    meeting.lead(2, before=die_before(PrepareData))
+    meeting.follow(1, 2, prepare=prepare)
     error = meeting.run()[1]
     assert isinstance(error, OutOfStep)
     assert "nothing was saved" in str(error)
-    assert meeting.who("withdraw") == [1]
+    assert meeting.who("roll back") == [1]
 
 
 def test_process_0_goes_on_while_another_waits() -> None:
     meeting = Meeting()
     meeting.follow(1, 2)
     meeting.lead(2, before=die_before(Commit))
-    meeting.add(5, leading(call_of(0, 2, number=2), b""), at=10.0, before=die_before(Work))
+    meeting.add(5, coordinate(call_of(0, 2, number=2), b""), at=10.0, before=die_before(PrepareData))
     error = meeting.run()[1]
     assert isinstance(error, OutOfStep)
     assert "not known" in str(error)
-    assert meeting.who("withdraw") == []
+    assert meeting.who("roll back") == []
     assert meeting.now < 11
 
 
 def test_a_note_of_an_earlier_call_is_not_taken_for_this_one() -> None:
     meeting = Meeting()
-    meeting.lead(2, number=1, before=die_before(Work))
+    meeting.lead(2, number=1, before=die_before(PrepareData))
     meeting.follow(1, 2, number=2, timeout=20.0)
     error = meeting.run()[1]
     assert isinstance(error, Timeout)
@@ -459,20 +459,20 @@ def test_a_note_of_an_earlier_call_is_not_taken_for_this_one() -> None:
 
 def test_a_damaged_note_is_waited_out_and_then_named() -> None:
     meeting = Meeting()
-    meeting.notes[part_note(ATTEMPT, 1)] = b'{"stage":"written"'
+    meeting.notes[vote_name(ATTEMPT, 1)] = b'{"stage":"written"'
     meeting.lead(2, timeout=20.0)
     error = meeting.run()[0]
     assert isinstance(error, Timeout)
-    assert "what process 1 says cannot be read (the note of a process is no JSON" in str(error)
+    assert "what process 1 says cannot be read (the message of a process is no JSON" in str(error)
     meeting = Meeting()
-    meeting.notes[begin_note(JOB)] = b"\xff"
+    meeting.notes[prepare_name(JOB)] = b"\xff"
     meeting.follow(1, 2, timeout=20.0)
-    assert "what it says cannot be read (the note of process 0 is no JSON in ASCII" in message(meeting.run()[1])
+    assert "what it says cannot be read (the message of process 0 is no JSON in ASCII" in message(meeting.run()[1])
 
 
 def test_a_damaged_note_that_is_written_anew() -> None:
     meeting = Meeting()
-    for name in (begin_note(JOB), part_note(ATTEMPT, 1), part_note(ATTEMPT, 0), verdict_note(ATTEMPT)):
+    for name in (prepare_name(JOB), vote_name(ATTEMPT, 1), vote_name(ATTEMPT, 0), decision_name(ATTEMPT)):
         meeting.notes[name] = b"{}"
     meeting.follow(1, 2)
     meeting.lead(2, at=2.0)
@@ -483,7 +483,7 @@ def test_looking_gets_rarer() -> None:
     looks: list[float] = []
 
     def before(step: Operation) -> None:
-        if isinstance(step, Get) and step.name == begin_note(JOB):
+        if isinstance(step, Get) and step.name == prepare_name(JOB):
             looks.append(meeting.now)
 
     meeting = Meeting()

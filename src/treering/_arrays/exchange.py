@@ -37,7 +37,7 @@ _TOGETHER: Final = 64
 
 
 class Runner(Protocol):
-    """Runs what needs all processes, as `treering._coordination.allgather.in_step` does."""
+    """Runs what needs all processes, as `treering._coordination.allgather.run_in_order` does."""
 
     def __call__(self, work: Callable[[], T], /) -> T:
         """Return what the work returns."""

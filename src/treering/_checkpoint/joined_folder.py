@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from treering._coordination.message_board import Notes, PathNotes
+from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._store.failures import naming
 from treering._store.pieces import Buffer
 from treering._store.posix.folder import Folder
@@ -26,7 +26,7 @@ class JoinedFolder:
     """The part of one process in the save of another, a context manager. Nothing is opened before it is needed.
 
     Attributes:
-        notes: the notes in the folder that is at the path.
+        board: the messages in the folder that is at the path.
 
     Args:
         path: the folder that process 0 makes.
@@ -43,7 +43,7 @@ class JoinedFolder:
     """
 
     def __init__(self, path: Path, attempt: str) -> None:
-        self.notes: Notes = PathNotes(os.fspath(path))
+        self.board: MessageBoard = PathMessageBoard(os.fspath(path))
         self._attempt = attempt
         self._shown = os.fspath(path)
         self._folder: Folder | None = None
@@ -130,14 +130,14 @@ class TellingFolder:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "ckpt")
         >>> with TellingFolder(path) as telling:
-        ...     telling.notes.put(".treering-0123456789abcdef-verdict", b"refused")
-        ...     telling.notes.remove(".treering-0123456789abcdef-verdict")
+        ...     telling.board.put(".treering-0123456789abcdef-verdict", b"refused")
+        ...     telling.board.remove(".treering-0123456789abcdef-verdict")
         >>> path.exists()
         False
     """
 
     def __init__(self, path: Path) -> None:
-        self.notes: Notes = PathNotes(os.fspath(path))
+        self.board: MessageBoard = PathMessageBoard(os.fspath(path))
         self._shown = os.fspath(path)
         self._made: list[str] = []
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
-from treering._coordination.coordinator import leading, refused
-from treering._coordination.executor import driven
-from treering._coordination.message_board import Notes
-from treering._coordination.participant import following
+from treering._coordination.coordinator import coordinate, refuse
+from treering._coordination.executor import run_protocol
+from treering._coordination.message_board import MessageBoard
+from treering._coordination.participant import participate
 from treering._coordination.steps import Call
 from treering.errors import TreeringError
 
@@ -36,19 +36,19 @@ class JointShare(Protocol):
             Mismatch: this process is saving something else.
         """
 
-    def enter(self, held: contextlib.ExitStack) -> Notes:
+    def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         """Begin the save as process 0, and return the message board there; ``held`` ends the save."""
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         """Enter the save that process 0 has begun, as any other process; ``held`` leaves it."""
 
-    def work(self) -> bytes:
+    def prepare(self) -> bytes:
         """Write the share, durable, and return what process 0 needs for the commit."""
 
     def commit(self, payloads: Sequence[bytes]) -> None:
-        """Commit as process 0, given what ``work`` returned on each process."""
+        """Commit as process 0, given what ``make_share`` returned on each process."""
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         """Remove the share; on process 0, note that no other process will write any more."""
 
     def finish(self) -> None:
@@ -56,50 +56,50 @@ class JointShare(Protocol):
 
 
 def save_jointly(
-    call: Call, path: Path, prepare: Callable[[], S], *, pause: Callable[[float], None] = time.sleep
+    call: Call, path: Path, make_share: Callable[[], S], *, pause: Callable[[float], None] = time.sleep
 ) -> S | None:
     """Do the part of this process in a counted save, on any thread; it talks to the others through the folder alone.
 
     Args:
         call: the save.
         path: the folder.
-        prepare: returns the share of this process. What it raises is told to the others first.
+        make_share: returns the share of this process. What it raises is told to the others first.
         pause: sleeps while others are waited for.
 
     Returns:
         The share of process 0, once the save has ended; None on every other process.
     """
     if call.processes.leads:
-        return _coordinate(call, path, prepare, pause)
-    _participate(call, path, prepare, pause)
+        return _coordinate(call, path, make_share, pause)
+    _participate(call, path, make_share, pause)
     return None
 
 
-def _coordinate(call: Call, path: Path, prepare: Callable[[], S], pause: Callable[[float], None]) -> S:
+def _coordinate(call: Call, path: Path, make_share: Callable[[], S], pause: Callable[[float], None]) -> S:
     with contextlib.ExitStack() as held, held:  # left twice, so that an interrupt cannot keep a lock
         try:
-            share = prepare()
+            share = make_share()
             signature = share.signature()
             board = share.enter(held)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
             with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
-                driven(refused(call, error), telling.notes, _Executor(error), sleep=pause)
+                run_protocol(refuse(call, error), telling.board, _Executor(error), sleep=pause)
             raise
-        driven(leading(call, signature), board, share, sleep=pause)
+        run_protocol(coordinate(call, signature), board, share, sleep=pause)
         share.finish()
     return share
 
 
-def _participate(call: Call, path: Path, prepare: Callable[[], JointShare], pause: Callable[[float], None]) -> None:
+def _participate(call: Call, path: Path, make_share: Callable[[], JointShare], pause: Callable[[float], None]) -> None:
     share: JointShare | Exception
     try:
-        share = prepare()
+        share = make_share()
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
         share = error
     with contextlib.ExitStack() as held:
         folder = held.enter_context(JoinedFolder(path, call.attempt))
         executor = _Executor(share, lambda joined: joined.join(folder, held))
-        driven(following(call, executor.check), folder.notes, executor, make=folder.make, sleep=pause)
+        run_protocol(participate(call, executor.check), folder.board, executor, make=folder.make, sleep=pause)
         executor.share().finish()
 
 
@@ -123,14 +123,14 @@ class _Executor:
     def check(self, signature: bytes) -> None:
         self.share().check(signature)
 
-    def work(self) -> bytes:
+    def prepare(self) -> bytes:
         share = self.share()
         self._join(share)
-        return share.work()
+        return share.prepare()
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         raise RuntimeError(f"process 0 commits the shares of all {len(payloads)}")
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         if not isinstance(self._share, BaseException):
-            self._share.withdraw()
+            self._share.roll_back()

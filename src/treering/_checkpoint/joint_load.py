@@ -22,8 +22,8 @@ from treering._arrays.exchange import exchanged
 from treering._arrays.source import Source
 from treering._checkpoint.arrivals import BATCH_BYTES, Report, read_batches
 from treering._checkpoint.retry_on_overwrite import Reopen
-from treering._coordination.allgather import PAYLOAD_BYTES, assembled, give_up, in_step
-from treering._coordination.message_board import Notes, PathNotes
+from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline, give_up, run_in_order
+from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._tree.placement import current_mesh, is_placement
 from treering._tree.rules import spec_of
@@ -156,9 +156,9 @@ class LoadGroup:
         if self.joined and not self.over:
             try:
                 self._met(failure=Failure.of(error))
-            except NotShared as told:
+            except NotShared as heard:
                 if isinstance(error, NotFound):
-                    raise told from error
+                    raise heard from error
             except (TreeringError, Reopen):
                 pass  # what becomes of the others is their concern: this process raises its own error
 
@@ -184,8 +184,8 @@ class LoadGroup:
         return f"load {os.fspath(self._path)!r}"
 
     @property
-    def _notes(self) -> Notes | None:
-        return PathNotes(os.fspath(self._path)) if self._path.is_dir() else None
+    def _board(self) -> MessageBoard | None:
+        return PathMessageBoard(os.fspath(self._path)) if self._path.is_dir() else None
 
     def _met(self, *, failure: Failure | None = None, **said: Any) -> list[dict[str, Any]]:
         """Say something and hear what all processes say.
@@ -196,7 +196,9 @@ class LoadGroup:
         """
         payload = encode_reply(said, failure)
         try:
-            rows = assembled(payload, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
+            rows = allgather_with_deadline(
+                payload, self._processes, timeout=self._timeout, board=self._board, doing=self._doing
+            )
         except BaseException:  # an interrupt too: the call is counted as given up
             self.over = True
             raise
@@ -259,7 +261,7 @@ class LoadGroup:
         return [leaves.pop(id(delivery)) for delivery in deliveries]
 
     def _run(self, work: Callable[[], T], /) -> T:
-        return in_step(work, self._processes, timeout=self._timeout, notes=self._notes, doing=self._doing)
+        return run_in_order(work, self._processes, timeout=self._timeout, board=self._board, doing=self._doing)
 
 
 def _job() -> Processes:

@@ -25,8 +25,8 @@ from treering._checkpoint.save import index_of, names_in, signed
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._codec.documents import check_json
-from treering._coordination.job_handshake import next_call
-from treering._coordination.message_board import Notes
+from treering._coordination.job_handshake import next_sequence
+from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
 from treering._format.document import encode_index
 from treering._format.index import DataFile
@@ -71,18 +71,18 @@ def save_together(
 
 def counted(path: Path, processes: Processes, timeout: float) -> Call:
     """Count a joint save: on the caller's thread, for the first one of a job is a collective."""
-    return next_call(path, processes, timeout=timeout, doing=f"save {os.fspath(path)!r}")
+    return next_sequence(path, processes, timeout=timeout, doing=f"save {os.fspath(path)!r}")
 
 
 def save_share(call: Call, path: Path, plan: TreePlan | Exception, wishes: Wishes, watch: Watch = UNWATCHED) -> None:
     """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone."""
 
-    def prepare() -> _CheckpointShare:
+    def make_share() -> _CheckpointShare:
         if isinstance(plan, Exception):
             raise plan
         return _CheckpointShare(call, path, plan, wishes, watch)
 
-    save_jointly(call, path, prepare, pause=watch.pause)
+    save_jointly(call, path, make_share, pause=watch.pause)
 
 
 class _CheckpointShare:
@@ -109,7 +109,7 @@ class _CheckpointShare:
             self._plan = divided(flat.keys, leaves, self._call.processes.count)
         check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)
 
-    def enter(self, held: contextlib.ExitStack) -> Notes:
+    def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
         check_json(self._wishes.metadata, "metadata")
         folder = CheckpointFolder(
@@ -121,13 +121,13 @@ class _CheckpointShare:
         )
         held.enter_context(contextlib.closing(folder))
         self._folder = held.enter_context(folder)
-        return folder.notes
+        return folder.board
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del held
         self._joined = folder
 
-    def work(self) -> bytes:
+    def prepare(self) -> bytes:
         if self._folder is not None:
             payload = self._write(self._folder)
             # Now, while the others are still writing: between their last byte and the commit is as little as can be.
@@ -135,7 +135,7 @@ class _CheckpointShare:
             return payload
         joined = self._joined
         if joined is None:
-            raise RuntimeError("the folder comes before the work")
+            raise RuntimeError("the folder comes before the data")
         payload = self._write(joined)
         joined.make_durable()
         self._watch.claim()  # what is handed in may be committed at any moment
@@ -156,7 +156,7 @@ class _CheckpointShare:
     def commit(self, payloads: Sequence[bytes]) -> None:
         files, folder = self._files, self._folder
         if files is None or folder is None:
-            raise RuntimeError("a commit comes after the work")
+            raise RuntimeError("a commit comes after the data")
         opened = list(map(_opened, payloads))
         if self._wishes.host_local == "equal":
             check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
@@ -181,7 +181,7 @@ class _CheckpointShare:
         self._watch.claim()
         folder.commit(document)
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         if self._folder is not None:
             self._folder.others_are_done()
         if self._joined is not None:

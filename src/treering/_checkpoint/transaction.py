@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
 from treering._checkpoint.tombstones import finish_removals, listed_by_tombstones
-from treering._coordination.message_board import FolderNotes, Notes, dead_notes
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard, stale_messages
 from treering._store.failures import naming
 from treering._store.open_folder import index_bytes
 from treering._store.pieces import Buffer
@@ -54,7 +54,7 @@ class CheckpointFolder:
             whose data files then stay.
         attempt: that of a save in which other processes take part; None for a new one. When such a save fails, its
             journal stays, unlocked, as the proof that files of the others are leftovers; see `others_are_done`.
-        live: the attempts whose notes stay, beside the own one.
+        live: the attempts whose messages stay, beside the own one.
 
     Raises:
         Exists: a checkpoint is there, or a folder that holds anything else.
@@ -118,9 +118,9 @@ class CheckpointFolder:
         self.close()
 
     @property
-    def notes(self) -> Notes:
-        """The notes in the folder."""
-        return FolderNotes(self._open_folder)
+    def board(self) -> MessageBoard:
+        """The messages in the folder."""
+        return FolderMessageBoard(self._open_folder)
 
     def others_are_done(self) -> None:
         """Let everything go, should the save fail: no other process will write anything of this attempt any more."""
@@ -253,7 +253,7 @@ class CheckpointFolder:
     def _only_leftovers(self, names: list[str]) -> tuple[str, ...]:
         """Refuse a folder that holds anything but what dead attempts left there."""
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
-        ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_note, names)}
+        ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_message, names)}
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
@@ -277,7 +277,7 @@ class CheckpointFolder:
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
             finish_removals(folder, self._shown, names, self._names_in, listed)
         # No other attempt is alive: its journal would be locked.
-        for note in dead_notes(names, {self.attempt, *self._live}.__contains__, FolderNotes(folder).get):
+        for note in stale_messages(names, {self.attempt, *self._live}.__contains__, FolderMessageBoard(folder).get):
             with contextlib.suppress(OSError):  # it stands in nobody's way
                 folder.remove(note)
         present = set(names)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import jax
 
-from treering._coordination.gathered import gathered
-from treering._coordination.heartbeat import Signs
+from treering._coordination.gathered import allgather
+from treering._coordination.heartbeat import Heartbeat
 from treering._values.human import counted
 from treering._values.processes import Processes, named
 from treering.errors import ProcessFailed, Timeout
 
 if TYPE_CHECKING:
-    from treering._coordination.message_board import Notes
+    from treering._coordination.message_board import MessageBoard
 from treering._store.waiters import Latch
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ _OF_OTHERS: Final = tuple(
 )
 
 
-class _Line:
+class _CollectiveOrder:
     """The work of this process that needs all others: one thing after the other.
 
     Attributes:
@@ -56,19 +56,19 @@ class _Line:
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
-        self.last: _Work[Any] | None = None
+        self.last: _CollectiveThread[Any] | None = None
         self.given_up = 0
         self.calls = 0
 
 
-_line = _Line()
+_order = _CollectiveOrder()
 
 
-class _Behind(Timeout):
+class _MissedCall(Timeout):
     """The others have gone on to a later call than this process."""
 
 
-class _Work(Generic[T]):
+class _CollectiveThread(Generic[T]):
     """Work in a thread of its own."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -90,7 +90,7 @@ class _Work(Generic[T]):
 
     def missed(self) -> Timeout | None:
         """Return the error of a call of the others that met this work in place of this process's call, if one did."""
-        return self._error if isinstance(self._error, _Behind) else None
+        return self._error if isinstance(self._error, _MissedCall) else None
 
     def met(self) -> bool:
         """Tell, once it has ended, whether the others are through with it too: where it failed here, they may wait."""
@@ -104,14 +104,16 @@ class _Work(Generic[T]):
         return self._results[0]
 
 
-def assembled(payload: bytes, processes: Processes, *, timeout: float, notes: Notes | None, doing: str) -> list[bytes]:
+def allgather_with_deadline(
+    payload: bytes, processes: Processes, *, timeout: float, board: MessageBoard | None, doing: str
+) -> list[bytes]:
     """Return what each process brought, in their order; all processes have to call this.
 
     Args:
         payload: what this one brings, up to ``PAYLOAD_BYTES``.
         processes: those of the job; for one alone its own payload comes back.
         timeout: seconds to wait for the others.
-        notes: where signs of life are left and looked for; None where nothing can be written.
+        board: where signs of life are left and looked for; None where nothing can be written.
         doing: what the caller is about to do, as in ``"load '/runs/7'"``.
 
     Raises:
@@ -119,15 +121,15 @@ def assembled(payload: bytes, processes: Processes, *, timeout: float, notes: No
         ProcessFailed: another process broke off.
 
     Example:
-        >>> assembled(b"here", Processes(this=0, count=1), timeout=10, notes=None, doing="load 'x'")
+        >>> allgather_with_deadline(b"here", Processes(this=0, count=1), timeout=10, board=None, doing="load 'x'")
         [b'here']
     """
-    work = functools.partial(exchanged, payload, processes, doing)
-    return in_step(work, processes, timeout=timeout, notes=notes, doing=doing)
+    work = functools.partial(allgather_in_order, payload, processes, doing)
+    return run_in_order(work, processes, timeout=timeout, board=board, doing=doing)
 
 
-def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
-    """Return what each process brought, as `assembled` does, but wait for the others for ever.
+def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
+    """Return what each process brought, as `allgather_with_deadline` does, but wait for the others for ever.
 
     Raises:
         Timeout: another process is in a call that this one has given up, or the other way round.
@@ -136,15 +138,15 @@ def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
         raise ValueError(f"a payload of {counted(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
     if processes.count == 1:
         return [payload]
-    rows = gathered((_HEADER.pack(_line.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
+    rows = allgather((_HEADER.pack(_order.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
     headers = [_HEADER.unpack_from(row) for row in rows]
     latest = max(given_up for given_up, _ in headers)
     behind = [number for number, (given_up, _) in enumerate(headers) if given_up < latest]
     if behind:
         # All raise, and all are at the same call again.
-        _line.given_up = latest
+        _order.given_up = latest
         text = f"could not {doing}: {named(behind)} came to a call that the others had given up"
-        error = _Behind(text) if processes.this in behind else Timeout(text)
+        error = _MissedCall(text) if processes.this in behind else Timeout(text)
         error.missing = tuple(number for number in behind if number != processes.this)
         raise error
     return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
@@ -152,15 +154,15 @@ def exchanged(payload: bytes, processes: Processes, doing: str) -> list[bytes]:
 
 def give_up() -> None:
     """Count a call that ends here while other processes may still be in it."""
-    _line.given_up += 1
+    _order.given_up += 1
 
 
-def in_step(
+def run_in_order(
     work: Callable[[], T],
     processes: Processes,
     *,
     timeout: float,
-    notes: Notes | None,
+    board: MessageBoard | None,
     doing: str,
     maker: int | None = None,
 ) -> T:
@@ -173,9 +175,9 @@ def in_step(
         work: what is done; all processes have to do the same.
         processes: those of the job.
         timeout: seconds to wait for it.
-        notes: where signs of life are left and looked for; None where nothing can be written.
+        board: where signs of life are left and looked for; None where nothing can be written.
         doing: what the caller is about to do, as in ``"load '/runs/7'"``.
-        maker: the process that makes the folder of the notes before it comes, if one does.
+        maker: the process that makes the folder of the messages before it comes, if one does.
 
     Raises:
         Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
@@ -184,23 +186,23 @@ def in_step(
     if processes.count == 1:
         return work()
     deadline = time.monotonic() + timeout
-    _line.calls += 1
-    signs = Signs(processes, notes, doing, timeout, maker, number=_line.calls)
+    _order.calls += 1
+    signs = Heartbeat(processes, board, doing, timeout, maker, number=_order.calls)
     ended = False
     try:
-        with _turn(deadline) as has_turn:
-            left = _line.last
+        with _take_turn(deadline) as has_turn:
+            left = _order.last
             if has_turn and (left is None or signs.wait(left.ended, deadline)):
-                _line.last = None
+                _order.last = None
                 if left is not None and (missed := left.missed()):
                     # What was left behind has met the others' present call, which failed by that: so does this one.
                     ended = True
                     raise missed
-                _line.last = own = _Work(work)
+                _order.last = own = _CollectiveThread(work)
                 if signs.wait(own.ended, deadline):
-                    ended, _line.last = own.met(), None
-                    return _outcome(own, signs, doing)
-        raise _late(signs, timeout, doing)
+                    ended, _order.last = own.met(), None
+                    return _read_result(own, signs, doing)
+        raise _late_error(signs, timeout, doing)
     finally:
         if not ended:
             give_up()
@@ -208,17 +210,17 @@ def in_step(
 
 
 @contextmanager
-def _turn(deadline: float) -> Iterator[bool]:
+def _take_turn(deadline: float) -> Iterator[bool]:
     """Wait until no other thread of this process is in step with others; tell whether that came in time."""
-    has_turn = _line.turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    has_turn = _order.turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
     try:
         yield has_turn
     finally:
         if has_turn:
-            _line.turn.release()
+            _order.turn.release()
 
 
-def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
+def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T:
     try:
         return ended.result()
     except Exception as error:
@@ -244,12 +246,14 @@ def _outcome(ended: _Work[T], signs: Signs, doing: str) -> T:
         raise failed from error
 
 
-def _late(signs: Signs, timeout: float, doing: str) -> Timeout:
+def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
     silent = signs.silent()
     if silent:
         what = f"{named(silent)} did not come within {timeout:g} s"
     elif silent is None:
-        what = f"other processes did not come within {timeout:g} s; which, cannot be told: no notes can be left there"
+        what = (
+            f"other processes did not come within {timeout:g} s; which, cannot be told: no messages can be left there"
+        )
     else:
         what = f"the processes did not come together within {timeout:g} s, though all give signs of life"
     error = Timeout(f"could not {doing}: {what}", hint="look what became of them, or give them more time (timeout=)")

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def gathered(row: bytes) -> list[bytes]:
+def allgather(row: bytes) -> list[bytes]:
     """Return the rows of all processes in their order; waits for all of them, for ever.
 
     One device of each process takes part, for processes may have different numbers of devices, and while one waits, the
@@ -20,10 +20,10 @@ def gathered(row: bytes) -> list[bytes]:
         row: that of this process, of the same length in all.
 
     Example:
-        >>> gathered(b"ring")
+        >>> allgather(b"ring")
         [b'ring']
     """
-    sharding, gather = _gathering(tuple(jax.devices()))
+    sharding, gather = _plan_allgather(tuple(jax.devices()))
     (device,) = sharding.addressable_devices
     own = jax.device_put(np.frombuffer(row, np.uint8)[np.newaxis], device)
     shape = (sharding.mesh.size, len(row))
@@ -32,7 +32,7 @@ def gathered(row: bytes) -> list[bytes]:
 
 
 @functools.lru_cache(maxsize=2)
-def _gathering(devices: tuple[jax.Device, ...]) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
+def _plan_allgather(devices: tuple[jax.Device, ...]) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
     """Return how the rows lie on the first device of each process, and what brings all of them to all."""
     first: dict[int, jax.Device] = {}
     for device in sorted(devices, key=lambda device: device.id):

@@ -1,4 +1,4 @@
-"""Signs of life: while a process waits for others it leaves notes, so that those that are missing can be named."""
+"""Signs of life: while a process waits for others it leaves messages, so that those that are missing can be named."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
-from treering._values.checkpoint_names import waiting_note
+from treering._values.checkpoint_names import heartbeat_name
 
 if TYPE_CHECKING:
-    from treering._coordination.message_board import Notes
+    from treering._coordination.message_board import MessageBoard
     from treering._values.processes import Processes
 from treering._store.waiters import Latch
 
-# Notes of one process differ from those that an earlier run of it left.
+# Messages of one process differ from those that an earlier run of it left.
 _THIS_RUN: Final = secrets.token_hex(8)
 
 _FIRST_SECONDS: Final = 1.0
@@ -23,18 +23,18 @@ _AFTER_ERROR_EVERY_SECONDS: Final = 0.1
 _WINDOW_SECONDS: Final = 10.0
 
 
-class Signs:
+class Heartbeat:
     """Those of one process, while it waits at one point.
 
-    The first comes after a second, for mostly all come at once; with a short deadline earlier. The notes of others are
-    only read when their silence counts: thousands of processes would else read millions of notes.
+    The first comes after a second, for mostly all come at once; with a short deadline earlier. The messages of others
+    are only read when their silence counts: thousands of processes would else read millions of messages.
 
     Args:
         processes: those of the job.
-        notes: where signs are left; None where nothing can be written.
-        doing: what the process waits for, for whoever reads the notes.
+        board: where signs are left; None where nothing can be written.
+        doing: what the process waits for, for whoever reads the messages.
         timeout: seconds that it is going to wait.
-        maker: the process that makes the folder of the notes, if it is not there, before it comes; None where nobody
+        maker: the process that makes the folder of the messages, if it is not there, before it comes; None where nobody
             is sure to.
         number: that of the call, which all processes count alike.
     """
@@ -42,7 +42,7 @@ class Signs:
     def __init__(
         self,
         processes: Processes,
-        notes: Notes | None,
+        board: MessageBoard | None,
         doing: str,
         timeout: float,
         maker: int | None = None,
@@ -50,7 +50,7 @@ class Signs:
         number: int = 0,
     ) -> None:
         self._processes = processes
-        self._notes = notes
+        self._board = board
         self._doing = doing
         self._maker = maker
         self._no_folder = False
@@ -79,16 +79,16 @@ class Signs:
 
         Where the folder is not there, of the others only who should have made it can be told.
         """
-        if self._notes is None:
+        if self._board is None:
             return None
         if self._before is None:  # this process was kept from running while it waited
             return self.silent_after(2 * self._every)
         now = self._seen()
-        # Where notes could be left once, the folder went with the process that had made it.
+        # Where messages could be left once, the folder went with the process that had made it.
         if not self._works and not self._worked:
             return (self._maker,) if self._no_folder and self._maker is not None else None
         others = zip(self._processes.others, self._before, now, strict=True)
-        # A note that is gone is a sign as well: its process has left on its own feet. So is one that says so.
+        # A message that is gone is a sign as well: its process has left on its own feet. So is one that says so.
         parting = self._parting
         return tuple(
             number for number, before, after in others if before == after and not (after and after.startswith(parting))
@@ -98,7 +98,7 @@ class Signs:
         """Wait for signs of the others for so long, less if all of them give one; return those that gave none."""
         self._leave()
         earlier, self._before = self._before, self._seen()
-        # Whoever knew it first has left by now, and has taken its note along. The dead leave theirs.
+        # Whoever knew it first has left by now, and has taken its message along. The dead leave theirs.
         known = zip(self._processes.others, earlier or (), self._before, strict=earlier is not None)
         left = {number for number, before, now in known if before is not None and now is None}
         deadline = time.monotonic() + seconds
@@ -116,15 +116,15 @@ class Signs:
         return silent and tuple(number for number in silent if number not in left)
 
     def part(self) -> None:
-        """Leave a note for those that hear of the same error later: this process lives. The next save sweeps it."""
+        """Leave a message for those that hear of the same error later: this process lives. The next save sweeps it."""
         if self._put(self._parting):
             self._left = 0
 
     def end(self) -> None:
-        """Remove what this process left, but for a parting note."""
-        if self._left and self._notes is not None:
+        """Remove what this process left, but for a parting message."""
+        if self._left and self._board is not None:
             with contextlib.suppress(OSError):  # whoever saves next sweeps it
-                self._notes.remove(waiting_note(self._processes.this))
+                self._board.remove(heartbeat_name(self._processes.this))
 
     def _leave(self) -> None:
         self._left += 1
@@ -132,10 +132,10 @@ class Signs:
         self._put(text.encode("utf-8", "backslashreplace"))
 
     def _put(self, text: bytes) -> bool:
-        if self._notes is None:
+        if self._board is None:
             return False
         try:
-            self._notes.put(waiting_note(self._processes.this), text)
+            self._board.put(heartbeat_name(self._processes.this), text)
         except OSError as error:  # read-only, or not there
             self._works = False
             self._no_folder = isinstance(error, FileNotFoundError)
@@ -144,11 +144,11 @@ class Signs:
         return self._works
 
     def _seen(self) -> list[bytes | None]:
-        """Return the notes of the others."""
+        """Return the messages of the others."""
         seen: list[bytes | None] = []
         for number in self._processes.others:
-            note = None
+            message = None
             with contextlib.suppress(OSError):  # being replaced, on a file system that cannot do it at once
-                note = self._notes.get(waiting_note(number)) if self._notes is not None else None
-            seen.append(note)
+                message = self._board.get(heartbeat_name(number)) if self._board is not None else None
+            seen.append(message)
         return seen

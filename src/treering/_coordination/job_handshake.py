@@ -22,14 +22,14 @@ from typing import Final, Self, TypeVar
 import jax
 
 from treering._codec.documents import json_text, parsed
-from treering._coordination.allgather import PAYLOAD_BYTES, exchanged, give_up, in_step
-from treering._coordination.message_board import PathNotes
+from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, give_up, run_in_order
+from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._coordination.steps import Call
 from treering._store.failures import naming
 from treering._store.posix import open_descriptor
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
-from treering._values.checkpoint_names import waiting_note
+from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes, named
 from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
 
@@ -45,7 +45,7 @@ _REMOVALS: Final = 50
 
 _UNSEEN: Final = b"unseen"
 _GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
-# What any note of these meetings ends with: whose it is, in which call.
+# What any message of these meetings ends with: whose it is, in which call.
 _OF_CALL: Final = re.compile(rb"([0-9a-f]{16}) (\d{1,18})\Z")
 
 
@@ -77,14 +77,14 @@ class _Job:
         """Agree on the name, if that is not done; return what process 0 failed at."""
         if self.name is not None:
             return b""
-        said = exchanged(self.own_name.encode() + failure, self.processes, doing)
+        said = allgather_in_order(self.own_name.encode() + failure, self.processes, doing)
         self.names = [name[: len(self.own_name)] for name in said]
         self.name = self.names[0].decode()
         return said[0][len(self.own_name) :]
 
     def compare(self, seen: bytes, doing: str) -> list[bytes]:
         """Bring together who sees the folder; return what each process says."""
-        said = exchanged(seen, self.processes, doing)
+        said = allgather_in_order(seen, self.processes, doing)
         self.shared = not any(said)
         return said
 
@@ -98,7 +98,7 @@ class _Jobs:
 _jobs = _Jobs()
 
 
-def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
+def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
     """Count a joint save of this process and return it; the first one lets all processes agree on the job's name.
 
     Args:
@@ -119,7 +119,7 @@ def next_call(path: Path, processes: Processes, *, timeout: float, doing: str) -
         job.number += 1
         number = job.number
     if job.name is None or not job.shared:
-        with _Meeting(job, number, path, timeout, doing) as meeting:
+        with _JobHandshake(job, number, path, timeout, doing) as meeting:
             meeting.agree()
             if not job.shared:
                 meeting.compare()
@@ -138,7 +138,7 @@ def _this_job(processes: Processes) -> _Job:
         return job
 
 
-class _Meeting:
+class _JobHandshake:
     """The first call of a job: on its name, and on the folder."""
 
     def __init__(self, job: _Job, number: int, path: Path, timeout: float, doing: str) -> None:
@@ -152,7 +152,7 @@ class _Meeting:
         self._leads = job.processes.leads
         self._made: list[str] = []
         self._failed: TreeringError | None = None
-        self._notes = _MarkedNotes(self._shown)
+        self._board = _SignedMessageBoard(self._shown)
         if not self._leads:
             self._sign()
 
@@ -171,20 +171,20 @@ class _Meeting:
     ) -> None:
         if self._failed is not None:
             return
-        name = waiting_note(self._job.processes.this)
+        name = heartbeat_name(self._job.processes.this)
         if not self._leads and isinstance(error, Timeout) and error.__cause__ is not None:
-            return  # jax gave up first, and this process has left a note that says so
+            return  # jax gave up first, and this process has left a message that says so
         if isinstance(error, Timeout | KeyboardInterrupt):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             self._sign()
             with contextlib.suppress(OSError):
                 make_folder(resolved_folder(self._shown))
-                self._notes.put(name, b"call %d is given up " % self._number)
+                self._board.put(name, b"call %d is given up " % self._number)
             return
-        if isinstance(error, ProcessFailed):  # as does the note of this process, for those that hear of it later
+        if isinstance(error, ProcessFailed):  # as does the message of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
-            PathNotes(self._shown).remove(name)
+            PathMessageBoard(self._shown).remove(name)
         if error is not None:
             self._remove_made()
 
@@ -194,7 +194,7 @@ class _Meeting:
         Raises:
             TreeringError: another process did not come, or process 0 cannot write.
         """
-        failure = _text_of(self._failed) if self._failed else b""
+        failure = _encode_failure(self._failed) if self._failed else b""
         failed = self._in_step(functools.partial(self._job.agree, failure, self._doing), self._timeout)
         self._raise(failed)
 
@@ -206,10 +206,10 @@ class _Meeting:
             TreeringError: another process did not come, or process 0 cannot write.
         """
         if self._leads:
-            own = _text_of(self._failed) if self._failed else b""
+            own = _encode_failure(self._failed) if self._failed else b""
             if self._failed is None:
                 self._require_others()
-                self._sign()  # from here on its note is the mark
+                self._sign()  # from here on its message is the mark
                 with contextlib.suppress(OSError):  # the sign of life that follows tries again
                     self._mark()
         else:
@@ -229,11 +229,11 @@ class _Meeting:
             raise error
 
     def _in_step(self, work: Callable[[], T], timeout: float) -> T:
-        return in_step(
+        return run_in_order(
             work,
             self._job.processes,
             timeout=timeout,
-            notes=self._notes,
+            board=self._board,
             doing=self._doing,
             # Where the others find no folder, it is process 0 that has not come.
             maker=None if self._leads else 0,
@@ -276,7 +276,7 @@ class _Meeting:
         gone: list[int] = []
         for number in self._job.processes.others:
             with contextlib.suppress(OSError):  # not to be read is not to be known
-                said = self._notes.get(waiting_note(number)) or b""
+                said = self._board.get(heartbeat_name(number)) or b""
                 of = _OF_CALL.search(said)
                 left = self._number + (_GIVEN_UP.match(said) is None)
                 if of is not None and of[1] == self._job.names[number] and int(of[2]) >= left:
@@ -288,11 +288,11 @@ class _Meeting:
             raise error
 
     def _sign(self) -> None:
-        """Let the notes say from here on whose they are, and of which call."""
-        self._notes.signature = b"%s %d" % (self._job.own_name.encode(), self._number)
+        """Let the messages say from here on whose they are, and of which call."""
+        self._board.signature = b"%s %d" % (self._job.own_name.encode(), self._number)
 
     def _mark(self) -> None:
-        self._notes.put(waiting_note(0), b"")
+        self._board.put(heartbeat_name(0), b"")
 
     def _sees_mark(self) -> bool:
         """Look for the mark of process 0; whether it is there.
@@ -306,7 +306,7 @@ class _Meeting:
         while True:
             found = None
             with contextlib.suppress(OSError):  # not to be read is not to be seen
-                found = self._notes.get(waiting_note(0))
+                found = self._board.get(heartbeat_name(0))
             if found is not None and mark in found:
                 given_up = _GIVEN_UP.match(found)
                 if given_up is None:
@@ -318,13 +318,13 @@ class _Meeting:
             if now >= deadline:
                 return False
             if now >= refreshed + _REFRESHED_AFTER:
-                _look_anew(self._path.parent)
+                _refresh_folder(self._path.parent)
                 refreshed = now
             time.sleep(_PAUSE_SECONDS)
 
 
-class _MarkedNotes(PathNotes):
-    """Notes that also say whose they are and of which call, so that signs of life of process 0 are its mark as well.
+class _SignedMessageBoard(PathMessageBoard):
+    """Messages that also say whose they are and of which call, so that signs of life of process 0 are its mark as well.
 
     Attributes:
         signature: what they end with.
@@ -333,20 +333,20 @@ class _MarkedNotes(PathNotes):
     signature = b""
 
     def put(self, name: str, data: bytes) -> None:
-        """Put the note with the signature."""
+        """Put the message with the signature."""
         super().put(name, data + self.signature)
 
     def remove(self, name: str) -> None:
         """Leave it until the call's end: process 0 may yet have to read in it which call that is."""
 
 
-def _look_anew(folder: Path) -> None:
+def _refresh_folder(folder: Path) -> None:
     """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
     with contextlib.suppress(OSError):
         open_descriptor.open_folder(os.fspath(folder))
 
 
-def _text_of(error: TreeringError) -> bytes:
+def _encode_failure(error: TreeringError) -> bytes:
     """Return an error as it fits into a payload."""
     failure = Failure.of(error)
     for length in (300, 100, 30):

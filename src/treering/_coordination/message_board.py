@@ -1,7 +1,7 @@
 """Small files by which the processes of a job tell each other how far they are: put, read by name, removed.
 
-They lie in the folder that is saved into. A note is replaced at once, so that a reader gets the old one or the new one.
-Nobody lists the folder to find them: listings of network file systems are the last to become true.
+They lie in the folder that is saved into. A message is replaced at once: a reader gets the old one or the new one.
+The folder is never listed to find them, because listings of network file systems are the last to become true.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from treering._coordination.messages import Begin
+from treering._coordination.messages import PrepareMessage
 from treering._store.pieces import write_all
 from treering._store.posix import open_descriptor
 from treering._store.posix.folder import Folder
-from treering._values.checkpoint_names import aside_of_note, attempt_of_note, is_begin_note, is_note
+from treering._values.checkpoint_names import attempt_of_message, is_message, is_prepare, temporary_name
 from treering._values.human import counted
 from treering.errors import Corrupt
 
-LARGEST_NOTE: Final = 64 << 20
-"""No note is larger than this many bytes."""
+LARGEST_MESSAGE: Final = 64 << 20
+"""No message is larger than this many bytes."""
 
 # Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
 _READING: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -34,40 +34,40 @@ _REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
 _REFRESHED_AFTER: Final = 1.0
 
 
-class Notes(Protocol):
-    """Where the processes of a job put their notes."""
+class MessageBoard(Protocol):
+    """Where the processes of a job put their messages."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Make ``data`` the content of the note ``name``, at once, in the place of what was there.
+        """Make ``data`` the content of the message ``name``, at once, in the place of what was there.
 
         Raises:
             OSError: the system refused, or its answer was lost; it may be done all the same.
         """
 
     def get(self, name: str) -> bytes | None:
-        """Return the content of the note ``name``; None where there is none.
+        """Return the content of the message ``name``; None where there is none.
 
         Raises:
             OSError: the system refused.
         """
 
     def remove(self, name: str) -> None:
-        """Remove the note ``name``; one that is gone already is as well.
+        """Remove the message ``name``; one that is gone already is as well.
 
         Raises:
             OSError: the system refused, or its answer was lost.
         """
 
 
-class FolderNotes:
-    """Notes in an open folder.
+class FolderMessageBoard:
+    """Messages in an open folder.
 
     Example:
         >>> import tempfile
         >>> with Folder(tempfile.mkdtemp()) as folder:
-        ...     notes = FolderNotes(folder)
-        ...     notes.put(".treering-waiting-00003", b"here")
-        ...     notes.get(".treering-waiting-00003"), notes.get(".treering-waiting-00004")
+        ...     board = FolderMessageBoard(folder)
+        ...     board.put(".treering-waiting-00003", b"here")
+        ...     board.get(".treering-waiting-00003"), board.get(".treering-waiting-00004")
         (b'here', None)
     """
 
@@ -79,18 +79,18 @@ class FolderNotes:
     def put(self, name: str, data: bytes) -> None:
         """Write aside, then rename.
 
-        Nothing is fsynced: a note is worth something only to processes that are alive, and a power cut ends them all.
-        What has to outlive it is the commit.
+        Nothing is fsynced: only processes that are alive read messages, and a power cut ends them all. What has to
+        outlive it is the commit.
 
         Raises:
-            OSError: the system refused, or the note is too large.
-            ValueError: it is no name of a note.
+            OSError: the system refused, or the message is too large.
+            ValueError: it is no name of a message.
         """
-        if not is_note(name):
-            raise ValueError(f"{name!r} is no name of a note")
-        if len(data) > LARGEST_NOTE:
-            raise OSError(errno.EFBIG, f"a note of {counted(len(data), 'bytes')}, more than {LARGEST_NOTE}")
-        aside = aside_of_note(name, secrets.token_hex(8))
+        if not is_message(name):
+            raise ValueError(f"{name!r} is no name of a message")
+        if len(data) > LARGEST_MESSAGE:
+            raise OSError(errno.EFBIG, f"a message of {counted(len(data), 'bytes')}, more than {LARGEST_MESSAGE}")
+        aside = temporary_name(name, secrets.token_hex(8))
         opened = self._folder.create(aside)
         try:
             with opened:
@@ -116,7 +116,7 @@ class FolderNotes:
             return None
         try:
             with opened:
-                return _content(opened.number, name)
+                return _read_message(opened.number, name)
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
@@ -127,10 +127,10 @@ class FolderNotes:
 
         Raises:
             OSError: the system refused.
-            ValueError: it is no name of a note.
+            ValueError: it is no name of a message.
         """
-        if not is_note(name):
-            raise ValueError(f"{name!r} is no name of a note")
+        if not is_message(name):
+            raise ValueError(f"{name!r} is no name of a message")
         self._folder.remove(name)
 
     def _refresh(self) -> None:
@@ -146,16 +146,16 @@ class FolderNotes:
         self._refreshed = self._clock()
 
 
-class PathNotes:
-    """Notes in the folder that is at a path at that moment, if there is one.
+class PathMessageBoard:
+    """Messages in the folder that is at a path at that moment, if there is one.
 
     The processes that wait for process 0 to make the folder have none to open yet, and a saver that failed removes the
     one that it had made. A link at the path is followed.
 
     Example:
         >>> import tempfile
-        >>> notes = PathNotes(tempfile.mkdtemp() + "/not there")
-        >>> notes.get(".treering-waiting-00003") is None
+        >>> board = PathMessageBoard(tempfile.mkdtemp() + "/not there")
+        >>> board.get(".treering-waiting-00003") is None
         True
     """
 
@@ -169,7 +169,7 @@ class PathNotes:
             OSError: the system refused, or there is no folder.
         """
         with Folder(self._path) as folder:
-            FolderNotes(folder).put(name, data)
+            FolderMessageBoard(folder).put(name, data)
 
     def get(self, name: str) -> bytes | None:
         """Read it; None where there is no folder.
@@ -179,7 +179,7 @@ class PathNotes:
         """
         try:
             with Folder(self._path) as folder:
-                return FolderNotes(folder).get(name)
+                return FolderMessageBoard(folder).get(name)
         except FileNotFoundError:
             return None
 
@@ -190,54 +190,54 @@ class PathNotes:
             OSError: the system refused.
         """
         with contextlib.suppress(FileNotFoundError), Folder(self._path) as folder:
-            FolderNotes(folder).remove(name)
+            FolderMessageBoard(folder).remove(name)
 
 
-def dead_notes(
+def stale_messages(
     names: Iterable[str], is_live: Callable[[str], bool], get: Callable[[str], bytes | None]
 ) -> tuple[str, ...]:
-    """Return those of the names in a folder that are notes and may go.
+    """Return those of the names in a folder that are messages and may go.
 
     Args:
         names: names in the folder, of any kind.
         is_live: whether an attempt has a saver that lives; the own attempt has one.
-        get: reads a note, for the name of a job's note does not tell its attempt.
+        get: reads a message, for the name of a job's message does not tell its attempt.
 
     Example:
         >>> names = [".treering-0123456789abcdef-verdict", ".treering-fedcba9876543210-verdict", "config.json"]
-        >>> dead_notes(names, "0123456789abcdef".__eq__, lambda name: None)
+        >>> stale_messages(names, "0123456789abcdef".__eq__, lambda name: None)
         ('.treering-fedcba9876543210-verdict',)
     """
     dead: list[str] = []
     for name in names:
-        if not is_note(name):
+        if not is_message(name):
             continue
-        attempt = attempt_of_note(name)
-        if attempt is None and is_begin_note(name):
-            attempt = _begun(name, get)
+        attempt = attempt_of_message(name)
+        if attempt is None and is_prepare(name):
+            attempt = _attempt_of_prepare(name, get)
         # A sign of life is of no attempt; whoever still waits puts it again.
         if attempt is None or not is_live(attempt):
             dead.append(name)
     return tuple(dead)
 
 
-def _begun(name: str, get: Callable[[str], bytes | None]) -> str | None:
-    """Return the attempt that a job's note tells; None where it cannot be read."""
+def _attempt_of_prepare(name: str, get: Callable[[str], bytes | None]) -> str | None:
+    """Return the attempt that a job's message tells; None where it cannot be read."""
     with contextlib.suppress(OSError, Corrupt):
         data = get(name)
         if data is not None:
-            return Begin.read(data).attempt
+            return PrepareMessage.read(data).attempt
     return None
 
 
-def _content(descriptor: int, name: str) -> bytes:
+def _read_message(descriptor: int, name: str) -> bytes:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError(errno.EINVAL, f"{name!r} is not a file")
     pieces: list[bytes] = []
-    left = LARGEST_NOTE
+    left = LARGEST_MESSAGE
     while piece := os.read(descriptor, min(left, _PIECE) + 1):
         left -= len(piece)
         if left < 0:
-            raise OSError(errno.EFBIG, f"{name!r} is larger than any note")
+            raise OSError(errno.EFBIG, f"{name!r} is larger than any message")
         pieces.append(piece)
     return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""What the processes of a job write into their notes: strict JSON, and never believed where it is damaged."""
+"""What the processes of a job write into their messages: strict JSON, and never believed where it is damaged."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _LONGEST_TEXT: Final = 4000
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 
-class Stage(enum.StrEnum):
+class VoteStage(enum.StrEnum):
     """How far a process is with an attempt."""
 
-    AT_WORK = "at work"
+    PREPARING = "at work"
     """It knows of the attempt and writes its data."""
-    WRITTEN = "written"
+    PREPARED = "written"
     """Its data is durable; it is not withdrawn unless process 0 says that the attempt failed."""
     FAILED = "failed"
     """It will not take part."""
-    SEEN = "seen"
+    ACKNOWLEDGED = "seen"
     """It knows what became of the attempt, and has left."""
 
 
@@ -80,7 +80,7 @@ class Failure:
                 number = getattr(error, "errno", None)
                 return cls(
                     name=known.__name__,
-                    message=_where(error)[:_LONGEST_TEXT],
+                    message=_message_with_place(error)[:_LONGEST_TEXT],
                     hint=error.hint[:_LONGEST_TEXT] if error.hint else None,
                     errno=number if type(number) is int else None,
                     missing=error.missing if isinstance(error, Timeout) else (),
@@ -142,12 +142,12 @@ class Failure:
             message=member(node, "message", str, what),
             hint=hint,
             errno=number,
-            missing=_numbers(node, "missing", what),
+            missing=_read_numbers(node, "missing", what),
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class PrepareMessage:
     """Process 0 has begun with a call."""
 
     number: int
@@ -162,37 +162,37 @@ class Begin:
     """How many processes the job has: `treering doctor` tells which of them have said nothing."""
 
     def text(self) -> bytes:
-        """Return the content of the note.
+        """Return the content of the message.
 
         Example:
-            >>> note = Begin(number=1, attempt="0123456789abcdef", signature=b"ab", who="host, pid 7", processes=2)
-            >>> Begin.read(note.text()) == note
+            >>> message = PrepareMessage(number=1, attempt="0123456789abcdef", signature=b"ab", who="host", processes=2)
+            >>> PrepareMessage.read(message.text()) == message
             True
         """
         node = {
             "number": self.number,
             "attempt": self.attempt,
-            "signature": _text(self.signature),
+            "signature": _encode_bytes(self.signature),
             "who": self.who,
             "processes": self.processes,
         }
         return json_text(node).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> Begin:
-        """Return what a note says.
+    def read(cls, data: bytes) -> PrepareMessage:
+        """Return what a message says.
 
         Raises:
             Corrupt: it is damaged.
         """
-        return _read_begin(data)
+        return _decode_prepare(data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class VoteMessage:
     """What a process says of its part of an attempt."""
 
-    stage: Stage
+    stage: VoteStage
     """How far it is."""
     who: str
     """Where it runs."""
@@ -204,32 +204,32 @@ class Part:
     """Whether it will touch nothing of the attempt any more."""
 
     def text(self) -> bytes:
-        """Return the content of the note.
+        """Return the content of the message.
 
         Example:
-            >>> note = Part(stage=Stage.WRITTEN, who="host, pid 7", payload=b"checksums")
-            >>> Part.read(note.text()) == note
+            >>> message = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"checksums")
+            >>> VoteMessage.read(message.text()) == message
             True
         """
         node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.left}
         if self.payload:
-            node["payload"] = _text(self.payload)
+            node["payload"] = _encode_bytes(self.payload)
         if self.failure:
             node["failure"] = self.failure.node()
         return json_text(node).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> Part:
-        """Return what a note says.
+    def read(cls, data: bytes) -> VoteMessage:
+        """Return what a message says.
 
         Raises:
             Corrupt: it is damaged.
         """
-        return _read_part(data)
+        return _decode_vote(data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DecisionMessage:
     """What became of an attempt."""
 
     who: str
@@ -242,11 +242,11 @@ class Verdict:
     """Whether the data has to stay although it failed: the commit may have happened."""
 
     def text(self) -> bytes:
-        """Return the content of the note.
+        """Return the content of the message.
 
         Example:
-            >>> note = Verdict(who="host, pid 7", failure=Failure.of(ValueError("no")), processes=(3,))
-            >>> Verdict.read(note.text()) == note
+            >>> message = DecisionMessage(who="host, pid 7", failure=Failure.of(ValueError("no")), processes=(3,))
+            >>> DecisionMessage.read(message.text()) == message
             True
         """
         node: dict[str, Any] = {"committed": self.failure is None, "who": self.who}
@@ -255,68 +255,68 @@ class Verdict:
         return json_text(node).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> Verdict:
-        """Return what a note says.
+    def read(cls, data: bytes) -> DecisionMessage:
+        """Return what a message says.
 
         Raises:
             Corrupt: it is damaged.
         """
-        return _read_verdict(data)
+        return _decode_decision(data)
 
 
 # Whoever polls reads the same few bytes again and again.
 @functools.lru_cache(maxsize=8)
-def _read_begin(data: bytes) -> Begin:
-    what = "the note of process 0"
-    node = _parsed(data, what)
+def _decode_prepare(data: bytes) -> PrepareMessage:
+    what = "the message of process 0"
+    node = _parse_object(data, what)
     attempt = member(node, "attempt", str, what)
     if not _ATTEMPT.fullmatch(attempt):  # it becomes the name of a folder
         raise Corrupt(f"{what} names no attempt")
-    return Begin(
+    return PrepareMessage(
         number=member(node, "number", int, what),
         attempt=attempt,
-        signature=_bytes(member(node, "signature", str, what), what),
+        signature=_decode_bytes(member(node, "signature", str, what), what),
         who=member(node, "who", str, what),
         processes=member(node, "processes", int, what),
     )
 
 
-def _read_part(data: bytes) -> Part:
-    what = "the note of a process"
-    node = _parsed(data, what)
+def _decode_vote(data: bytes) -> VoteMessage:
+    what = "the message of a process"
+    node = _parse_object(data, what)
     try:
-        stage = Stage(member(node, "stage", str, what))
+        stage = VoteStage(member(node, "stage", str, what))
     except ValueError as error:
         raise Corrupt(f"{what} is of no stage: {error}"[:_LONGEST_TEXT]) from None
     failure = Failure.from_node(member(node, "failure", dict, what), what) if "failure" in node else None
-    if (failure is None) is (stage is Stage.FAILED):
+    if (failure is None) is (stage is VoteStage.FAILED):
         raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
-    return Part(
+    return VoteMessage(
         stage=stage,
         who=member(node, "who", str, what),
-        payload=_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
+        payload=_decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
         failure=failure,
         left=member(node, "left", bool, what),
     )
 
 
-def _read_verdict(data: bytes) -> Verdict:
+def _decode_decision(data: bytes) -> DecisionMessage:
     what = "the verdict of process 0"
-    node = _parsed(data, what)
+    node = _parse_object(data, what)
     who = member(node, "who", str, what)
     if member(node, "committed", bool, what):
         if "failure" in node:
             raise Corrupt(f"{what} says that it is committed, and that it failed")
-        return Verdict(who=who)
-    return Verdict(
+        return DecisionMessage(who=who)
+    return DecisionMessage(
         who=who,
         failure=Failure.from_node(member(node, "failure", dict, what), what),
-        processes=_numbers(node, "processes", what),
+        processes=_read_numbers(node, "processes", what),
         kept=member(node, "kept", bool, what),
     )
 
 
-def _parsed(data: bytes, what: str) -> dict[str, Any]:
+def _parse_object(data: bytes, what: str) -> dict[str, Any]:
     try:
         node = parsed(data.decode("ascii"), what)
     except UnicodeDecodeError as error:
@@ -326,24 +326,24 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
     return node
 
 
-def _numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]:
+def _read_numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]:
     numbers = member(node, name, list, what)
     if any(type(number) is not int or number < 0 for number in numbers):
         raise Corrupt(f"{what} names a process that is no number")
     return tuple(numbers)
 
 
-def _text(data: bytes) -> str:
+def _encode_bytes(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _bytes(text: str, what: str) -> bytes:
+def _decode_bytes(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
         raise Corrupt(f"{what} holds bytes that are no base64") from None
 
 
-def _where(error: TreeringError) -> str:
+def _message_with_place(error: TreeringError) -> str:
     """Return what an error says, with its place and without its hint."""
     return str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)

@@ -11,35 +11,35 @@ import platform
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from treering._coordination.messages import Begin, Failure, Part, Verdict
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage
 from treering._values.processes import Processes
 from treering.errors import Corrupt, StoreFailed, Timeout, TreeringError
 
-_Note = TypeVar("_Note", Begin, Part, Verdict)
+_Message = TypeVar("_Message", PrepareMessage, VoteMessage, DecisionMessage)
 
 
 # Tuples: the simulation makes a hundred million of them.
 class Put(NamedTuple):
-    """Make ``data`` the content of a note."""
+    """Make ``data`` the content of a message."""
 
     name: str
     data: bytes
 
 
 class Get(NamedTuple):
-    """Read a note; answered with its content, or None where it is not there or cannot be read now."""
+    """Read a message; answered with its content, or None where it is not there or cannot be read now."""
 
     name: str
 
 
 class Remove(NamedTuple):
-    """Remove a note."""
+    """Remove a message."""
 
     name: str
 
 
-class Make(NamedTuple):
-    """Make the folder that the notes lie in, if it is not there."""
+class MakeFolder(NamedTuple):
+    """Make the folder that the messages lie in, if it is not there."""
 
 
 class Sleep(NamedTuple):
@@ -52,7 +52,7 @@ class Now(NamedTuple):
     """Ask what time it is; answered in seconds."""
 
 
-class Work(NamedTuple):
+class PrepareData(NamedTuple):
     """Write the own data and make it durable; answered with what process 0 needs for the commit."""
 
 
@@ -63,7 +63,7 @@ class Commit(NamedTuple):
     """What the work of each process has answered, in order."""
 
 
-class Withdraw(NamedTuple):
+class Rollback(NamedTuple):
     """Remove the own data, if any was written.
 
     Process 0 is asked when all others have left: it may then remove whatever there is of the attempt, unless it finds
@@ -71,8 +71,8 @@ class Withdraw(NamedTuple):
     """
 
 
-Operation: TypeAlias = Put | Get | Remove | Make | Sleep | Now | Work | Commit | Withdraw
-Steps: TypeAlias = Generator[Operation, Any, None]
+Operation: TypeAlias = Put | Get | Remove | MakeFolder | Sleep | Now | PrepareData | Commit | Rollback
+Operations: TypeAlias = Generator[Operation, Any, None]
 
 
 class Pace(NamedTuple):
@@ -105,17 +105,17 @@ class OutOfStep(Timeout):
 
 
 @functools.lru_cache(maxsize=2 * _LATER_CALLS)
-def attempt_of(job: str, number: int) -> str:
+def derive_attempt(job: str, number: int) -> str:
     """Return the attempt of one call of a job, which all its processes know without talking.
 
     Example:
-        >>> attempt_of("0123456789abcdef", 1)
+        >>> derive_attempt("0123456789abcdef", 1)
         '5d2a91aff8af74fb'
     """
     return hashlib.sha256(f"{job} {number}".encode()).hexdigest()[:16]
 
 
-def _this_one() -> str:
+def _describe_this_process() -> str:
     return f"{platform.node() or 'this machine'}, pid {os.getpid()}"
 
 
@@ -126,7 +126,7 @@ class Call:
     Example:
         >>> two = Processes(this=0, count=2)
         >>> call = Call(job="0123456789abcdef", number=1, processes=two, timeout=60.0, doing="save 'x'")
-        >>> call.attempt == attempt_of("0123456789abcdef", 1)
+        >>> call.attempt == derive_attempt("0123456789abcdef", 1)
         True
     """
 
@@ -140,7 +140,7 @@ class Call:
     """Seconds to wait at one point for others."""
     doing: str
     """What it does, for messages: ``save '/x/ckpt'``."""
-    who: str = dataclasses.field(default_factory=_this_one)
+    who: str = dataclasses.field(default_factory=_describe_this_process)
     """Where this process runs, for the messages of others."""
     pace: Pace = USUAL_PACE
     """How often it looks."""
@@ -148,12 +148,12 @@ class Call:
     @property
     def attempt(self) -> str:
         """The attempt of this call."""
-        return attempt_of(self.job, self.number)
+        return derive_attempt(self.job, self.number)
 
     @property
     def live_attempts(self) -> frozenset[str]:
         """The attempts of this call and of the next ones, which others may have given up while process 0 was late."""
-        return frozenset(attempt_of(self.job, self.number + later) for later in range(_LATER_CALLS))
+        return frozenset(derive_attempt(self.job, self.number + later) for later in range(_LATER_CALLS))
 
     @property
     def linger(self) -> float:
@@ -161,10 +161,10 @@ class Call:
         return min(self.pace.linger, self.timeout / 2)
 
 
-MAKE: Final = Make()
+MAKE_FOLDER: Final = MakeFolder()
 NOW: Final = Now()
-WORK: Final = Work()
-WITHDRAW: Final = Withdraw()
+PREPARE_DATA: Final = PrepareData()
+ROLLBACK: Final = Rollback()
 NOTHING_SAVED: Final = "nothing was saved, and what stood at the path is untouched"
 """What is left, for messages."""
 LOOK: Final = (
@@ -174,7 +174,7 @@ LOOK: Final = (
 """What to do about those who did not come."""
 
 
-class Told(Exception):
+class OutcomeKnown(Exception):
     """All know that the attempt failed, and why."""
 
     def __init__(self, error: TreeringError, *, kept: bool) -> None:
@@ -183,13 +183,13 @@ class Told(Exception):
         self.kept = kept
 
 
-def withdrawn() -> Steps:
+def roll_back() -> Operations:
     """Remove the own data; what cannot be removed stays, and the next saver sweeps it."""
     with contextlib.suppress(OSError):
-        yield WITHDRAW
+        yield ROLLBACK
 
 
-def pauses(pace: Pace) -> Iterator[float]:
+def poll_intervals(pace: Pace) -> Iterator[float]:
     """Yield the pauses between looks."""
     pause = pace.first
     while True:
@@ -197,8 +197,8 @@ def pauses(pace: Pace) -> Iterator[float]:
         pause = min(pause * pace.growth, pace.most)
 
 
-def understood(read: Callable[[bytes], _Note], data: bytes | None) -> _Note | Corrupt | None:
-    """Return what a note says; an error, not raised, where it is damaged: then it may yet be written anew."""
+def decode_or_error(read: Callable[[bytes], _Message], data: bytes | None) -> _Message | Corrupt | None:
+    """Return what a message says; an error, not raised, where it is damaged: then it may yet be written anew."""
     if data is None:
         return None
     try:
@@ -207,33 +207,33 @@ def understood(read: Callable[[bytes], _Note], data: bytes | None) -> _Note | Co
         return error
 
 
-def called(process: int, who: str) -> str:
+def describe_process(process: int, who: str) -> str:
     """Return a process for messages."""
     return f"process {process} ({who})"
 
 
-def undone(call: Call) -> str:
+def describe_failure(call: Call) -> str:
     """Return what failed, for messages."""
     return f"could not {call.doing}"
 
 
-def own_failure(call: Call, error: BaseException) -> Failure:
+def describe_own_error(call: Call, error: BaseException) -> Failure:
     """Describe an error of this process for the others."""
-    return Failure.of(ours(call, error)).blamed_on(called(call.processes.this, call.who))
+    return Failure.of(convert_error(call, error)).blamed_on(describe_process(call.processes.this, call.who))
 
 
-def ours(call: Call, error: BaseException) -> BaseException:
-    """Return an error of the notes as one of ours; any other as it is."""
+def convert_error(call: Call, error: BaseException) -> BaseException:
+    """Return an error of the messages as one of ours; any other as it is."""
     if not isinstance(error, OSError) or isinstance(error, TreeringError):
         return error
-    refusal = StoreFailed(f"{undone(call)}: {error.strerror or error}")
+    refusal = StoreFailed(f"{describe_failure(call)}: {error.strerror or error}")
     refusal.errno = error.errno
     return refusal
 
 
-def raise_ours(call: Call, error: BaseException) -> NoReturn:
+def raise_converted(call: Call, error: BaseException) -> NoReturn:
     """Raise an error, as one of ours."""
-    raised = ours(call, error)
+    raised = convert_error(call, error)
     if raised is error:
         raise error
     raise raised from error

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._coordination.message_board import LARGEST_NOTE
-from treering._coordination.messages import Begin, Part, Verdict
+from treering._coordination.message_board import LARGEST_MESSAGE
+from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
 from treering._leaves.folder.attempts import attempts_in
 from treering._store.failures import LinkRefused
 from treering._store.posix.folder import Folder
@@ -44,7 +44,7 @@ class NoteFile:
     """The process that it is of, where its name says so."""
     attempt: str | None
     """The attempt that it is about; None where neither its name nor its content says so."""
-    said: Begin | Part | Verdict | None
+    said: PrepareMessage | VoteMessage | DecisionMessage | None
     """What it says, without checksums; None for a sign of life, and where it cannot be read."""
 
 
@@ -222,31 +222,31 @@ def _notes(folder: Folder, names: Sequence[str]) -> Iterator[NoteFile]:
     """Walk through the notes and read them; those that are being written are left out."""
     for name in names:
         kind = _NOTE.fullmatch(name)
-        if kind is None or not checkpoint_names.is_note(name):
+        if kind is None or not checkpoint_names.is_message(name):
             continue
         found = folder.find(name)
         if found is None:  # it was taken away meanwhile
             continue
-        said: Begin | Part | Verdict | None = None
+        said: PrepareMessage | VoteMessage | DecisionMessage | None = None
         with contextlib.suppress(OSError, Corrupt):  # no note, or a damaged one
             said = _said(name, _content(folder, name))
         yield NoteFile(
             name=name,
             changed=found.st_mtime,
             process=int(kind[1]) if kind[1] else None,
-            attempt=said.attempt if isinstance(said, Begin) else checkpoint_names.attempt_of_note(name),
+            attempt=said.attempt if isinstance(said, PrepareMessage) else checkpoint_names.attempt_of_message(name),
             said=said,
         )
 
 
-def _said(name: str, data: bytes) -> Begin | Part | Verdict | None:
-    if checkpoint_names.is_begin_note(name):
-        return dataclasses.replace(Begin.read(data), signature=b"")
+def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMessage | None:
+    if checkpoint_names.is_prepare(name):
+        return dataclasses.replace(PrepareMessage.read(data), signature=b"")
     if name.endswith("-verdict"):
-        return Verdict.read(data)
-    if checkpoint_names.attempt_of_note(name) is None:
+        return DecisionMessage.read(data)
+    if checkpoint_names.attempt_of_message(name) is None:
         return None
-    return dataclasses.replace(Part.read(data), payload=b"")
+    return dataclasses.replace(VoteMessage.read(data), payload=b"")
 
 
 def _content(folder: Folder, name: str) -> bytes:
@@ -263,6 +263,6 @@ def _content(folder: Folder, name: str) -> bytes:
         data = bytearray()
         while piece := os.read(opened.number, _PIECE):
             data += piece
-            if len(data) > LARGEST_NOTE:
+            if len(data) > LARGEST_MESSAGE:
                 raise Corrupt(f"{name!r} is larger than any note")
         return bytes(data)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from treering._coordination.messages import Begin, Failure, Part, Stage, Verdict
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._format.diagnosis import Attempt, Life, ProcessState
 from treering._inspect.attempts import Looked, NoteFile, Remains
 from treering._inspect.liveness import life_of
@@ -57,8 +57,8 @@ class _Judgement(NamedTuple):
 class _Notes:
     """What the notes of one attempt say."""
 
-    begin: Begin | None
-    verdict: Verdict | None
+    begin: PrepareMessage | None
+    verdict: DecisionMessage | None
     parts: Mapping[int, NoteFile]
     changed: float
 
@@ -74,12 +74,12 @@ class _Notes:
     def has_written(self, process: int) -> bool:
         """Whether a process has handed in its part."""
         said = self.parts[process].said if process in self.parts else None
-        return isinstance(said, Part) and said.stage is Stage.WRITTEN
+        return isinstance(said, VoteMessage) and said.stage is VoteStage.PREPARED
 
     def who(self, process: int) -> str | None:
         """Where a process runs."""
         said = self.parts[process].said if process in self.parts else None
-        return said.who if isinstance(said, Part) else None
+        return said.who if isinstance(said, VoteMessage) else None
 
 
 def judged_attempts(looked: Looked, known: Known, now: float) -> list[Attempt]:
@@ -108,8 +108,8 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
     found = {}
     for attempt, notes in of.items():
         found[attempt] = _Notes(
-            begin=next((note.said for note in notes if isinstance(note.said, Begin)), None),
-            verdict=next((note.said for note in notes if isinstance(note.said, Verdict)), None),
+            begin=next((note.said for note in notes if isinstance(note.said, PrepareMessage)), None),
+            verdict=next((note.said for note in notes if isinstance(note.said, DecisionMessage)), None),
             parts={note.process: note for note in notes if note.process is not None},
             changed=max(note.changed for note in notes),
         )
@@ -213,7 +213,7 @@ def _saving(saver: int) -> str:
 def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | None, now: float) -> Attempt:
     states = [] if said is None else list(_states(said, now))
     advice = judged.advice
-    silent = [state for state in states if state.stage in {_MISSING, Stage.AT_WORK}]
+    silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
     if judged.life is Life.UNKNOWN and silent:
         advice = f"{named(state.process for state in silent)} did not hand in a part: {advice}"
     elif judged.life is Life.IN_FLIGHT and silent and said is not None and said.has_written(0):
@@ -234,7 +234,7 @@ def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | 
     )
 
 
-def _outcome(verdict: Verdict) -> str:
+def _outcome(verdict: DecisionMessage) -> str:
     if verdict.failure is None:
         return "committed"
     by = f" because of {named(verdict.processes)}" if verdict.processes else ""
@@ -249,7 +249,7 @@ def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
         if note is None:
             yield ProcessState(process=process, stage=_MISSING, who=None, age=None)
             continue
-        part = note.said if isinstance(note.said, Part) else None
+        part = note.said if isinstance(note.said, VoteMessage) else None
         yield ProcessState(
             process=process,
             stage=part.stage.value if part else "unreadable",

@@ -22,8 +22,8 @@ from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.joint_save import HostLocal
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._codec.zarr import ZarrArray
-from treering._coordination.job_handshake import next_call
-from treering._coordination.message_board import Notes
+from treering._coordination.job_handshake import next_sequence
+from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
 from treering._leaves.by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
@@ -88,14 +88,14 @@ def serialize_together(
         processes: those of the job, more than one.
         timeout: seconds to wait at one point for others.
     """
-    call = next_call(path, processes, timeout=timeout, doing=f"save leaves into {os.fspath(path)!r}")
+    call = next_sequence(path, processes, timeout=timeout, doing=f"save leaves into {os.fspath(path)!r}")
 
-    def prepare() -> _LeavesShare:
+    def make_share() -> _LeavesShare:
         if isinstance(flat, Exception):
             raise flat
         return _LeavesShare(call, path, flat, wishes)
 
-    share = save_jointly(call, path, prepare)
+    share = save_jointly(call, path, make_share)
     if share is not None and not share.managed and wishes.commit_callback is not None:
         wishes.commit_callback()
 
@@ -150,17 +150,17 @@ class _LeavesShare:
         if leaves is not self._leaves:
             self._plan(leaves)
 
-    def enter(self, held: contextlib.ExitStack) -> Notes:
+    def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
         self._staged = StagedLeaves(self._path, LEAVES_RULES, call.attempt, live=call.live_attempts)
         held.callback(self._close)
-        return self._staged.notes
+        return self._staged.board
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del folder
         self._joined = held.enter_context(JoinedLeaves(self._path, self._call.attempt))
 
-    def work(self) -> bytes:
+    def prepare(self) -> bytes:
         staged, joined = self._staged, self._joined
         if staged is not None:
             payload = self._write(staged)
@@ -171,7 +171,7 @@ class _LeavesShare:
                 staged.expect(folder, names)
             return payload
         if joined is None:
-            raise RuntimeError("the directory comes before the work")
+            raise RuntimeError("the directory comes before the data")
         payload = self._write(joined)
         joined.make_durable()
         return payload
@@ -197,7 +197,7 @@ class _LeavesShare:
         elif self._staged is not None:
             acknowledge(self._path, self._staged, record, write_index=self._wishes.write_index)
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         self._others_have_left = True
         if self._joined is not None:
             self._joined.withdraw()

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from treering._coordination.allgather import assembled
-from treering._coordination.message_board import Notes, PathNotes
+from treering._coordination.allgather import allgather_with_deadline
+from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._runs.signals import Signals, signal_text
 from treering._values.processes import Processes, named
 from treering.cadence import Cadence, Decision, LastSave
@@ -62,7 +62,7 @@ class Pace:
         self._step: int | None = None
         self._since = 0.0
         self._before: tuple[int | None, float] = None, 0.0
-        self._met_at = _Meeting(step=0, ask=0, time=0.0)
+        self._met_at = _SyncPoint(step=0, ask=0, time=0.0)
 
     def decide(self, step: int, processes: Processes, *, latest: int | None, force: bool = False) -> Decision:
         """Return whether a step is saved; what is to be saved counts as saved from then on.
@@ -139,7 +139,7 @@ class Pace:
             now = self._clock()
             said |= {"passed": now - self._since, "ahead": self._ahead(step, now)}
         payload = json.dumps(said).encode()
-        rows = assembled(payload, processes, timeout=self._timeout, notes=self._notes(), doing=doing)
+        rows = allgather_with_deadline(payload, processes, timeout=self._timeout, board=self._board(), doing=doing)
         heard = [json.loads(row) for row in rows]
         others = [number for number, one in enumerate(heard) if one["step"] != heard[0]["step"]]
         if others:
@@ -148,7 +148,7 @@ class Pace:
                 f"could not {doing}: process 0 is at step {heard[0]['step']}, {named(others)} at {there}",
                 hint="all processes call save at the same steps",
             )
-        self._met_at = _Meeting(step=step, ask=step + heard[0]["ahead"], time=self._clock())
+        self._met_at = _SyncPoint(step=step, ask=step + heard[0]["ahead"], time=self._clock())
         return heard[0]["passed"], next((one["signum"] for one in heard if one["signum"] is not None), None)
 
     def _ahead(self, step: int, now: float) -> int:
@@ -161,12 +161,12 @@ class Pace:
             return 1
         return max(1, min(int(seconds * steps / passed) if passed > 0 else _MOST_STEPS, _MOST_STEPS))
 
-    def _notes(self) -> Notes | None:
-        return PathNotes(os.fspath(self._path)) if self._path.is_dir() else None
+    def _board(self) -> MessageBoard | None:
+        return PathMessageBoard(os.fspath(self._path)) if self._path.is_dir() else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Meeting:
+class _SyncPoint:
     """When all processes met last."""
 
     step: int

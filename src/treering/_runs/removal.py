@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from treering._checkpoint.tombstones import finish_removals
-from treering._coordination.message_board import FolderNotes, dead_notes
+from treering._coordination.message_board import FolderMessageBoard, stale_messages
 from treering._store.failures import LinkRefused, naming
 from treering._store.open_folder import index_bytes
 from treering._store.posix.folder import Folder
@@ -68,7 +68,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             return False
         _bury(folder, checkpoint_names.tombstone_of(attempt), old)
         _tidy(folder, shown, names_in)
-        _sweep_notes(folder, folder.names(), _none_lives)
+        _sweep_messages(folder, folder.names(), _none_lives)
     return True
 
 
@@ -94,14 +94,14 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = Tr
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
             _remove_folder(folder)
-        over = not newest and INDEX in names and any(map(checkpoint_names.is_note, names))
+        over = not newest and INDEX in names and any(map(checkpoint_names.is_message, names))
         if not over and not any(map(_is_left_over, names)):
             return
         with _locked(folder, os.fspath(run.path / step_name(step))) as locked:
             if locked is not None:
                 _tidy(locked, run.path / step_name(step), names_in)
                 if over:
-                    _sweep_notes(locked, names, _none_lives)
+                    _sweep_messages(locked, names, _none_lives)
 
 
 @contextlib.contextmanager
@@ -153,12 +153,12 @@ def _tidy(folder: Folder, shown: Path, names_in: NamesIn) -> None:
                 raise _busy(os.fspath(shown))
             dead.add(attempt)
     if dead:
-        _sweep_notes(folder, names, lambda attempt: attempt not in dead)
+        _sweep_messages(folder, names, lambda attempt: attempt not in dead)
 
 
-def _sweep_notes(folder: Folder, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
+def _sweep_messages(folder: Folder, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
     """Remove the notes of attempts that nobody works on; the folder is locked."""
-    for note in dead_notes(names, is_live, FolderNotes(folder).get):
+    for note in stale_messages(names, is_live, FolderMessageBoard(folder).get):
         with contextlib.suppress(OSError):  # it stands in nobody's way
             folder.remove(note)
 

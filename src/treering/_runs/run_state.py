@@ -13,8 +13,8 @@ from treering._arrays.processes import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.folder_path import absolute, new_folder_path
 from treering._checkpoint.joint_load import encode_reply
-from treering._coordination.allgather import assembled
-from treering._coordination.message_board import PathNotes
+from treering._coordination.allgather import allgather_with_deadline
+from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._runs.gc import collect
 from treering._runs.known_steps import KnownSteps
@@ -126,10 +126,10 @@ class RunState:
             failed = error
         if processes.count == 1:
             return said["answer"]
-        notes = PathNotes(os.fspath(self.path)) if self.path.is_dir() else None
+        board = PathMessageBoard(os.fspath(self.path)) if self.path.is_dir() else None
         payload = encode_reply(said, None if failed is None else Failure.of(failed))
         try:
-            rows = assembled(payload, processes, timeout=self.timeout, notes=notes, doing=doing)
+            rows = allgather_with_deadline(payload, processes, timeout=self.timeout, board=board, doing=doing)
         except TreeringError as error:
             raise failed or error from None
         if failed is not None:

@@ -11,8 +11,8 @@ INDEX = "treering.json"
 _JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
 _TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
 _DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")
-# What the processes of a job write to each other, and what becomes such a note by being renamed.
-_NOTE = re.compile(
+# What the processes of a job write to each other, and what becomes such a message by being renamed.
+_MESSAGE = re.compile(
     r"\.treering-(?:(?P<attempt>[0-9a-f]{16})-(?:part-\d{5,}|verdict)|(?P<job>[0-9a-f]{16})-begin|waiting-\d{5,})"
     r"(?:\.[0-9a-f]{16}\.new)?"
 )
@@ -80,85 +80,85 @@ def data_of(attempt: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if (found := _DATA.fullmatch(name)) and found[1] == attempt]
 
 
-def begin_note(job: str) -> str:
-    """Return the name of the note that says which joint save of a job is on.
+def prepare_name(job: str) -> str:
+    """Return the name of the message that says which joint save of a job is on.
 
     Example:
-        >>> begin_note("0123456789abcdef")
+        >>> prepare_name("0123456789abcdef")
         '.treering-0123456789abcdef-begin'
     """
     return f".treering-{job}-begin"
 
 
-def part_note(attempt: str, process: int) -> str:
-    """Return the name of the note in which one process says how far it is with an attempt.
+def vote_name(attempt: str, process: int) -> str:
+    """Return the name of the message in which one process says how far it is with an attempt.
 
     Example:
-        >>> part_note("0123456789abcdef", 3)
+        >>> vote_name("0123456789abcdef", 3)
         '.treering-0123456789abcdef-part-00003'
     """
     return f".treering-{attempt}-part-{process:05d}"
 
 
-def verdict_note(attempt: str) -> str:
-    """Return the name of the note in which process 0 says what became of an attempt.
+def decision_name(attempt: str) -> str:
+    """Return the name of the message in which process 0 says what became of an attempt.
 
     Example:
-        >>> verdict_note("0123456789abcdef")
+        >>> decision_name("0123456789abcdef")
         '.treering-0123456789abcdef-verdict'
     """
     return f".treering-{attempt}-verdict"
 
 
-def waiting_note(process: int) -> str:
-    """Return the name of the note by which a process shows that it lives, while it waits for others.
+def heartbeat_name(process: int) -> str:
+    """Return the name of the message by which a process shows that it lives, while it waits for others.
 
     Example:
-        >>> waiting_note(3)
+        >>> heartbeat_name(3)
         '.treering-waiting-00003'
     """
     return f".treering-waiting-{process:05d}"
 
 
-def aside_of_note(name: str, token: str) -> str:
-    """Return the name under which a note is written before it is renamed to ``name``; it is a note's name too.
+def temporary_name(name: str, token: str) -> str:
+    """Return the name under which a message is written before it is renamed to ``name``; it is a message's name too.
 
     Example:
-        >>> aside_of_note(waiting_note(3), "0123456789abcdef")
+        >>> temporary_name(heartbeat_name(3), "0123456789abcdef")
         '.treering-waiting-00003.0123456789abcdef.new'
     """
     return f"{name}.{token}.new"
 
 
-def is_note(name: str) -> bool:
-    """Whether a note, or one that is being written, could have this name.
+def is_message(name: str) -> bool:
+    """Whether a message, or one that is being written, could have this name.
 
     Example:
-        >>> is_note(".treering-waiting-00003"), is_note(".treering-notes")
+        >>> is_message(".treering-waiting-00003"), is_message(".treering-notes")
         (True, False)
     """
-    return _NOTE.fullmatch(name) is not None
+    return _MESSAGE.fullmatch(name) is not None
 
 
-def is_begin_note(name: str) -> bool:
-    """Whether this is the name of the note of a job, whose content names the attempt.
+def is_prepare(name: str) -> bool:
+    """Whether this is the name of the message of a job, whose content names the attempt.
 
     Example:
-        >>> is_begin_note(begin_note("0123456789abcdef")), is_begin_note(waiting_note(3))
+        >>> is_prepare(prepare_name("0123456789abcdef")), is_prepare(heartbeat_name(3))
         (True, False)
     """
-    found = _NOTE.fullmatch(name)
+    found = _MESSAGE.fullmatch(name)
     return found is not None and found["job"] is not None
 
 
-def attempt_of_note(name: str) -> str | None:
-    """Return the attempt that a note's name tells; None where it tells none, and for any other name.
+def attempt_of_message(name: str) -> str | None:
+    """Return the attempt that a message's name tells; None where it tells none, and for any other name.
 
     Example:
-        >>> attempt_of_note(part_note("0123456789abcdef", 3))
+        >>> attempt_of_message(vote_name("0123456789abcdef", 3))
         '0123456789abcdef'
-        >>> attempt_of_note(begin_note("0123456789abcdef")) is None
+        >>> attempt_of_message(prepare_name("0123456789abcdef")) is None
         True
     """
-    found = _NOTE.fullmatch(name)
+    found = _MESSAGE.fullmatch(name)
     return found["attempt"] if found else None

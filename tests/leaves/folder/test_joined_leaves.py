@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.leaves.folder.directories import RULES, array_text, everything, expected, load, save, update_for
-from treering._coordination.message_board import FolderNotes
+from treering._coordination.message_board import FolderMessageBoard
 from treering._leaves.folder import staged_files
 from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._leaves.folder.staged_files import JoinedLeaves
@@ -174,8 +174,8 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
         (tmp_path / kept[1]).write_bytes(b"{}")
         with StagedLeaves(tmp_path, RULES, own) as leader:
             assert set(kept) <= {entry.name for entry in tmp_path.iterdir()}
-            notes = leader.notes
-            assert isinstance(notes, FolderNotes)
+            notes = leader.board
+            assert isinstance(notes, FolderMessageBoard)
             assert notes.get(kept[1]) == b"{}"
     assert {entry.name for entry in tmp_path.iterdir()} == {*kept, *mine}
 

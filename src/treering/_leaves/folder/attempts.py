@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection
 
-from treering._coordination.message_board import FolderNotes, dead_notes
+from treering._coordination.message_board import FolderMessageBoard, stale_messages
 from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
@@ -16,7 +16,7 @@ from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.rights import take_over
-from treering._values.checkpoint_names import is_note
+from treering._values.checkpoint_names import is_message
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
 
 _TRIES = 20
@@ -170,13 +170,13 @@ def sweep_unfinished(tree: FolderTree) -> None:
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
 
 
-def sweep_notes(tree: FolderTree, folder: Folder, own: Collection[str]) -> None:
+def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str]) -> None:
     """Remove what processes of jobs wrote to each other in the directory, and whose saver is dead.
 
     Args:
         tree: the directory.
         folder: the same.
-        own: the attempts of this saver, whose notes stay.
+        own: the attempts of this saver, whose messages stay.
     """
 
     def is_live(attempt: str) -> bool:
@@ -185,6 +185,6 @@ def sweep_notes(tree: FolderTree, folder: Folder, own: Collection[str]) -> None:
         return False
 
     with contextlib.suppress(OSError, LinkRefused):  # what stays harms nobody, and the next save sweeps
-        names = [name for name, kind in tree.scan(()).items() if kind == FILE and is_note(name)]
-        for name in dead_notes(names, is_live, FolderNotes(folder).get):
+        names = [name for name, kind in tree.scan(()).items() if kind == FILE and is_message(name)]
+        for name in stale_messages(names, is_live, FolderMessageBoard(folder).get):
             folder.remove(name)

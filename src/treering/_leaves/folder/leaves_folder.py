@@ -19,7 +19,7 @@ from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
-from treering._values.checkpoint_names import is_note
+from treering._values.checkpoint_names import is_message
 from treering._values.leaves_names import (
     ATTEMPTS,
     INDEX,
@@ -299,5 +299,5 @@ def what_is_there(tree: FolderTree) -> str:
         return f"what is there cannot be read: {error}"
     if others:
         return f"there are leaves directories in it: {shown_names(others)}"
-    names = sorted(name for name in found if not is_note(name))
+    names = sorted(name for name in found if not is_message(name))
     return f"it holds {shown_names(names)}" if names else "it is empty"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from treering._coordination.message_board import FolderNotes, Notes
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._leaves.folder.sync import sync_written
 from treering._store.failures import LinkRefused, naming
 from treering._store.pieces import Buffer
@@ -103,9 +103,9 @@ class StagedFiles:
                     descriptors.start_writeback(opened.number, 0, size)
 
     @property
-    def notes(self) -> Notes:
-        """The notes in the directory."""
-        return FolderNotes(self._open_folder)
+    def board(self) -> MessageBoard:
+        """The messages in the directory."""
+        return FolderMessageBoard(self._open_folder)
 
     @property
     def _open_folder(self) -> Folder:

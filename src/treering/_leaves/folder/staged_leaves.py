@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from treering._leaves.folder.attempts import AttemptFolder, sweep_notes, sweep_unfinished
+from treering._leaves.folder.attempts import AttemptFolder, sweep_messages, sweep_unfinished
 from treering._leaves.folder.commit import LeavesCommit
 from treering._leaves.folder.files import missing, opened_below
 from treering._leaves.folder.rules import IndexRules, Update
@@ -41,7 +41,7 @@ class StagedLeaves(StagedFiles):
         path: the directory, made if it is missing; a link to a folder stays a link.
         rules: how to read an index.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        live: the attempts whose notes stay, beside the own one.
+        live: the attempts whose messages stay, beside the own one.
 
     Raises:
         StoreFailed: the system refused. Nothing has changed.
@@ -225,7 +225,7 @@ class StagedLeaves(StagedFiles):
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            sweep_notes(tree, folder, {own.attempt, *self._live})
+            sweep_messages(tree, folder, {own.attempt, *self._live})
             undo.pop_all()
         self._made, self._own = made, own
         self._opened(folder, tree, own.attempt)
