@@ -18,8 +18,7 @@ import jax
 
 from torture.process_points import Point, install
 from torture.process_scenes import JointScene
-from treering._arrays import outgoing
-from treering._arrays import processes as asked_processes
+from treering._arrays import host, outgoing
 from treering._coordination import job_handshake
 from treering._coordination.allgather import allgather_in_order
 from treering._coordination.steps import Call
@@ -106,7 +105,7 @@ def _forge(processes: Processes, job: str) -> None:
         return Call(job=job, number=last, processes=asking, timeout=timeout, doing=doing)
 
     _stand_in(outgoing.process_of, lambda device: device.id // 2)
-    _stand_in(asked_processes.this_processes, lambda leaves: processes)  # noqa: ARG005 - as it is called
+    _stand_in(host.this_processes, lambda leaves: processes)  # noqa: ARG005 - as it is called
     _stand_in(job_handshake.next_sequence, next_sequence)
 
 

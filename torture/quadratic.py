@@ -22,8 +22,7 @@ import treering
 from treering._codec.documents import parsed
 from treering._codec.zarr import parse_zarray
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.left_document import parse_left
-from treering._format.run_document import parse_run
+from treering._format.run_document import parse_left, parse_run
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.inspect import inspect
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index, record_of

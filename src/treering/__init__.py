@@ -70,7 +70,7 @@ _HOMES = {
     "PendingSave": "treering._background.pending_save",
     "Run": "treering.run",
     "SaveEvery": "treering.cadence",
-    "StandIn": "treering._tree.stand_in",
+    "StandIn": "treering._tree.flatten",
     "Stateful": "treering.run",
     "diff": "treering._inspect.diff",
     "inspect": "treering._inspect.inspect",

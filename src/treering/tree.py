@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
-from treering._tree.value_report import uncompared
+from treering._tree.unflatten import uncompared
 from treering._tree.walk import leaves_of, mapped_with_path
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size", "uncompared"]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from treering._arrays.processes import this_processes
+from treering._arrays.host import this_processes
 from treering._coordination import allgather
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, allgather_with_deadline, run_in_order
 from treering._coordination.heartbeat import Heartbeat

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treering._arrays.held import held_index
+from treering._arrays.buffers import on_host
 from treering._arrays.incoming import Wish
-from treering._arrays.on_host import on_host
+from treering._arrays.source import held_index
 from treering._format.index import Container
 from treering.errors import Corrupt
 

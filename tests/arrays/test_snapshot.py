@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treering._arrays import donation, snapshot
-from treering._arrays.aligned import aligned_bytes
+from treering._arrays import snapshot
+from treering._arrays.buffers import aligned_bytes
 from treering._arrays.outgoing import Outgoing, outgoing
 from treering._checkpoint.plan_cache import plan_tree
 from treering._tree.flatten import flatten
@@ -142,13 +142,13 @@ def test_views_are_copied_where_the_runtime_gives_donated_memory_away(monkeypatc
 
 
 def test_the_probe_notices_a_runtime_that_overwrites_donated_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert donation.views_survive.__wrapped__()
+    assert snapshot.views_survive.__wrapped__()
 
     def overwrite(array: jax.Array) -> None:
         ctypes.memset(array.unsafe_buffer_pointer(), 1, array.nbytes)
 
-    monkeypatch.setattr(donation, "_donate", overwrite)
-    assert not donation.views_survive.__wrapped__()
+    monkeypatch.setattr(snapshot, "_donate", overwrite)
+    assert not snapshot.views_survive.__wrapped__()
 
 
 class FakeDevice:

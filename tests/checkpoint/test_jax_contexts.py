@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from treering import leaves, serialization, sharding, tree
-from treering._arrays.donation import views_survive
+from treering._arrays.snapshot import views_survive
 from treering.errors import LeavesInitialised, Mismatch, NotSharded, Unsupported
 
 AXES = ("x", "y")

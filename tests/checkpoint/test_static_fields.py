@@ -137,7 +137,7 @@ def without_digests(node: Any) -> Any:
 def test_where_a_digest_is_missing_texts_are_compared(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in checkpoints that were saved before there were digests."""
     with monkeypatch.context() as patched:
-        patched.setattr("treering._tree.static_text.value_digest", lambda _: (None, "off"))
+        patched.setattr("treering._tree.static_values.value_digest", lambda _: (None, "off"))
         treering.save(path, {"x": CASES[name](0)})
     document = (path / "treering.json").read_text(encoding="ascii")
     parsed = json.loads(document)
@@ -149,7 +149,7 @@ def test_where_a_digest_is_missing_texts_are_compared(name: str, path: Path, mon
 
 def test_digests_of_another_scheme_are_not_compared(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("treering._tree.static_text.value_digest", lambda _: ("later/9:00", ""))
+        patched.setattr("treering._tree.static_values.value_digest", lambda _: ("later/9:00", ""))
         treering.save(path, {"x": Held(1.0, table(0))})
     assert told(path, {"x": Held(1.0, table(0))}) == []
 

@@ -20,7 +20,7 @@ from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.diagnosis import Life
-from treering._format.index_glance import names_in
+from treering._format.document import names_in
 from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor import diagnosed
 from treering._store.posix.seen_locks import Process

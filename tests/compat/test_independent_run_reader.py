@@ -12,8 +12,16 @@ import pytest
 
 import treering as tr
 from tests.compat import independent_run_reader as referee
-from treering._format.left_document import encode_left, parse_left
-from treering._format.run_document import RunDocument, StepNote, encode_run, note_in, noted, parse_run
+from treering._format.run_document import (
+    RunDocument,
+    StepNote,
+    encode_left,
+    encode_run,
+    note_in,
+    noted,
+    parse_left,
+    parse_run,
+)
 from treering._runs import save_step
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect

@@ -12,9 +12,8 @@ import pytest
 
 import treering
 from treering._format.index import Container, ForeignKey, Token
-from treering._format.key_text import key_text
 from treering._format.selection import select
-from treering._format.structure import keys_of
+from treering._format.structure import key_text, keys_of
 from treering._tree.flatten import flatten
 from treering.errors import Unsupported
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._format.index_glance import digest_in, glance, names_in
+from treering._format.document import digest_in, glance, names_in
 from treering._format.run_document import (
     LATEST_TIME,
     Branch,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from treering._format.document_parts import decoded_checksums, encoded_checksums, free_json, matching, texts
+from treering._format.columns import decoded_checksums, encoded_checksums, free_json, matching, texts
 from treering._format.signed import SignedForm
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 

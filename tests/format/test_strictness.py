@@ -23,7 +23,7 @@ from tests.format.indexes import index_of
 from tests.properties.strategies import quick
 from treering._format.document import encode_index, parse_index
 from treering._format.index import LeafType
-from treering._format.leaf_types import decoded_type
+from treering._format.leaf_values import decoded_type
 from treering._format.safetensors import parse_safetensors, single_file
 from treering._values.checksums import block_checksums, digest
 from treering.errors import Corrupt, Format, TreeringError, Unsupported

@@ -15,8 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._leaves.plan import chunk_shape, shared_chunk_shape
-from treering._plan.shard_boxes import held_boxes
-from treering._values.boxes import Box, whole
+from treering._values.boxes import Box, held_boxes, whole
 
 
 def grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[Box]:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 import treering as tr
 from tests.multiprocess.jobs import hear, say
-from treering._arrays.processes import this_processes
+from treering._arrays.host import this_processes
 from treering._coordination import allgather
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline
 from treering._coordination.job_handshake import next_sequence

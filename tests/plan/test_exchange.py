@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import grid_boxes
-from treering._plan.blocks import covering_ranges
 from treering._plan.exchange import Grid, Parts, StoredChunk, Turns, parted
-from treering._plan.load import StoredLeaf, Strategy, plan_loads
+from treering._plan.load import StoredLeaf, Strategy, covering_ranges, plan_loads
 from treering._values.boxes import Box, covered_once, shape_of, size_of
 from treering._values.checksums import block_bytes
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.layouts import any_layouts
-from treering._plan.save import LeafLayout, plan_save
-from treering._plan.save_files import file_counts, files_by_position
+from treering._plan.save import LeafLayout, file_counts, files_by_position, plan_save
 
 
 def test_who_has_only_a_leaf_without_items_has_a_file_too() -> None:

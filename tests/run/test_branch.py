@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._format.document import encode_index, parse_index
-from treering._format.index_glance import glance, names_in
+from treering._format.document import encode_index, glance, names_in, parse_index
 from treering._format.run_document import Branch, StepNote, note_in, noted
 from treering._inspect.verify import verify
 from treering._runs.branch import branch_step

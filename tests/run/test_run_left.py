@@ -11,7 +11,7 @@ import pytest
 import treering as tr
 from tests.cli.command import inside
 from treering._checkpoint import save_async
-from treering._format.left_document import LeftDocument, encode_left, parse_left
+from treering._format.run_document import LeftDocument, encode_left, parse_left
 from treering._runs import gc, save_step, superseded
 from treering._runs.gc import collect
 from treering._runs.steps import records_of, step_path, steps_of

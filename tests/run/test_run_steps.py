@@ -14,7 +14,7 @@ import pytest
 import treering as tr
 from treering._checkpoint import source
 from treering._checkpoint.detect import Form, detect
-from treering._format import index_glance
+from treering._format import document
 from treering._format.run_document import RunDocument, StepNote, StepRecord, encode_run, noted, parse_run
 from treering._runs import gc, steps
 from treering._runs.gc import collect, collect_after, remove_steps
@@ -56,7 +56,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(data))
         return real(data)
 
-    real = index_glance.glance
+    real = document.glance
     monkeypatch.setattr(steps, "glance", counted)
     return sizes
 

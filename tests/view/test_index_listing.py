@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering._format.index import Chunks, Container, DataFile, ForeignKey, Index, LeafType, OpaqueLeaf, Token
-from treering._format.index_listing import list_index
+from treering._format.listing import list_index
 from treering._format.records import LeafRecord, Listing, Named
 from treering._format.structure import keys_of
 from treering._view.flat import leaves_of

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from tests.view.test_index_listing import ARRAY, INT, TEXT, container, index
-from treering._format.index_listing import list_index
+from treering._format.listing import list_index
 from treering._format.records import LeafRecord, Listing, Place
 from treering._view.flat import leaves_of
 from treering._view.html import html_text

@@ -8,7 +8,7 @@ import json
 from tests.format.indexes import index_of
 from tests.leaves.documents.made_records import F32, flat
 from treering._format.index import Index, LeafType
-from treering._format.index_listing import list_index
+from treering._format.listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing
 from treering._leaves.documents.join import opened_index
 from treering._values.boxes import Box

@@ -14,8 +14,7 @@ from treering._arrays.exchange import carried, grid_of, part_boxes
 from treering._arrays.incoming import Wish
 from treering._arrays.source import Source
 from treering._plan.load import StoredLeaf, plan_loads
-from treering._plan.shard_boxes import box_of_slices
-from treering._values.boxes import Box, size_of
+from treering._values.boxes import Box, box_of_slices, size_of
 from treering._values.checksums import digest, packed
 
 Wanted: TypeAlias = tuple[tuple[Box, ...], ...]

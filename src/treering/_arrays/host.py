@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
 import numpy as np
 
 from treering._arrays.parted import host_blocks
+from treering._codec.documents import MAX_NESTING
 from treering._codec.msgpack.write import ArrayLike, Piece
+from treering._values.processes import Processes
 from treering.errors import Unsupported
 
 TOGETHER: Final = 'only all processes of the job together can save it: to a folder, with processes="all"'
@@ -18,6 +20,9 @@ TOGETHER: Final = 'only all processes of the job together can save it: to a fold
 
 _RUN_BYTES: Final = 256 * 1024
 _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
+_SCALARS: Final = (np.generic, np.ndarray, jax.Array)
+# Truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
+_KINDS: Final = "biufV"
 
 
 def adopt(value: object) -> ArrayLike | None:
@@ -92,3 +97,52 @@ def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
             yield from host_blocks(piece.array, piece.start, piece.stop)
     if run:
         yield b"".join(run)
+
+
+def with_python_numbers(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a user's metadata in which scalars of numpy and jax are Python's bool, int or float.
+
+    What is no number stays as it is, for ``check_json`` to name.
+
+    Example:
+        >>> with_python_numbers({"step": np.int64(3), "losses": [np.float32(0.5), jax.numpy.float32(2)]})
+        {'step': 3, 'losses': [0.5, 2.0]}
+    """
+    return {name: _plain(value, ()) for name, value in metadata.items()}
+
+
+def _plain(value: Any, above: tuple[int, ...]) -> Any:
+    if isinstance(value, _SCALARS):
+        return _number(value)
+    if type(value) not in (dict, list) or len(above) > MAX_NESTING or id(value) in above:
+        return value
+    above = (*above, id(value))
+    if type(value) is dict:
+        return {name: _plain(item, above) for name, item in value.items()}
+    return [_plain(item, above) for item in value]
+
+
+def _number(value: Any) -> Any:
+    """Return the number that a scalar holds, or the scalar itself where it is none, or lies elsewhere."""
+    try:
+        number = value.item() if not value.shape and value.dtype.kind in _KINDS else value
+    except (TypeError, ValueError, RuntimeError):  # a tracer, a deleted array, or one of other processes
+        return value
+    return number if type(number) in (bool, int, float) else value
+
+
+def this_processes(leaves: Iterable[Any]) -> Processes:
+    """Return which process of the job this is, and how many there are.
+
+    jax is asked only where it is sure to run already: ``jax.distributed`` is initialised, or a leaf is an array of
+    jax's. A tree of numpy arrays starts no backend.
+
+    Example:
+        >>> import numpy as np
+        >>> this_processes([np.zeros(2), 3])
+        Processes(this=0, count=1)
+    """
+    # By class: there are few of them, and thousands of leaves.
+    if jax.distributed.is_initialized() or any(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
+        return Processes(this=jax.process_index(), count=jax.process_count())
+    return Processes(this=0, count=1)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from treering._arrays.aligned import aligned_bytes
+from treering._arrays.buffers import aligned_bytes
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._format.blocks import damage, first_blocks
 from treering._format.index import Index
-from treering._plan.blocks import covering_ranges
 from treering._plan.exchange import StoredChunk
+from treering._plan.load import covering_ranges
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums

@@ -16,16 +16,15 @@ import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.aligned import aligned_bytes
+from treering._arrays.buffers import aligned_bytes
 from treering._arrays.host import TOGETHER, require_alive
 from treering._arrays.parted import Parted, cut_out, parts_of, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType
 from treering._plan.save import LeafLayout
-from treering._plan.shard_boxes import box_of_slices, held_boxes
 from treering._tree.flatten import Flattened
-from treering._values.boxes import Box, contains, whole
+from treering._values.boxes import Box, box_of_slices, contains, held_boxes, whole
 from treering._values.checksums import block_checksums
 from treering._values.dtypes import check_writable
 from treering._values.keys import split_key

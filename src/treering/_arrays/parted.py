@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from treering._codec.array_bytes import wire_blocks
-from treering._plan.shard_boxes import box_of_slices
-from treering._values.boxes import Box, boxes_of_range, intersection, relative, shape_of, slices
+from treering._values.boxes import Box, box_of_slices, boxes_of_range, intersection, relative, shape_of, slices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

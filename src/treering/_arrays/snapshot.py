@@ -8,23 +8,27 @@ copied, since anybody may write into it.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
 
-from treering._arrays.donation import views_survive
 from treering._arrays.outgoing import Outgoing, Source
 from treering._arrays.parted import cut_out, is_view
 from treering._format.headers import Row
 from treering._format.index import LeafType
+from treering._store.crew import work_together
 from treering._values.boxes import Box, contains
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 _SMALL_BYTES: Final = 64 << 10
+_ITEMS = 4096
 
 
 def snapshot(leaves: Outgoing, wanted: Iterable[Row] | None = None) -> Outgoing:
@@ -144,3 +148,45 @@ class _Coming:
         with jax.transfer_guard_device_to_host("allow"):
             host: NDArray[Any] = np.asarray(self._handle)
         return host
+
+
+@functools.cache
+def views_survive() -> bool:
+    """Tell whether views of arrays on CPU outlive their donation; found out once, by donating a small array.
+
+    jax's runtime gives a donated buffer away only if nobody else holds on to it, and a live view does. That is how it
+    is and nothing that it promises; where it is not so, a snapshot has to copy.
+
+    Example:
+        >>> views_survive()
+        True
+    """
+    found: list[bool] = []
+    # The caller may be inside of a mesh, or of a trace, in which jax runs nothing on one device; another thread is not.
+    work_together(lambda: found.append(_donated()), 1, lambda: None)
+    return found == [True]
+
+
+def _donated() -> bool:
+    cpu = jax.local_devices(backend="cpu")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a runtime that does not donate says so
+        with jax.transfer_guard("allow"), jax.disable_jit(False):
+            return all(_outlives(jax.device_put(_numbers(dtype), cpu)) for dtype in ("float32", "bfloat16"))
+
+
+def _numbers(dtype: str) -> Any:
+    return np.arange(_ITEMS).astype(jax.numpy.dtype(dtype))
+
+
+def _outlives(array: jax.Array) -> bool:
+    """Donate an array that jax made itself, so that its memory is the runtime's to give away."""
+    own = jax.jit(lambda x: x + 1)(array)
+    view = np.asarray(own)
+    before = view.copy()
+    _donate(own)
+    return bool((view == before).all())
+
+
+def _donate(array: jax.Array) -> None:
+    jax.jit(lambda x: x * 2 + 1, donate_argnums=0)(array).block_until_ready()

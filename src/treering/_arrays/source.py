@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
+
+from treering._arrays.buffers import aligned_bytes
 from treering._arrays.incoming import Wish
 from treering._arrays.jobs import Progress
-from treering._format.index import Index
+from treering._format.index import Chunks, Index, LeafType, Token
 from treering._plan.exchange import StoredChunk
+from treering._values.boxes import slices, whole
+from treering._values.dtypes import check_writable
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.typing import NDArray
+_NOTHING: Final = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
 
 
 class Arrays(Protocol):
@@ -65,3 +72,88 @@ class Source:
         self.dtype_of = arrays.dtype_of
         self.stored_chunks = arrays.stored_chunks
         self.check_files = arrays.check_files
+
+
+class HeldArrays:
+    """Gives boxes of arrays that somebody already read.
+
+    Args:
+        arrays: leaf number -> array; nobody else writes to them.
+    """
+
+    def __init__(self, arrays: Mapping[int, NDArray[Any]]) -> None:
+        self._arrays = arrays
+        self._given: set[int] = set()
+
+    def check_files(self) -> None:
+        """There are none."""
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of a leaf."""
+        return self._arrays[leaf].dtype
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return nothing: all of it was read already."""
+        del leaf
+        return ()
+
+    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every wish: whole arrays as they are, parts as copies."""
+        total = sum(self._arrays[wish.leaf].nbytes for wish in wishes)
+        done = 0
+        for wish in wishes:
+            held = self._arrays[wish.leaf]
+            every = whole(held.shape)
+            # Two leaves of a result share no memory, also where both are made of this one.
+            first = wish.leaf not in self._given
+            self._given.add(wish.leaf)
+            as_it_is = first and wish.steps is None
+            wish.arrays = [
+                held if as_it_is and box == every else _copied(held[slices(box, wish.steps)]) for box in wish.boxes
+            ]
+            done += held.nbytes
+            if progress is not None:
+                progress(done, total)
+
+
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy in memory that jax takes as it is."""
+    copy = np.ndarray(array.shape, array.dtype, aligned_bytes(array.nbytes))
+    copy[...] = array
+    return copy
+
+
+def held_index(
+    structure: Sequence[Token], keys: Sequence[str], kinds: Sequence[str], leaves: Sequence[Any]
+) -> tuple[Index, HeldArrays]:
+    """Return an index of leaves in memory, and their arrays."""
+    types: dict[LeafType, int] = {}
+    leaf_types: list[int] = []
+    values: dict[int, Any] = {}
+    arrays: dict[int, NDArray[Any]] = {}
+    for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
+        if isinstance(leaf, np.ndarray | np.generic):
+            arrays[number] = np.asarray(leaf)
+            leaf_type = LeafType(kind=kind, dtype=check_writable(leaf.dtype).name, shape=leaf.shape)
+        else:
+            values[number] = leaf
+            leaf_type = LeafType(kind=kind)
+        leaf_types.append(types.setdefault(leaf_type, len(types)))
+    index = Index(
+        attempt="",
+        written={},
+        processes=1,
+        meshes=(),
+        structure=structure,
+        keys=keys,
+        types=tuple(types),
+        leaf_types=leaf_types,
+        values=values,
+        chunks=_NOTHING,
+        checksums=array("Q"),
+        files=(),
+        replaces=(),
+        metadata={},
+        verified=False,
+    )
+    return index, HeldArrays(arrays)

@@ -19,7 +19,7 @@ from treering._printable import kind_of
 from treering._store.posix.reading import LocalFile
 from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
-from treering._values.near import near
+from treering._values.human import near
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
 _FIRST_BYTES: Final = 16

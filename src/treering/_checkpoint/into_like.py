@@ -7,11 +7,11 @@ from typing import Any
 
 from treering._arrays.source import Source
 from treering._format.index import Container, Index, Token
-from treering._format.same_value import same_value
+from treering._format.leaf_values import same_value
 from treering._format.selection import Selection
 from treering._tree.flatten import Flattened
 from treering._tree.likeness import KEPT, Matched
-from treering._tree.static_text import opaque_of
+from treering._tree.static_values import opaque_of
 from treering._tree.unflatten import difference, rebuilt, static_differences
 from treering._values.warned import warn_of
 from treering.errors import StaticFieldsDiffer

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from treering._arrays.divided import FilesOfProcesses, divided, merged
 from treering._arrays.jobs import Progress
-from treering._arrays.written import Written, content
+from treering._arrays.written import FilesOfProcesses, Written, content, divided, merged
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly

@@ -6,16 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from treering._arrays.held import held_index
-from treering._arrays.source import Source
+from treering._arrays.source import Source, held_index
 from treering._codec.gzip import decompressed
 from treering._codec.msgpack.scan import Leaves, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, Token
 from treering._store.posix.reading import LocalFile
-from treering._values.keys import join_key
-from treering._values.trail import Trail, unwound
+from treering._values.keys import Trail, join_key, unwound
 from treering._wire.loaded import PlannedArrays
 from treering.errors import Corrupt, Format
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from treering._arrays.buffers import on_host
 from treering._arrays.incoming import Wish
-from treering._arrays.on_host import on_host
 from treering._arrays.slicing import Key, box_and_rest
 from treering._arrays.source import Source
 from treering._background.saves import settle

@@ -10,18 +10,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from treering._arrays.divided import Divided, divided
+from treering._arrays.host import this_processes
 from treering._arrays.known_leaves import KnownLeaves
 from treering._arrays.outgoing import Outgoing, outgoing
-from treering._arrays.processes import this_processes
 from treering._arrays.snapshot import snapshot
-from treering._arrays.written import Layout
+from treering._arrays.written import Divided, Layout, divided
 from treering._checkpoint.signature import signature_of
 from treering._format.blocks import leaf_bytes
 from treering._format.headers import Row, laid_out, of_attempt
 from treering._format.index import Chunks
-from treering._plan.save import SavePlan, plan_save
-from treering._plan.save_files import FILE_BYTES
+from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.remembered import Remembered
 from treering._values.boxes import size_of, whole

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from treering._arrays.host import this_processes, with_python_numbers
 from treering._arrays.jobs import Progress
-from treering._arrays.processes import this_processes
-from treering._arrays.scalars import with_python_numbers
 from treering._background.saves import settle
 from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.joint_save import HostLocal, Wishes, save_together

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from treering._cli.terminal import NO, explain
-from treering._values.near import near
+from treering._values.human import near
 from treering._view.flat import nodes_of
 
 _LINES_A_WRITE = 500

@@ -8,14 +8,15 @@ Source: RFC 8259; RFC 7493 (I-JSON) for what is refused beyond it.
 
 from __future__ import annotations
 
+import collections
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
 from treering._printable import kind_of
 from treering._values.human import counted
-from treering.errors import Corrupt, Unsupported
+from treering.errors import Corrupt, TreeringError, Unsupported
 
 MAX_NESTING: Final = 100
 """Lists and objects inside each other, at most, in what a user adds to a document."""
@@ -28,6 +29,9 @@ _Kind = TypeVar("_Kind")
 
 quoted = json.encoder.encode_basestring_ascii
 """``quoted(text)`` is the text as a JSON string in ASCII."""
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
+# Python's own coincidences stay below: 35 floats that are powers of two have one hash, 17 ints of 64 bits.
+_MOST_OF_ONE_HASH: Final = 64
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -51,7 +55,6 @@ def _constant(text: str) -> NoReturn:
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 
 
 def parsed(text: str, what: str) -> Any:
@@ -180,3 +183,43 @@ def shown(value: Any) -> str:
         return "a huge int"
     text = repr(value) if isinstance(value, str | int | float) or value is None else f"{kind_of(value)}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def colliding(values: Collection[Hashable]) -> bool:
+    """Tell whether more than 64 different values have one hash, as numbers and tuples of numbers can be made to have.
+
+    Text and bytes cannot: Python hashes them with a secret key. The answer takes time in proportion to the values.
+
+    Example:
+        >>> colliding(range(100_000)), colliding([number * (2**61 - 1) for number in range(100)])
+        (False, True)
+    """
+    if len(values) <= _MOST_OF_ONE_HASH:
+        return False
+    counts = collections.Counter(map(hash, values))
+    if max(counts.values()) <= _MOST_OF_ONE_HASH:
+        return False
+    seen: dict[int, list[Hashable]] = {number: [] for number, count in counts.items() if count > _MOST_OF_ONE_HASH}
+    for value in values:
+        same = seen.get(hash(value))
+        if same is not None and value not in same:
+            same.append(value)
+            if len(same) > _MOST_OF_ONE_HASH:
+                return True
+    return False
+
+
+def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringError] = Corrupt) -> None:
+    """Require that no more than 64 different values have one hash.
+
+    Raises:
+        Corrupt: more have; or ``error``.
+
+    Example:
+        >>> check_hashes([number * (2**61 - 1) for number in range(100)], "the keys")
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: more than 64 of the keys have one hash, which would make a dict of them quadratic
+    """
+    if colliding(values):
+        raise error(f"more than {_MOST_OF_ONE_HASH} of {what} have one hash, which would make a dict of them quadratic")

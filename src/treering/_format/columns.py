@@ -5,25 +5,39 @@ Ten thousand leaves are checked as columns, with a handful of passes that run in
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
+import re
+import sys
+from array import array
 from collections import defaultdict
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from treering._codec.documents import member, shown
+from treering._codec.documents import check_hashes, check_json, member, shown
 from treering._format.blocks import first_blocks, leaf_bytes
-from treering._format.index import Chunks, DataFile, Index, LeafType
+from treering._format.index import Chunks, DataFile, Index, LeafType, Token
+from treering._format.leaf_values import (
+    decoded_type,
+    decoded_value,
+    encoded_type,
+    encoded_value,
+    from_base64,
+    to_base64,
+)
+from treering._format.structure_text import check_keys, decoded_structure, encoded_structure, sound_key, unsound_key
 from treering._values.boxes import Box, covered_once, size_of, text_of
-from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK
+from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, packed
 from treering._values.dtypes import lookup
-from treering._values.hashes import check_hashes
 from treering._values.human import counted
-from treering.errors import Corrupt, Format
+from treering.errors import Corrupt, Format, Unsupported
 
 _COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
 _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
 _LIMIT: Final = 1 << 63
 _SHOWN_KEYS: Final = 4
+_CHECKSUM: Final = "xxh3-64"
 
 
 def encoded_chunks(chunks: Chunks) -> dict[str, Any]:
@@ -201,3 +215,173 @@ def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap:
     ]
     named = ", ".join(f"{key!r:.100}" for key in keys[:_SHOWN_KEYS])
     return f"{where} cannot belong to {named}: the file ends there, or its header or another leaf lies there"
+
+
+def texts(nodes: list[Any], what: str) -> list[str]:
+    """Return a list that has to hold nothing but text.
+
+    Raises:
+        Corrupt: something else is in it.
+    """
+    if not set(map(type, nodes)) <= {str}:
+        raise Corrupt(f"{what} holds something else than text")
+    return nodes
+
+
+def matching(pattern: re.Pattern[str], text: str, what: str) -> str:
+    """Return a name that has to match a pattern.
+
+    Raises:
+        Corrupt: it does not.
+
+    Example:
+        >>> matching(re.compile("[a-f]+"), "fade", "the attempt")
+        'fade'
+    """
+    if not pattern.fullmatch(text):
+        raise Corrupt(f"{what} is called {text[:100]!r}, which no writer would")
+    return text
+
+
+def free_json(document: dict[str, Any], name: str, what: str) -> dict[str, Any]:
+    """Return a member that is an object of people's own, no deeper than a walk over it can go.
+
+    Raises:
+        Corrupt: it is no object, or deeper.
+    """
+    found = member(document, name, dict, what)
+    try:
+        check_json(found, name)
+    except Unsupported as error:
+        raise Corrupt(error.message) from None
+    return found
+
+
+def encoded_checksums(checksums: array[int]) -> dict[str, str]:
+    """Return the table of checksums as JSON.
+
+    Example:
+        >>> encoded_checksums(array("Q", [1]))
+        {'algorithm': 'xxh3-64', 'table': 'AQAAAAAAAAA='}
+    """
+    return {"algorithm": _CHECKSUM, "table": to_base64(packed(checksums))}
+
+
+def decoded_checksums(node: Any) -> array[int]:
+    """Return the table that `encoded_checksums` wrote.
+
+    Raises:
+        Corrupt: it is no table of numbers of 8 bytes.
+        Format: it is of an algorithm that this version does not know.
+    """
+    what = "the table of checksums"
+    algorithm = member(node, "algorithm", str, what)
+    if algorithm != _CHECKSUM:
+        raise Format(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
+    table = from_base64(member(node, "table", str, what), what)
+    if len(table) % 8:
+        raise Corrupt(f"{what} has {counted(len(table), 'bytes')}, not 8 for each")
+    found = array("Q", table)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+class Tree(Protocol):
+    """What has a tree in columns."""
+
+    @property
+    def structure(self) -> Sequence[Token]:
+        """The containers around the leaves, in pre-order."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Key text of each leaf."""
+
+    @property
+    def types(self) -> Sequence[LeafType]:
+        """The different types of leaves."""
+
+    @property
+    def leaf_types(self) -> Sequence[int]:
+        """Number of the type of each leaf."""
+
+    @property
+    def values(self) -> Mapping[int, Any]:
+        """Leaf number -> its Python value, for leaves that do not lie in files."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TreeColumns:
+    """A tree that was read; the members mean what those of ``Index`` do."""
+
+    structure: Sequence[Token]
+    keys: Sequence[str]
+    types: Sequence[LeafType]
+    leaf_types: Sequence[int]
+    values: Mapping[int, Any]
+
+
+def encoded_tree(tree: Tree) -> Iterator[tuple[str, Any]]:
+    """Yield the members of a tree.
+
+    Raises:
+        Unsupported: a key or static field of the structure has no form in a document.
+    """
+    yield "structure", encoded_structure(tree.structure)
+    yield "types", [encoded_type(kind) for kind in tree.types]
+    keys = list(tree.keys)
+    if not "".join(keys).isascii():
+        keys = [sound_key(key) for key in keys]
+    yield "leaves", {"key": keys, "type": list(tree.leaf_types)}
+    values = tree.values
+    yield (
+        "values",
+        [
+            None if kind == "none" else encoded_value(kind, values[leaf])
+            for leaf, kind in _unstored(tree.types, tree.leaf_types)
+        ],
+    )
+
+
+def decoded_tree(document: Any, what: str) -> TreeColumns:
+    """Return the tree that a parsed document holds, with everything in it checked.
+
+    Args:
+        document: the document.
+        what: what it is, for messages.
+
+    Raises:
+        Corrupt: its members do not fit each other; the message names the leaf.
+        Format: a kind of leaf, container or key is unknown: a newer version wrote it.
+        Unsupported: it has a dtype that this version does not know.
+    """
+    leaves = member(document, "leaves", dict, what)
+    keys = texts(member(leaves, "key", list, "leaves"), "the column of keys")
+    leaf_types = member(leaves, "type", list, "leaves")
+    types = [decoded_type(node, number) for number, node in enumerate(member(document, "types", list, what))]
+    check_hashes([kind.shape for kind in types], "the shapes of the types")
+    check_ints(leaf_types, len(types), "the column of leaf types")
+    if len(leaf_types) != len(keys):
+        raise Corrupt(f"there are {counted(len(keys), 'keys')} and {counted(len(leaf_types), 'leaf types')}")
+    if "~u" in "".join(keys):
+        keys = [unsound_key(key) for key in keys]
+    structure = decoded_structure(member(document, "structure", list, what), len(keys))
+    check_keys(structure, keys)
+    unstored = list(_unstored(types, leaf_types))
+    nodes = member(document, "values", list, what)
+    if len(unstored) != len(nodes):
+        raise Corrupt(f"{counted(len(unstored), 'leaves lie')} in no file, there are {counted(len(nodes), 'values')}")
+    values = {
+        leaf: decoded_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}")
+        for (leaf, kind), node in zip(unstored, nodes, strict=True)
+    }
+    return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
+
+
+def _unstored(types: Sequence[LeafType], leaf_types: Sequence[int]) -> Iterator[tuple[int, str]]:
+    kinds = [None if kind.stored else kind.kind for kind in types]
+    for leaf, number in enumerate(leaf_types):
+        kind = kinds[number]
+        if kind is not None:
+            yield leaf, kind

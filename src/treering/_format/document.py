@@ -2,6 +2,9 @@
 
 Strict JSON in ASCII, a member a line. The first line holds the version and a digest of every other byte. Reading
 believes nothing: what passes here is a tree, files and leaves that fit each other.
+
+The index of ten thousand leaves is a MiB of JSON. `read_summary` reads the few members that do not grow with the tree
+and does not parse the others: the digest covers all of it and costs little, and each member has a line of its own.
 """
 
 from __future__ import annotations
@@ -9,15 +12,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, shown
-from treering._format.columns import check_chunks, decoded_chunks, encoded_chunks
-from treering._format.document_parts import decoded_checksums, encoded_checksums, free_json, matching, texts
+from treering._codec.documents import check_json, member, parsed, shown
+from treering._format.columns import (
+    check_chunks,
+    decoded_checksums,
+    decoded_chunks,
+    decoded_tree,
+    encoded_checksums,
+    encoded_chunks,
+    encoded_tree,
+    free_json,
+    matching,
+    texts,
+)
 from treering._format.index import DataFile, Index
 from treering._format.signed import SignedForm
-from treering._format.tree_columns import decoded_tree, encoded_tree
 from treering.errors import Corrupt
 
 INDEX_NAME: Final = "treering.json"
@@ -37,6 +49,10 @@ _FORM: Final = SignedForm(
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
 _EMBEDDED_FORM: Final = dataclasses.replace(_FORM, version=2)
 _IS_FIRST: Final = f'{{"treering": {VERSION}, '.encode()
+_FIRST_LINE: Final = re.compile(rb'\{"treering": [1-9][0-9]{0,8}, "digest": "(xxh3-128:[0-9a-f]{32})",\n')
+# A member on a line of its own; the last one ends with the document.
+_LINE: Final = re.compile(rb'^"(attempt|files|replaces|metadata)": (.*?)(?:,|\}\s*\Z)$', re.MULTILINE)
+_MEMBERS: Final = 4
 
 
 def is_first_version(data: bytes) -> bool:
@@ -164,3 +180,87 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
         raise Corrupt(f"{name or 'the file'} cannot have {shown(nbytes)} bytes of which {shown(header)} are its header")
     process = member(node, "process", int, what) if "process" in node else None
     return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum, process=process)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What an index says of its checkpoint as a whole."""
+
+    attempt: str
+    digest: str
+    """The digest in its first line: another index has another."""
+    names: tuple[str, ...]
+    """The data files, and those that they superseded."""
+    nbytes: int
+    """How many bytes the data files and the index have."""
+    metadata: Mapping[str, Any]
+
+
+def digest_in(head: bytes) -> str | None:
+    r"""Return the digest that stands in the first line of an index; None when that is no first line.
+
+    Example:
+        >>> digest_in(b'{"treering": 1, "digest": "xxh3-128:0123456789abcdef0123456789abcdef",\n"attempt": ')
+        'xxh3-128:0123456789abcdef0123456789abcdef'
+    """
+    found = _FIRST_LINE.match(head)
+    return found[1].decode() if found else None
+
+
+def glance(data: bytes) -> Glance:
+    """Return what an index says of its checkpoint as a whole; its digest is checked, its leaves are not looked at.
+
+    Raises:
+        Corrupt: it is damaged.
+        Format: a newer version wrote it.
+        Unsupported: it has a dtype that this version does not know.
+    """
+    digest = digest_in(data)
+    if digest is not None and data.startswith(_IS_FIRST) and _FORM.is_whole(data):
+        members = _lone_members(data)
+        if members is not None:
+            return _glance(members, digest, len(data))
+    # Damaged, of another version, or laid out by another writer: who reads all of it says which.
+    index = parse_index(data)
+    sizes = sum(file.nbytes for file in index.files)
+    names = (*(file.name for file in index.files), *index.replaces)
+    return Glance(
+        attempt=index.attempt, digest=digest or "", names=names, nbytes=sizes + len(data), metadata=index.metadata
+    )
+
+
+def names_in(data: bytes) -> tuple[str, ...]:
+    """Return the data files that an index mentions: its own, and those that it superseded.
+
+    Raises:
+        Corrupt, Format, Unsupported: as `glance` says.
+    """
+    return glance(data).names
+
+
+def _lone_members(data: bytes) -> dict[str, Any] | None:
+    """Return the members that stand on lines of their own; None unless each of them does, once."""
+    lines = _LINE.findall(data)
+    if len(lines) != _MEMBERS or len({name for name, _ in lines}) != _MEMBERS:
+        return None
+    try:
+        return {name.decode(): parsed(text.decode("ascii"), INDEX_NAME) for name, text in lines}
+    except (Corrupt, UnicodeDecodeError):
+        return None
+
+
+def _glance(members: dict[str, Any], digest: str, size: int) -> Glance:
+    files = member(members, "files", list, INDEX_NAME)
+    names = texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
+    replaced = texts(member(members, "replaces", list, INDEX_NAME), "the list of replaced files")
+    sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
+    attempt = matching(_ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
+    if min(sizes, default=0) < 0 or sum(sizes) >= _LIMIT:
+        raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
+    return Glance(
+        attempt=attempt,
+        digest=digest,
+        names=(*names, *replaced),
+        nbytes=sum(sizes) + size,
+        metadata=free_json(members, "metadata", INDEX_NAME),
+    )

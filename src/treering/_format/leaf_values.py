@@ -13,7 +13,8 @@ import struct
 from typing import Any, Final
 
 from treering._codec.documents import member, shown
-from treering._format.index import ForeignKey, OpaqueLeaf
+from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, ForeignKey, LeafType, OpaqueLeaf
+from treering._values.dtypes import lookup
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -29,6 +30,12 @@ _KEY_LEVELS: Final = 32
 _KEY_FORMS: Final = frozenset({"base64", "bool", "none", "int", "float", "bytes", "tuple"})
 # str() of longer ints is refused by Python, and such a key is no name for anything.
 _KEY_BITS: Final = 4096
+_MOST_AXES: Final = 64
+_LIMIT: Final = 1 << 63
+_LARGE: Final = frozenset({"str", "bytes", "bytearray"})
+_KEY_DTYPES: Final = frozenset({"uint8", "uint16", "uint32", "uint64"})
+# Items of a key of each implementation that jax brings along; each is a uint32.
+_KEY_ITEMS: Final = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
 
 def to_base64(data: bytes) -> str:
@@ -273,3 +280,124 @@ def _float_of(node: Any) -> float | None:
     number: float
     (number,) = struct.unpack("<d", struct.pack("<Q", int(node[4:], 16) if node[4:] else _PLAIN_NAN))
     return number if math.isnan(number) else None
+
+
+def encoded_type(kind: LeafType) -> dict[str, Any]:
+    """Return a type as JSON; what it does not have is left out.
+
+    Example:
+        >>> encoded_type(LeafType(kind="jax", dtype="float32", shape=(2, 3)))
+        {'kind': 'jax', 'dtype': 'float32', 'shape': [2, 3]}
+    """
+    node: dict[str, Any] = {"kind": kind.kind}
+    if kind.dtype is not None:
+        node |= {"dtype": kind.dtype, "shape": list(kind.shape or ())}
+    if kind.sharding is not None:
+        node["sharding"] = kind.sharding
+    if kind.impl is not None:
+        node["impl"] = kind.impl
+    return node
+
+
+def decoded_type(node: Any, number: int) -> LeafType:
+    """Return the type that `encoded_type` wrote.
+
+    Raises:
+        Corrupt: its members do not fit each other, or the shape is absurd.
+        Format: a kind of leaf that this version does not know.
+        Unsupported: a dtype that this version does not know.
+
+    Example:
+        >>> decoded_type({"kind": "none"}, 0).stored
+        False
+    """
+    what = f"type {number} of the leaves"
+    kind = member(node, "kind", str, what)
+    if kind not in ARRAY_KINDS and kind not in PYTHON_KINDS:
+        raise Format(f"{what} is of the unknown kind {kind[:60]!r}", hint="use a newer treering")
+    if "dtype" not in node and "shape" not in node and kind not in ARRAY_KINDS:
+        return LeafType(kind=kind)
+    dtype = member(node, "dtype", str, what)
+    shape = check_shape(member(node, "shape", list, what), dtype, what)
+    if kind in PYTHON_KINDS and (kind not in _LARGE or dtype != "uint8" or len(shape) != 1):
+        raise Corrupt(f"{what}, {kind}, cannot lie in a file as {dtype} {list(shape)}")
+    if kind == "numpy scalar" and shape:
+        raise Corrupt(f"{what}, a numpy scalar, has the shape {list(shape)}")
+    impl = member(node, "impl", str, what) if kind == "key" else None
+    if impl is not None:
+        _check_key_data(impl, dtype, shape, what)
+    sharding = member(node, "sharding", str, what) if "sharding" in node else None
+    return LeafType(kind=kind, dtype=dtype, shape=shape, sharding=sharding, impl=impl)
+
+
+def _check_key_data(impl: str, dtype: str, shape: tuple[int, ...], what: str) -> None:
+    """Refuse what no program makes a PRNG key of; implementations that are not jax's own may have any unsigned ints."""
+    items = _KEY_ITEMS.get(impl)
+    if dtype not in _KEY_DTYPES or (items is not None and (dtype != "uint32" or shape[-1:] != (items,))):
+        raise Corrupt(f"{what}, keys of {impl[:60]!r}, cannot lie in a file as {dtype} {list(shape)}")
+
+
+def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
+    """Return a shape as a tuple, if an array of it could be.
+
+    Raises:
+        Corrupt: a length is no whole number from 0 on, there are more than 64, or the array would take 2**63 bytes.
+        Unsupported: the dtype is unknown.
+
+    Example:
+        >>> check_shape([2, 3], "float32", "the array")
+        (2, 3)
+    """
+    known = lookup(dtype)
+    if known is None:
+        raise Unsupported(
+            f"{what} has the dtype {dtype[:60]!r}, which this version does not know", hint="use a newer treering"
+        )
+    if len(lengths) > _MOST_AXES:
+        raise Corrupt(f"{what} has {counted(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
+    if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:
+        raise Corrupt(f"{what} has a length of an axis that is no whole number from 0 on")
+    # numpy asks this of an array without items too, with the axes of length 0 left out.
+    if known.itemsize * math.prod(filter(None, lengths)) >= _LIMIT:
+        raise Corrupt(f"{what} has the shape {str(lengths)[:200]}, larger than any memory")
+    return tuple(lengths)
+
+
+def same_value(one: Any, other: Any, *, in_file: bool = False) -> bool:
+    """Compare bit for bit: True is not 1, 0.0 is not -0.0, and NaN is itself.
+
+    Values that no file holds are compared by their digests where both have one of one scheme, else by their text.
+
+    Args:
+        one: a value.
+        other: another one.
+        in_file: whether they have to be the same in a file, text and digest.
+
+    Example:
+        >>> same_value((1, 0.5), (1, 0.5)), same_value((1,), (True,)), same_value(0.0, -0.0), same_value(2.0, 2)
+        (True, False, False, False)
+        >>> same_value(ForeignKey("m.C", "[0 ... 9]", "s:1"), ForeignKey("m.C", "[0 ... 9]", "s:2"))
+        False
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(
+            same_value(a, b, in_file=in_file) for a, b in zip(one, other, strict=True)
+        )
+    if isinstance(one, ForeignKey | OpaqueLeaf):
+        if in_file:
+            return bool(one == other and one.digest == other.digest)
+        digests = _scheme(one) is not None and _scheme(one) == _scheme(other)
+        return one.class_name == other.class_name and one.digest == other.digest if digests else bool(one == other)
+    if isinstance(one, float):
+        return struct.pack("<d", one) == struct.pack("<d", other)
+    if isinstance(one, complex):
+        return same_value(one.real, other.real) and same_value(one.imag, other.imag)
+    return bool(one == other)
+
+
+def _scheme(value: ForeignKey | OpaqueLeaf) -> str | None:
+    return None if value.digest is None else value.digest.rpartition(":")[0]

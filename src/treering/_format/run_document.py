@@ -11,13 +11,13 @@ import datetime
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_json, json_text, member, shown
-from treering._format.document_parts import matching
+from treering._format.columns import matching
 from treering._format.signed import SignedForm
-from treering._store.run_folder import HIGHEST_STEP, RUN_DOCUMENT
+from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering.errors import Corrupt, Unsupported
 
 MEMBER: Final = "treering"
@@ -35,6 +35,9 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _LIMIT: Final = 1 << 63
 # What JSON has no numbers for.
 _NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LEFT_FORM: Final = SignedForm(
+    member="treering_left", version=1, name=LEFT_DOCUMENT, hint="it says which steps are there no more"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -307,3 +310,66 @@ def _time(text: str) -> float:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise Corrupt(f"{shown(text)} is no time") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeftDocument:
+    """The content of ``.run.json.left``."""
+
+    step: int
+    """The step that is gone back to."""
+    mark: str
+    """The save of it that this is about: its note has the same."""
+    left: Mapping[int, str | None]
+    """The later steps, each with the attempt of its index; None where the index could not be read."""
+
+
+def encode_left(document: LeftDocument) -> bytes:
+    """Return ``.run.json.left``.
+
+    Example:
+        >>> print(encode_left(LeftDocument(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})).decode(), end="")
+        {"treering_left": 1, "digest": "xxh3-128:03e9156b0086dbe9b143e1bdc34fb9f6",
+        "step": 3,
+        "mark": "0000000000000000",
+        "left": [{"step":5,"attempt":"ffffffffffffffff"},{"step":7,"attempt":null}]}
+    """
+    return _LEFT_FORM.encoded(_left_members(document))
+
+
+def parse_left(data: bytes) -> LeftDocument:
+    """Return what a ``.run.json.left`` says.
+
+    Raises:
+        Corrupt: it is damaged, or was not written to its end.
+        Format: a newer version wrote it.
+
+    Example:
+        >>> document = LeftDocument(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})
+        >>> parse_left(encode_left(document)) == document
+        True
+    """
+    return _LEFT_FORM.read(data, _left_document)
+
+
+def _left_members(document: LeftDocument) -> Iterator[tuple[str, Any]]:
+    yield "step", document.step
+    yield "mark", document.mark
+    yield "left", [{"step": step, "attempt": attempt} for step, attempt in document.left.items()]
+
+
+def _left_document(document: Any) -> LeftDocument:
+    step = step_in(document, LEFT_DOCUMENT)
+    left = dict(map(_left, member(document, "left", list, LEFT_DOCUMENT)))
+    if min(left, default=step + 1) <= step:
+        raise Corrupt("it leaves steps behind that are not later")
+    mark = matching(_ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
+    return LeftDocument(step=step, mark=mark, left=left)
+
+
+def _left(node: Any) -> tuple[int, str | None]:
+    what = "a step that is left behind"
+    step = step_in(node, what)
+    if node.get("attempt", "") is None:
+        return step, None
+    return step, matching(_ATTEMPT, member(node, "attempt", str, what), "the attempt")

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import member, parsed
+from treering._codec.documents import check_hashes, member, parsed
 from treering._format.blocks import leaf_bytes, shown_chunk
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
@@ -28,9 +28,8 @@ from treering._format.headers import (
     rows_of_file,
 )
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType
-from treering._format.leaf_types import check_shape
+from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes
-from treering._values.hashes import check_hashes
 from treering._values.human import counted
 from treering.errors import Corrupt, Format, Unsupported
 

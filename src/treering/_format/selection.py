@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from treering._codec.documents import shown
 from treering._format.index import Container, Token
-from treering._format.key_text import key_text
-from treering._format.structure import KEYS, node_keys
+from treering._format.structure import KEYS, key_text, node_keys
+from treering._values.human import near
 from treering._values.keys import Glob, GlobSet, join_key, split_key
-from treering._values.near import near
 from treering.errors import Mismatch
 
 _COMPARED: Final = 2000

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
-from treering._format.key_text import key_text
 from treering._printable import printable
 from treering._values.human import counted
 from treering._values.keys import escape_part
@@ -32,6 +31,9 @@ _MOST_NAMEDTUPLES: Final = 4096
 
 Make = Callable[[dict[Any, Any], dict[str, Any]], Any]
 """Makes an instance of its children by name and its static fields by name."""
+
+
+_MAKERS: Final[dict[str, tuple[type, Make]]] = {}
 
 
 # ------------------------------------------------------------------------------------------------------------ stand-ins
@@ -99,8 +101,6 @@ def _shown(held: Mapping[Any, Any]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------- registered classes
-
-_MAKERS: Final[dict[str, tuple[type, Make]]] = {}
 
 
 def register_node(cls: type, make: Make | None = None) -> type:
@@ -359,3 +359,37 @@ def _made_namedtuple(name: str, fields: tuple[Any, ...]) -> type:
     if any(field.startswith("_") for field in fields):
         return StandIn
     return collections.namedtuple(short, fields, module=module)  # noqa: PYI024
+
+
+def key_text(key: Any) -> str:
+    r"""Return the text of a key: a str is its own text, everything else is written in ASCII.
+
+    What Python's ``repr`` shows of other characters depends on its version; so nothing here asks it.
+
+    Example:
+        >>> key_text("é"), key_text(5), key_text(b"k"), key_text(("é", 2.5, (None,)))
+        ('é', '5', "b'k'", "('\\xe9', 2.5, (None,))")
+    """
+    kind = type(key)
+    if kind is str:
+        return key  # type: ignore[no-any-return]
+    if kind is tuple:
+        items = ", ".join(ascii(item) if type(item) is str else key_text(item) for item in key)
+        return f"({items},)" if len(key) == 1 else f"({items})"
+    if kind is bytes:
+        return ascii(key)
+    # Numbers, True, False and None are ASCII.
+    return key.text if kind is ForeignKey else str(key)
+
+
+def as_dicts(structure: Iterable[Token]) -> list[Token]:
+    """Return the same structure with a dict in place of every container; its keys are the parts of the key texts.
+
+    Example:
+        >>> as_dicts([Container(node="list", keys=(0, 1)), 2])[0].keys
+        ('0', '1')
+    """
+    return [
+        Container(node="dict", keys=tuple(map(key_text, token.keys))) if isinstance(token, Container) else token
+        for token in structure
+    ]

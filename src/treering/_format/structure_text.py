@@ -6,12 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from treering._codec.documents import member, shown
+from treering._codec.documents import check_hashes, member, shown
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
-from treering._format.key_text import key_text
 from treering._format.leaf_values import decoded_key, encoded_key
-from treering._format.structure import KEYS, iter_keys
-from treering._values.hashes import check_hashes
+from treering._format.structure import KEYS, iter_keys, key_text
 from treering._values.human import counted
 from treering._values.keys import escape_part
 from treering.errors import Corrupt, Format, TreeringError, Unsupported

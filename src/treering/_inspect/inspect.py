@@ -142,7 +142,7 @@ def listing_of(path: str | os.PathLike[str]) -> Listing:
 
 def _checkpoint(path: str | os.PathLike[str]) -> Listing:
     from treering._format.document import parse_index
-    from treering._format.index_listing import list_index
+    from treering._format.listing import list_index
     from treering._store.open_folder import OpenFolder
 
     with OpenFolder(Path(path)) as folder:
@@ -163,7 +163,7 @@ def _leaves(path: str | os.PathLike[str]) -> Listing:
 
 
 def _safetensors(path: str | os.PathLike[str]) -> Listing:
-    from treering._format.index_listing import list_index
+    from treering._format.listing import list_index
     from treering._format.safetensors import parse_safetensors
 
     with LocalFile(Path(path)) as file:
@@ -175,7 +175,7 @@ def _msgpack(path: str | os.PathLike[str]) -> Listing:
     """List a msgpack file; one in gzip form is unpacked in memory first."""
     from treering._codec.gzip import decompressed
     from treering._codec.msgpack.window import WINDOW_BYTES
-    from treering._format.msgpack_listing import list_msgpack
+    from treering._format.listing import list_msgpack
 
     with LocalFile(Path(path)) as file:
         first = file.read(0, min(file.size, WINDOW_BYTES))

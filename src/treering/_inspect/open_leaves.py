@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from treering._checkpoint.detect import Form, detect
 from treering._codec.gzip import decompressed
-from treering._format.index_listing import list_index
-from treering._format.msgpack_listing import list_msgpack
+from treering._format.listing import list_index, list_msgpack
 from treering._format.records import LeafRecord, Listing
 from treering._store.posix.reading import LocalFile
 from treering.errors import Corrupt

@@ -17,7 +17,7 @@ from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, merged
 from treering._format.headers import header_bytes
 from treering._format.index import Index
-from treering._format.msgpack_listing import list_msgpack
+from treering._format.listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.verify_text import bad_text
 from treering._store.crew import FirstError, work_together

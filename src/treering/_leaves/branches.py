@@ -17,9 +17,8 @@ from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused
-from treering._values.human import counted
+from treering._values.human import counted, near
 from treering._values.leaves_names import ZARRAY
-from treering._values.near import near
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
 # Each try needs a whole save between reading the index and reading what it names.

@@ -19,10 +19,9 @@ from treering._checkpoint.folder_path import folder_path
 from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
-from treering._format.dict_structure import as_dicts
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
-from treering._format.structure import build
+from treering._format.structure import as_dicts, build
 from treering._leaves.by_manager import ArrayReader, ByManager
 from treering._leaves.shardings import Said, dotted, leaf_shardings
 from treering._leaves.source import LeavesSource, opened_leaves

@@ -10,7 +10,7 @@ from pathlib import Path
 from treering._checkpoint.detect import Form
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._format.index import Index
-from treering._format.index_listing import list_index
+from treering._format.listing import list_index
 from treering._format.records import FileRecord, Listing, Place
 from treering._leaves.branches import JudgedBranch, judged_leaves
 from treering._leaves.documents.index import LEAVES_INDEX, Branch

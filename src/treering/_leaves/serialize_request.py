@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import ALONE
-from treering._arrays.processes import this_processes
 from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.joint_save import HostLocal
 from treering._leaves.by_manager import serialize_managed

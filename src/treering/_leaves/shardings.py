@@ -16,9 +16,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from treering._checkpoint.folder_path import folder_path
-from treering._format.dict_structure import as_dicts
 from treering._format.index import ARRAY_KINDS, LeafType
-from treering._format.structure import build
+from treering._format.structure import as_dicts, build
 from treering._leaves.branches import judged_leaves
 from treering._leaves.documents.record import stored_leaves
 from treering._leaves.folder.leaves_folder import OpenLeaves
@@ -27,8 +26,8 @@ from treering._tree.placement import Choice, is_placement, is_rules, placed, req
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
 from treering._tree.walk import mapped_with_path
+from treering._values.human import near
 from treering._values.keys import split_key
-from treering._values.near import near
 from treering.errors import Mismatch, Unsupported
 
 _SHOWN: Final = 20

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from treering._plan.balance import Pool, leveled, poured
@@ -26,6 +27,8 @@ _PARTS_OF_SHARE: Final = 100
 
 # Tuples of boxes up to this many are told apart by what is in them, longer ones by their identity.
 _FEW_BOXES: Final = 8
+FILE_BYTES: Final = 32 << 30
+"""A file is not begun beyond this many bytes: object stores and copies like files of moderate size."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,3 +282,30 @@ def _cut_step(shape: tuple[int, ...], itemsize: int, share: int) -> int:
         unit //= length
     smallest = max(_SMALLEST_PIECE, min(_SMALLEST_LARGE_PIECE, fine))
     return unit * -(-smallest // unit)
+
+
+def file_counts(plan: SavePlan, limit: int = FILE_BYTES) -> list[int]:
+    """Return how many file numbers each process has; the first process's come first.
+
+    Example:
+        >>> from treering._plan.save import LeafLayout, plan_save
+        >>> big = LeafLayout(nbytes_per_item=4, shape=(1000,), boxes=((((0, 1000),), (1,)),))
+        >>> file_counts(plan_save([big], 2), limit=1000)
+        [0, 4]
+    """
+    writers = set(plan.writers)
+    return [max(1, -(-load // limit)) if process in writers else 0 for process, load in enumerate(plan.loads)]
+
+
+def files_by_position(sizes: Iterable[int], count: int, limit: int = FILE_BYTES) -> Sequence[int]:
+    """Return for each box, in order, which of a process's files it goes into: the one in which its first byte lies.
+
+    A box larger than a file's limit may leave the numbers after its own without boxes.
+
+    Example:
+        >>> files_by_position([600, 600, 600, 200], 2, limit=1000), files_by_position([2500, 500], 3, limit=1000)
+        ([0, 0, 1, 1], [0, 2])
+    """
+    starts = itertools.accumulate(sizes, initial=0)
+    # The last start is the end; boxes without items may lie there.
+    return [min(start // limit, count - 1) for start in starts][:-1]

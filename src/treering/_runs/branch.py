@@ -12,8 +12,7 @@ from typing import Final
 from treering._checkpoint.naming import naming
 from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.document import INDEX_NAME, encode_index, parse_index
-from treering._format.index_glance import names_in
+from treering._format.document import INDEX_NAME, encode_index, names_in, parse_index
 from treering._format.run_document import Branch, StepNote, note_in, noted, without_note
 from treering._runs.place import opened_run
 from treering._runs.removal import tidy_step

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from treering._format.index_glance import glance, names_in
+from treering._format.document import glance, names_in
 from treering._runs.known_steps import KnownSteps
 from treering._runs.place import opened_run
 from treering._runs.removal import remove_step, tidy_step

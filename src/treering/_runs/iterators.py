@@ -9,8 +9,8 @@ from typing import Any, Final
 from treering._arrays.source import Source
 from treering._checkpoint.joint_load import LoadGroup
 from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
-from treering._format.key_text import key_text
 from treering._format.selection import Selection, select
+from treering._format.structure import key_text
 from treering._runs.results import Stateful
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
-from treering._arrays.processes import this_processes
+from treering._arrays.host import this_processes
 from treering._arrays.source import Source
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
@@ -24,8 +24,7 @@ from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number
 from treering._runs.steps import facts_of, latest_of, records_of, step_path, steps_of
 from treering._runs.superseded import left_steps
-from treering._values.near import near
-from treering._values.steps_text import steps_text
+from treering._values.human import near, steps_text
 from treering._values.warned import warn_of
 from treering._view.progress import showing
 from treering.errors import LeavesInitialised, NotFound

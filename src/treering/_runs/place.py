@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.detect import other_folder
-from treering._format.index_glance import digest_in
+from treering._format.document import digest_in
 from treering._store.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Format

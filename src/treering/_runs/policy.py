@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from treering._runs.steps import Records
-from treering._values.near import near
+from treering._values.human import near
 from treering.errors import Format, TreeringError
 from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 

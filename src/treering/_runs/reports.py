@@ -18,7 +18,7 @@ from treering._runs.steps import Records, cache_trouble, facts, records_of, step
 from treering._runs.superseded import left_behind, left_steps
 from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
-from treering._values.steps_text import steps_text
+from treering._values.human import steps_text
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import Format, NotFound
 from treering.retention import Policy, Verdict, retained

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from treering._arrays.processes import this_processes
+from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.folder_path import absolute, new_folder_path
 from treering._checkpoint.joint_load import encode_reply
@@ -21,8 +21,8 @@ from treering._runs.known_steps import KnownSteps
 from treering._runs.pace import Pace
 from treering._runs.signals import Signals
 from treering._runs.steps import latest_of
+from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
-from treering._values.steps_text import steps_text
 from treering._values.warned import warn_of
 from treering.cadence import Cadence
 from treering.errors import Timeout, TreeringError, UnknownMetric, Unsupported

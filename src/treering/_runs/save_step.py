@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._arrays.processes import this_processes
 from treering._background.deferred_errors import reword
 from treering._background.pending_save import PendingSave
 from treering._background.saves import in_flight, raise_unreported, wait_for
@@ -28,8 +28,8 @@ from treering._runs.step_note import require_step_number, step_metadata
 from treering._runs.steps import step_path, steps_of
 from treering._runs.superseded import announce_left, finish_left, unless_it_fails
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
+from treering._values.human import steps_text
 from treering._values.processes import Processes
-from treering._values.steps_text import steps_text
 from treering.cadence import Decision
 from treering.errors import Exists, NotFound, StoreFailed
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.naming import naming
-from treering._format.document import INDEX_NAME
-from treering._format.index_glance import digest_in, glance
+from treering._format.document import INDEX_NAME, digest_in, glance
 from treering._format.run_document import (
     LATEST_TIME,
     RunDocument,

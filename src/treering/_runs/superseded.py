@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.naming import naming
-from treering._format.index_glance import glance, names_in
-from treering._format.left_document import LeftDocument, encode_left, parse_left
-from treering._format.run_document import note_in
+from treering._format.document import glance, names_in
+from treering._format.run_document import LeftDocument, encode_left, note_in, parse_left
 from treering._runs.removal import remove_step
 from treering._store.failures import LinkRefused
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder

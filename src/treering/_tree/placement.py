@@ -16,9 +16,8 @@ from treering._printable import kind_of, listed, printable
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
-from treering._values.human import counted
+from treering._values.human import counted, near
 from treering._values.keys import split_key
-from treering._values.near import near
 from treering.errors import Mismatch, Unsupported
 
 Shardings: TypeAlias = (

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from treering._format.index import Container
-from treering._format.same_value import same_value
-from treering._tree.flatten import Flattened
+from treering._format.leaf_values import same_value
+from treering._tree.flatten import Flattened, opened
 from treering._tree.flatten_leaves import KINDS, kind_to_save
-from treering._tree.flatten_nodes import opened
 from treering._tree.registry import is_namedtuple
-from treering._tree.static_text import opaque_of
+from treering._tree.static_values import opaque_of
 from treering.errors import Unsupported
 
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.

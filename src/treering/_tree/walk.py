@@ -10,7 +10,7 @@ import jax
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._tree.registry import LEAF_TYPES, opened_node
 from treering._tree.state_dict import TooDeep
-from treering._values.trail import Trail, unwound
+from treering._values.keys import Trail, unwound
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:

@@ -6,7 +6,11 @@ count in powers of 1000 (MB/s), as disks are sold; counts of parameters use K, M
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
@@ -26,6 +30,9 @@ _SINGULAR = {
     "were": "was",
 }
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
+_COMPARED = 2000
+_ALL: Final = 12
+_FIRST, _LAST = 3, 5
 
 
 def bytes_text(count: int) -> str:
@@ -119,3 +126,39 @@ def _digits(number: float) -> str:
     if number < _TEN:
         return f"{number:.2f}" if number else "0"
     return f"{number:.1f}" if number < _HUNDRED else str(math.floor(number + 0.5))
+
+
+def near(text: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like ``text``, case aside; None when none is. The first 2000 names are compared.
+
+    Example:
+        >>> near("parms", ["params", "step"]), near("STEP", ["params", "step"]), near("zzz", ["params"])
+        ('params', 'step', None)
+    """
+    # Of names that differ in case alone the first one counts.
+    folded: dict[str, str] = {}
+    for name in islice(names, _COMPARED):
+        folded.setdefault(name.casefold(), name)
+    close = difflib.get_close_matches(text.casefold(), folded, n=1)
+    return folded[close[0]] if close else None
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """Return steps for people; of many the first and the last ones, and how many they are.
+
+    Args:
+        steps: their numbers, ascending; one at least.
+
+    Example:
+        >>> steps_text([10]), steps_text([10, 20]), steps_text([10, 20, 30])
+        ('step 10', 'steps 10 and 20', 'steps 10, 20 and 30')
+        >>> steps_text(range(0, 5000, 10))
+        'steps 0, 10, 20, ..., 4950, 4960, 4970, 4980 and 4990 (500 in all)'
+    """
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    texts = [str(step) for step in (steps if len(steps) <= _ALL else (*steps[:_FIRST], *steps[-_LAST:]))]
+    if len(steps) > _ALL:
+        texts.insert(_FIRST, "...")
+    in_all = f" ({len(steps)} in all)" if len(steps) > _ALL else ""
+    return f"steps {', '.join(texts[:-1])} and {texts[-1]}{in_all}"

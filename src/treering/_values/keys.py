@@ -16,6 +16,8 @@ from treering.errors import Format
 
 _LONE_EMPTY_PART = "~"
 _STAR = "~2"
+Trail = tuple["Trail", str] | None
+"""None at the root, else the trail of the container and the key in it."""
 
 
 def escape_part(part: str) -> str:
@@ -241,3 +243,17 @@ def _matches_part(pieces: tuple[str, ...], part: str) -> bool:
             return False
         place += len(piece)
     return len(part) - place >= len(last) and part.endswith(last)
+
+
+def unwound(trail: Trail) -> tuple[str, ...]:
+    """Return the key path, outermost part first.
+
+    Example:
+        >>> unwound(((None, "a"), "b"))
+        ('a', 'b')
+    """
+    parts: list[str] = []
+    while trail is not None:
+        trail, part = trail
+        parts.append(part)
+    return tuple(reversed(parts))

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from treering._format.index import ForeignKey, OpaqueLeaf
+from treering._format.leaf_values import same_value
 from treering._format.records import LeafRecord, Listing, Named
 from treering._format.run_document import without_note
-from treering._format.same_value import same_value
 from treering._values.human import counted
 from treering._view.flat import child_key
 from treering._view.listing_json import json_text

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from treering._format.index import OpaqueLeaf
-from treering._format.key_text import key_text
 from treering._format.records import LeafRecord, Named
+from treering._format.structure import key_text
 
 _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treering._arrays.aligned import SMALL_BYTES, SmallRoom, aligned_bytes
-from treering._codec.msgpack.chunks import ChunkedArray
+from treering._arrays.buffers import SMALL_BYTES, SmallRoom, aligned_bytes
+from treering._codec.msgpack.arrays import ChunkedArray
 from treering._values.dtypes import Dtype, numpy_dtype
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 from treering._arrays.host import jax_holds
 from treering._tree.placement import aval_of, is_concrete, resolved
 from treering._tree.state_dict import to_state_dict
-from treering._values.keys import join_key
-from treering._values.trail import Trail, unwound
+from treering._values.keys import Trail, join_key, unwound
 from treering.errors import Mismatch, Unsupported
 
 # An array in a container: the container, its key there, where it goes, and its key path.

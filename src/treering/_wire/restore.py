@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from treering._tree.match import require_match
 from treering._tree.restore import from_state_dict
+from treering._tree.state_dict import require_match
 from treering._wire.place import place
 
 

@@ -14,7 +14,7 @@ from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import partial_state_dict
-from treering._values.trail import Trail, unwound
+from treering._values.keys import Trail, unwound
 from treering._wire.joined import joined
 from treering.errors import Format, TreeringError
 

@@ -15,7 +15,7 @@ from treering._codec.msgpack.write import Piece, pieces_size
 from treering._store.posix.local import replace_file
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.streams import write_stream
-from treering._tree.match import require_match
+from treering._tree.state_dict import require_match
 from treering._wire.loaded import PlannedArrays
 from treering._wire.restore import restored
 from treering._wire.state_bytes import unpack, unpack_with

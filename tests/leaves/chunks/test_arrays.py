@@ -27,9 +27,8 @@ from treering._leaves.chunks import decode as chunk_decode
 from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.documents.join import opened_index
 from treering._leaves.folder.leaves_folder import OpenLeaves
-from treering._plan.shard_boxes import box_of_slices
 from treering._store.posix.reading import LocalFile
-from treering._values.boxes import Box, slices
+from treering._values.boxes import Box, box_of_slices, slices
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, Format, Unsupported
 

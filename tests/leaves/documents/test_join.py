@@ -16,7 +16,7 @@ from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, chunk_count
 from treering._format.blocks import first_blocks
 from treering._format.index import Container, Index, LeafType
-from treering._format.index_listing import list_index
+from treering._format.listing import list_index
 from treering._format.structure import build, keys_of
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry

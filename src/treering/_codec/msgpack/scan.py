@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgpack
 
-from treering._codec.msgpack.array_payload import array_payload
-from treering._codec.msgpack.chunks import ChunkedArray, chunked_array
+from treering._codec.msgpack.arrays import ChunkedArray, array_payload, chunked_array
 from treering._codec.msgpack.window import Window
 from treering._codec.msgpack.wire import (
     CHUNK_MARKER,

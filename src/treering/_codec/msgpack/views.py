@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treering._codec.msgpack.chunks import ChunkedArray
+from treering._codec.msgpack.arrays import ChunkedArray
 from treering._values.dtypes import Dtype, numpy_dtype
 
 if TYPE_CHECKING:

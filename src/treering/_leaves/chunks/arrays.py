@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.aligned import ALIGNMENT, aligned_bytes
+from treering._arrays.buffers import ALIGNMENT, aligned_bytes
 from treering._arrays.incoming import StoredArrays, Wish, stored_chunks
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes

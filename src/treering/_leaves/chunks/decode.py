@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.aligned import ALIGNMENT, aligned_bytes
+from treering._arrays.buffers import ALIGNMENT, aligned_bytes
 from treering._arrays.incoming import Wish
 from treering._arrays.jobs import Job
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole

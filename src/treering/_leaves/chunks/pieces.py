@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treering._arrays.aligned import aligned_bytes
+from treering._arrays.buffers import aligned_bytes
 from treering._arrays.outgoing import Source
 from treering._arrays.parted import Parted, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks

@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from treering._codec.documents import check_hashes
 from treering._codec.zarr import ZarrArray
 from treering._format.index import MAX_LEVELS, Container, LeafType, Token
-from treering._format.leaf_types import check_shape
+from treering._format.leaf_values import check_shape
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
 from treering._leaves.documents.record import UNMARKED, Layout, LeavesRecord
-from treering._values.hashes import check_hashes
 from treering._values.keys import join_key
 from treering.errors import Corrupt, Unsupported
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, overload
 
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
-from treering._format.key_text import key_text
+from treering._format.structure import key_text
 from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of, first_checksums, stored_leaves
 from treering._values.boxes import Box
 from treering._values.checksums import block_bytes

@@ -15,16 +15,23 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, shown
+from treering._codec.documents import check_hashes, check_json, member, shown
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
-from treering._format.columns import check_ints
-from treering._format.document_parts import decoded_checksums, encoded_checksums, free_json, matching, texts
+from treering._format.columns import (
+    TreeColumns,
+    check_ints,
+    decoded_checksums,
+    decoded_tree,
+    encoded_checksums,
+    encoded_tree,
+    free_json,
+    matching,
+    texts,
+)
 from treering._format.index import LeafType, Token
 from treering._format.signed import SignedForm
-from treering._format.tree_columns import TreeColumns, decoded_tree, encoded_tree
 from treering._leaves.documents.paths import folder_of, overlapping, prefix_folder
 from treering._values.checksums import block_bytes, block_count
-from treering._values.hashes import check_hashes
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
 

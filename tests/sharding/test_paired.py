@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._tree.paired import paired
+from treering._arrays.apply_sharding import paired
 
 
 class Pair(NamedTuple):

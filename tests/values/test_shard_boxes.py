@@ -10,8 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._plan.shard_boxes import box_of_slices, held_boxes
-from treering._values.boxes import Box, covered_once, slices
+from treering._values.boxes import Box, box_of_slices, covered_once, held_boxes, slices
 
 
 def _process(device: Any) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._plan.blocks import covering_ranges
+from treering._plan.load import covering_ranges
 from treering._values.boxes import Box, slices, whole
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._format.left_document import LeftDocument, encode_left, parse_left
+from treering._format.run_document import LeftDocument, encode_left, parse_left
 from treering._store.run_folder import HIGHEST_STEP
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from treering._arrays import on_device
-from treering._arrays.aligned import aligned_bytes
-from treering._arrays.on_device import put_all
+from treering._arrays import delivered
+from treering._arrays.buffers import aligned_bytes
+from treering._arrays.delivered import put_all
 
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.uint8, np.complex64, np.bool_)
 
@@ -69,13 +69,13 @@ def test_a_named_device_is_kept_to() -> None:
 def test_whatever_jax_is_set_to(context: Callable[[], Any], quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given = arrays(3000)
     passed: list[int] = []
-    original = on_device._pass
+    original = delivered._pass
 
     def watched(*args: Any) -> None:
         passed.extend(args[1])
         original(*args)
 
-    monkeypatch.setattr(on_device, "_pass", watched)
+    monkeypatch.setattr(delivered, "_pass", watched)
     with context():
         placed = put_all(given)
     assert [np.asarray(array).tobytes() for array in placed] == [array.tobytes() for array in given]

@@ -11,8 +11,8 @@ import pytest
 import treering
 from tests.checkpoint.documents import document_of, signed
 from torture.quadratic import colliding_pairs
+from treering._codec.documents import colliding
 from treering._format.document import parse_index
-from treering._values.hashes import colliding
 from treering.errors import Corrupt, Unsupported
 
 INTS = [number * (2**61 - 1) for number in range(1, 40_001)]

@@ -12,9 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays import outgoing as room
-from treering._arrays.divided import Divided, divided, merged
 from treering._arrays.outgoing import outgoing
-from treering._arrays.written import Written
+from treering._arrays.written import Divided, Written, divided, merged
 from treering._tree.flatten import flatten
 from treering._values.boxes import covered_once, whole
 from treering._values.checksums import block_count

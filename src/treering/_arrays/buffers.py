@@ -6,15 +6,16 @@ promises 16).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from treering._values.human import bytes_text
-from treering.errors import Unsupported
+from treering.errors import Corrupt, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 ALIGNMENT: Final = 64
 
@@ -23,6 +24,7 @@ SMALL_BYTES: Final = 8 * 1024
 
 # One array that is kept keeps this much.
 _ROOM_BYTES: Final = 64 * 1024
+_SMALL_BYTES: Final = 64 << 10
 
 
 class NoMemory(Unsupported, MemoryError):
@@ -76,3 +78,33 @@ class SmallRoom:
         self._room[start:end] = data
         self._used = -(-end // ALIGNMENT) * ALIGNMENT
         return self._shown, start
+
+
+def on_host(array: NDArray[Any], kind: str, *, own: bool = True) -> Any:
+    """Return the leaf of a kind whose stored items are ``array``.
+
+    Args:
+        array: the items.
+        kind: a kind of leaf whose bytes lie in files.
+        own: copy a small array: those were read together, and one that is kept shall not keep its neighbours.
+
+    Raises:
+        Corrupt: a text is no UTF-8.
+
+    Example:
+        >>> import numpy as np
+        >>> on_host(np.frombuffer(b"ring", np.uint8), "str")
+        'ring'
+    """
+    if kind == "str":
+        try:
+            return array.tobytes().decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"a text is not UTF-8: {error.reason}", offset=error.start) from error
+    if kind == "bytes":
+        return array.tobytes()
+    if kind == "bytearray":
+        return bytearray(array.data)
+    if kind == "numpy scalar":
+        return array[()]
+    return array.copy() if own and array.nbytes <= _SMALL_BYTES else array

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.properties.strategies import Pair, Plain, quick
-from treering._tree.value_digest import value_digest
+from treering._tree.static_values import value_digest
 
 
 class Color(enum.Enum):
