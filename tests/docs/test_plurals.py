@@ -18,7 +18,6 @@ NOUN = re.compile(
     r"layouts|values|children|containers|boxes|indices|differences|checksums|attempts|rows)\b"
 )
 NEVER_ONE = {
-    ("breaking.py", "8 * leaf.nbytes"),
     ("casts.py", "self.value.bit_length()"),
     ("cat.py", "size"),
     ("chunk_file.py", "found"),
@@ -28,7 +27,7 @@ NEVER_ONE = {
     ("errors.py", "len(path) - 16"),
     ("list_leaves.py", "waiting"),
     ("open.py", "value.bit_length()"),
-    ("origin.py", "'with' if listing.verified else 'without'"),
+    ("listing_text.py", "'with' if listing.verified else 'without'"),
     ("pieces.py", "size"),
     ("save_request.py", "suffix"),
     ("scan.py", "window.size"),

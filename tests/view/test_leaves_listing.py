@@ -8,10 +8,10 @@ import json
 from tests.view.test_index_listing import ARRAY, INT, TEXT, container, index
 from treering._format.listing import list_index
 from treering._format.records import LeafRecord, Listing, Place
-from treering._view.flat import leaves_of
 from treering._view.html import html_text
 from treering._view.listing_json import leaf_members, origin_members
-from treering._view.origin import notes_of
+from treering._view.listing_text import notes_of
+from treering._view.nodes import leaves_of
 from treering._view.rows import lay_out
 from treering._view.tree_text import UNICODE, tree_lines
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.view.trees import array, chain, small
 from treering._values.keys import Glob, join_key
 from treering._view.nodes import children_of, facts_of, is_branch
-from treering._view.rows import DEEPEST, Layout, lay_out
+from treering._view.rows import DEEPEST, TreeLayout, lay_out
 
 
-def keys_of(layout: Layout) -> list[str]:
+def keys_of(layout: TreeLayout) -> list[str]:
     path: list[str] = []
     keys = []
     for row in layout.rows:

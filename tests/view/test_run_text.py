@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 
 from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
+from treering._view.doctor_text import run_doctor_json, run_doctor_lines
 from treering._view.plain import cell_width
-from treering._view.run_doctor_text import run_doctor_json, run_doctor_lines
-from treering._view.run_json import gc_json, log_json, steps_json
-from treering._view.run_text import RunListing, RunStep, gc_lines, log_lines, step_lines, when_text
+from treering._view.run_text import (
+    RunListing,
+    RunStep,
+    gc_json,
+    gc_lines,
+    log_json,
+    log_lines,
+    step_lines,
+    steps_json,
+    when_text,
+)
 from treering._view.tree_text import ASCII, UNICODE
 
 HOSTILE = "\x1b[2J\u202eloss\n"

@@ -15,7 +15,7 @@ from treering._values.boxes import Box
 from treering._values.human import bytes_text
 from treering._view.html import html_text
 from treering._view.listing_json import json_lines, origin_members
-from treering._view.origin import notes_of
+from treering._view.listing_text import notes_of
 from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines
 

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treering._cli.output import write_lines
+from treering._cli.options import JSON, PATH, verb
 from treering._cli.run_path import latest_of
 from treering._cli.slice_text import Selected, ranges_of, split_request
-from treering._cli.terminal import GOOD, note
+from treering._cli.terminal import GOOD, note, write_lines
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord
 from treering._inspect.open_leaves import ArrayView, OpenLeaves, open_leaves
-from treering._view.flat import leaves_of
-from treering._view.listing_json import json_text
-from treering._view.nodes import WIDEST_NUMBER, record_of
+from treering._view.json_lines import json_text
+from treering._view.nodes import WIDEST_NUMBER, leaves_of, record_of
 from treering._view.plain import visible
 from treering.errors import Format, NotFound, Unsupported
 
@@ -32,17 +31,16 @@ _EDGE = 3
 _COLUMNS = 100
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  treering cat checkpoint step\n"
-    "  treering cat checkpoint 'params/w[:2, 3]'\n"
-    "  treering cat model.safetensors 'layer.weight[..., -1]'\n"
-    "  treering cat checkpoint params/w --npy > w.npy\n"
+@verb(
+    "treering cat checkpoint step",
+    "treering cat checkpoint 'params/w[:2, 3]'",
+    "treering cat model.safetensors 'layer.weight[..., -1]'",
+    "treering cat checkpoint params/w --npy > w.npy",
 )
-@click.argument("path", type=click.Path(path_type=str))
+@PATH
 @click.argument("key", metavar="KEY[SLICES]")
 @click.option("--npy", is_flag=True, help="Write the array to stdout as a .npy file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with every value.")
+@JSON
 @click.option("--all", "everything", is_flag=True, help="Print every value, also of more than 1000.")
 def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     """Print the leaf KEY of PATH, or the part of it in brackets; only what is needed is read, and checked.

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import click
 
-from treering._cli.output import write_lines
+from treering._cli.options import JSON, verb
 from treering._cli.run_path import latest_of
-from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
-from treering._inspect.diff import Diff, sameness
+from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, write_lines
 from treering._inspect.diff import diff as compare
-from treering._view.listing_json import json_text
+from treering._inspect.diff import sameness
+from treering._view.json_lines import json_document
 from treering.errors import Corrupt
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  treering diff before after\n"
-    "  treering diff before after --values\n"
-    "  treering diff checkpoint model.safetensors\n"
-    "  treering diff before after --json | jq -r '.differences[].key'\n"
+@verb(
+    "treering diff before after",
+    "treering diff before after --values",
+    "treering diff checkpoint model.safetensors",
+    "treering diff before after --json | jq -r '.differences[].key'",
 )
 @click.argument("a", type=click.Path(path_type=str))
 @click.argument("b", type=click.Path(path_type=str))
 @click.option("--values", is_flag=True, help="Also read all arrays, and compare them bit for bit.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+@JSON
 def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
 
@@ -42,23 +40,9 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
         return NOT_DONE
     if as_json:
-        write_lines(_json_lines(found))
+        head = {"schema": "treering.diff/1", "a": found.a, "b": found.b, "values": found.values}
+        head |= {"leaves": found.leaves, "same": not found}
+        write_lines(json_document(head, differences=map(dataclasses.asdict, found)))
     else:
         write_lines(map(str, found.differences) if found else [sameness(found, reading="--values")])
     return NO if found else GOOD
-
-
-def _json_lines(found: Diff) -> Iterator[str]:
-    head = {
-        "schema": "treering.diff/1",
-        "a": found.a,
-        "b": found.b,
-        "values": found.values,
-        "leaves": found.leaves,
-        "same": not found,
-    }
-    yield json_text(head)[:-1] + ","
-    yield ' "differences": ['
-    for place, difference in enumerate(found.differences, 1):
-        yield f"  {json_text(dataclasses.asdict(difference))}{',' if place < len(found) else ''}"
-    yield " ]}"

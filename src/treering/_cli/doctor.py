@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import click
-
-from treering._cli.output import write_lines
-from treering._cli.terminal import GOOD, NO
+from treering._cli.options import JSON, PATH, verb
+from treering._cli.terminal import GOOD, NO, write_lines
 from treering._inspect.doctor import diagnosed
 from treering._runs.reports import diagnosed_run, holds_run
-from treering._view.doctor_text import doctor_json, doctor_lines
+from treering._view.doctor_text import doctor_json, doctor_lines, run_doctor_json, run_doctor_lines
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  treering doctor checkpoint\n"
-    "  treering doctor checkpoint --json | jq '.attempts[] | {attempt, life, advice}'\n"
-    "  watch treering doctor checkpoint\n"
+@verb(
+    "treering doctor checkpoint",
+    "treering doctor checkpoint --json | jq '.attempts[] | {attempt, life, advice}'",
+    "watch treering doctor checkpoint",
 )
-@click.argument("path", type=click.Path(path_type=str))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+@PATH
+@JSON
 def doctor(path: str, as_json: bool) -> int:
     """Say what stands in the folder PATH, which saves into it are in flight or dead, and what to do about each.
 
@@ -32,8 +29,6 @@ def doctor(path: str, as_json: bool) -> int:
     1: files are missing or damaged, or a dead save holds bytes; 2: it could not be looked at.
     """
     if holds_run(path):
-        from treering._view.run_doctor_text import run_doctor_json, run_doctor_lines
-
         run = diagnosed_run(path, diagnosed)
         write_lines(run_doctor_json(run) if as_json else run_doctor_lines(run))
         return GOOD if run.ok else NO

@@ -19,17 +19,17 @@ from treering._cli.terminal import GOOD, INTERRUPTED, NO, NOT_DONE, explain
 from treering.errors import Corrupt, TreeringError
 
 _VERBS = {
-    "cat": ("treering._cli.cat", "Print one leaf, or a part of an array."),
-    "diff": ("treering._cli.diff", "Compare two checkpoints or files."),
-    "doctor": ("treering._cli.doctor", "Say which saves are in flight or dead, and what to do about each."),
-    "du": ("treering._cli.du", "Show where the bytes are."),
-    "gc": ("treering._cli.gc", "Show which steps of a run go, and by which rule; remove them with --yes."),
-    "inspect": ("treering._cli.inspect", "Show what is in a checkpoint or file, from its headers alone."),
-    "log": ("treering._cli.log", "Show the steps of a run, and what is known of each."),
-    "ls": ("treering._cli.ls", "List the leaves, or the steps of a run, one a line."),
-    "verify": ("treering._cli.verify", "Read every byte and compare the checksums."),
+    "cat": ("cat", "Print one leaf, or a part of an array."),
+    "diff": ("diff", "Compare two checkpoints or files."),
+    "doctor": ("doctor", "Say which saves are in flight or dead, and what to do about each."),
+    "du": ("listings", "Show where the bytes are."),
+    "gc": ("steps", "Show which steps of a run go, and by which rule; remove them with --yes."),
+    "inspect": ("listings", "Show what is in a checkpoint or file, from its headers alone."),
+    "log": ("steps", "Show the steps of a run, and what is known of each."),
+    "ls": ("listings", "List the leaves, or the steps of a run, one a line."),
+    "verify": ("verify", "Read every byte and compare the checksums."),
 }
-"""Verb -> the module that has its command, and what it does."""
+"""Verb -> the module of this room that has its command, and what it does."""
 
 _IN_PYTHON = {
     "save": "treering.save(path, tree)",
@@ -55,7 +55,7 @@ class Verbs(click.Group):
         """Import the module of one verb and return its command, which has the verb's name."""
         if cmd_name not in _VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(_VERBS[cmd_name][0]), cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"treering._cli.{_VERBS[cmd_name][0]}"), cmd_name)
         return command
 
     def resolve_command(

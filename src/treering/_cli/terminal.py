@@ -1,4 +1,4 @@
-"""How the program speaks: exit codes, errors, and what the output can show (colors, box drawing, columns)."""
+"""What the verbs write to: exit codes, lines on stdout, errors on stderr, and what a stream can show."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import dataclasses
 import os
 import shutil
 import sys
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, TextIO
 
 import click
 
+from treering._values.human import near
+from treering._view.nodes import nodes_of
 from treering._view.plain import visible
 from treering._view.tree_text import ASCII, UNICODE, Look
 
@@ -23,6 +27,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
 _LONGEST_LINE = 2000
+_LINES_A_WRITE = 500
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -65,3 +70,25 @@ def plain_line(text: str, stream: TextIO) -> str:
     encoding = stream.encoding or "ascii"
     shown = visible(text, limit=_LONGEST_LINE).replace("\\\\", "\\")
     return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write lines to stdout, some hundred at a time; what its encoding lacks comes out as an escape."""
+    left = iter(lines)
+    encoding = sys.stdout.encoding or "ascii"
+    while batch := list(islice(left, _LINES_A_WRITE)):
+        text = "\n".join(batch) + "\n"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def nothing_matches(path: str, globs: Sequence[str], root: Any) -> int:
+    """Say that no leaf below ``root`` matches, and which keys were perhaps meant; return the exit code for that."""
+    found = (near(glob, (key for key, _ in nodes_of(root) if key)) for glob in globs)
+    close = list(dict.fromkeys(key for key in found if key))
+    hint = "treering ls without a glob lists all keys"
+    if close:
+        hint = f"did you mean {' or '.join(map(repr, close))}?"
+    elif any("*" in glob for glob in globs):
+        hint = "'*' stays inside one part of a key; '**/NAME' looks at every depth"
+    explain(f"nothing in {path!r} matches {' or '.join(map(repr, globs))}", hint)
+    return NO

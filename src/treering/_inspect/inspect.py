@@ -12,10 +12,9 @@ from treering._checkpoint.detect import Form, detect
 from treering._format.records import FileRecord, LeafRecord, Listing, Share
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX
-from treering._view.flat import leaves_of
-from treering._view.nodes import record_of
-from treering._view.origin import form_text, notes_of
-from treering._view.rows import USUAL_DEPTH, Layout, lay_out
+from treering._view.listing_text import form_text, notes_of
+from treering._view.nodes import leaves_of, record_of
+from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out
 from treering._view.tree_text import totals_text, tree_lines
 
 _MOST_ROWS = 200
@@ -186,7 +185,7 @@ def _msgpack(path: str | os.PathLike[str]) -> Listing:
         return dataclasses.replace(listing, form=Form.GZIP.value)
 
 
-def _fitting(root: Any) -> Layout:
+def _fitting(root: Any) -> TreeLayout:
     """Lay a tree out so that it fits on a few screens, folding as many levels as that takes."""
     layout = lay_out(root, depth=USUAL_DEPTH)
     if len(layout.rows) <= _MOST_ROWS:

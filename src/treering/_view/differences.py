@@ -12,9 +12,8 @@ from treering._format.leaf_values import same_value
 from treering._format.records import LeafRecord, Listing, Named
 from treering._format.run_document import without_note
 from treering._values.human import counted
-from treering._view.flat import child_key
-from treering._view.listing_json import json_text
-from treering._view.nodes import branch_kind, children_of, facts_of, is_branch, record_of
+from treering._view.json_lines import json_text
+from treering._view.nodes import branch_kind, child_key, children_of, facts_of, is_branch, record_of
 from treering._view.plain import visible
 from treering._view.tree_text import leaf_cells
 
@@ -174,7 +173,7 @@ def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
     left, right = record_of(a), record_of(b)
     kinds = [_kind(left, exact=exact), _kind(right, exact=exact)]
     if kinds[0] != kinds[1]:
-        yield Difference(key=key, what="kind", a=_told(left, a), b=_told(right, b))
+        yield Difference(key=key, what="kind", a=_describe_leaf(left, a), b=_describe_leaf(right, b))
     if left.dtype is not None and right.dtype is not None:
         if left.dtype != right.dtype:
             yield Difference(key=key, what="dtype", a=left.dtype, b=right.dtype)
@@ -231,7 +230,7 @@ def _text(node: Any) -> str:
     return f"{dtype} {detail}".rstrip()
 
 
-def _told(leaf: LeafRecord, node: Any) -> str:
+def _describe_leaf(leaf: LeafRecord, node: Any) -> str:
     """Describe a leaf with the kind that it was."""
     if leaf.dtype is None:
         return _text(node)

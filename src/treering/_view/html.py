@@ -9,7 +9,7 @@ from typing import Any, Final
 from treering._values.human import bytes_text, count_text, counted
 from treering._view.nodes import facts_of, is_branch
 from treering._view.plain import visible
-from treering._view.rows import Layout, Row
+from treering._view.rows import Row, TreeLayout
 from treering._view.tree_text import branch_detail, chunks_text, leaf_cells, sharding_text, totals_text
 
 _MOST_ROWS = 300
@@ -19,7 +19,7 @@ _LEFT = ' style="text-align:left"'
 _MORE: Final[dict[str, Callable[[Any], str]]] = {"sharding": sharding_text, "chunks": chunks_text}
 
 
-def html_text(layout: Layout, *, title: str, file_bytes: int, notes: Sequence[tuple[str, str]] = ()) -> str:
+def html_text(layout: TreeLayout, *, title: str, file_bytes: int, notes: Sequence[tuple[str, str]] = ()) -> str:
     """Write a layout as an HTML fragment: a table with a row for each branch and leaf.
 
     After 300 rows the rest is counted, not shown.

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treering._format.records import FileRecord, LeafRecord, Listing, Named
-from treering._view.flat import LONGEST_KEY, child_key
-from treering._view.nodes import WIDEST_NUMBER, branch_kind, facts_of, is_branch
-from treering._view.rows import Layout, Row, Totals
+from treering._view.json_lines import Json, json_document
+from treering._view.listing_text import UsageRow
+from treering._view.nodes import LONGEST_KEY, WIDEST_NUMBER, branch_kind, child_key, facts_of, is_branch
+from treering._view.rows import Row, TreeLayout
 
 SCHEMA = "treering.inspect/1"
 """Names the document's form. Members may be added under this name; none changes its meaning or goes away."""
 
 
-Json = dict[str, object]
-
-
 def json_lines(
-    layout: Layout,
+    layout: TreeLayout,
     *,
     title: str,
     file_bytes: int,
@@ -48,21 +47,57 @@ def json_lines(
         "file_bytes": file_bytes,
         "globs": list(globs),
         "depth": depth,
-        "total": totals_members(layout.everything),
-        "selected": totals_members(layout.kept),
+        "total": dataclasses.asdict(layout.everything),
+        "selected": dataclasses.asdict(layout.kept),
     } | dict(origin or {})
-    yield json_text(head)[:-1] + ","
-    yield ' "leaves": ['
-    yield from _joined(leaf_members(key, row.node) for key, row in _keyed(layout.rows) if not is_branch(row.node))
-    yield " ],"
-    yield ' "branches": ['
-    yield from _joined(_branch(key, row) for key, row in _keyed(layout.rows) if _is_closed(row))
-    nodes = [_node(key, row) for key, row in _keyed(layout.rows) if isinstance(row.node, Named)]
-    if nodes:
-        yield " ],"
-        yield ' "nodes": ['
-        yield from _joined(iter(nodes))
-    yield " ]}"
+    rows = layout.rows
+    lists = {
+        "leaves": (leaf_members(key, row.node) for key, row in _keyed(rows) if not is_branch(row.node)),
+        "branches": (_branch(key, row) for key, row in _keyed(rows) if _is_closed(row)),
+    }
+    if any(isinstance(row.node, Named) for row in rows):
+        lists["nodes"] = (_node(key, row) for key, row in _keyed(rows) if isinstance(row.node, Named))
+    return json_document(head, **lists)
+
+
+def key_json(
+    leaves: Sequence[tuple[str, Any]], *, title: str, globs: Sequence[str], origin: Mapping[str, object]
+) -> Iterator[str]:
+    """Write leaves as the lines of one JSON object, one a line, in ASCII.
+
+    Example:
+        >>> import json
+        >>> text = "".join(key_json([("step", 7)], title="x", globs=(), origin={}))
+        >>> json.loads(text)["leaves"][0]["value"]
+        7
+    """
+    head = {"schema": "treering.ls/1", "file": title, "globs": list(globs)} | dict(origin)
+    return json_document(head, leaves=(leaf_members(key, leaf) for key, leaf in leaves))
+
+
+def usage_json(
+    layout: TreeLayout, usage: Sequence[UsageRow], *, title: str, globs: Sequence[str], depth: int
+) -> Iterator[str]:
+    """Write what the branches take as the lines of one JSON object, in ASCII.
+
+    Example:
+        >>> from treering._view.listing_text import measure_usage
+        >>> from treering._view.rows import lay_out
+        >>> layout = lay_out({"d": True})
+        >>> text = "".join(usage_json(layout, measure_usage(layout), title="x", globs=(), depth=2))
+        >>> json.loads(text)["shares"][0]["key"]
+        'd'
+    """
+    head = {
+        "schema": "treering.du/1",
+        "file": title,
+        "globs": list(globs),
+        "depth": depth,
+        "total": dataclasses.asdict(layout.everything),
+        "selected": dataclasses.asdict(layout.kept),
+    }
+    entries = ({"key": row.key} | dataclasses.asdict(row.totals) for row in usage)
+    return json_document(head, shares=entries)
 
 
 def _is_closed(row: Row) -> bool:
@@ -87,7 +122,7 @@ def leaf_members(key: str, leaf: Any) -> Json:
         7
     """
     facts = facts_of(leaf)
-    members: Json = {
+    members: dict[str, object] = {
         "key": key,
         "kind": facts.kind,
         "dtype": facts.dtype,
@@ -118,13 +153,11 @@ def origin_members(listing: Listing) -> Json:
     """
     if listing.form.startswith("msgpack"):
         return {"form": listing.form}
-    more: Json = {}
+    more: dict[str, object] = {}
     if listing.form == "leaves":
         more = {"prefixes": list(listing.prefixes), "unverified": list(listing.unverified)}
     if listing.shares:
-        more["shares"] = [
-            {"process": share.process, "files": share.files, "nbytes": share.nbytes} for share in listing.shares
-        ]
+        more["shares"] = [dataclasses.asdict(share) for share in listing.shares]
     return {
         "form": listing.form,
         "verified": listing.verified,
@@ -137,7 +170,7 @@ def origin_members(listing: Listing) -> Json:
 
 
 def _file(file: FileRecord) -> Json:
-    members: Json = {"name": file.name, "nbytes": file.nbytes}
+    members = {"name": file.name, "nbytes": file.nbytes}
     return members if file.process is None else members | {"process": file.process}
 
 
@@ -151,7 +184,7 @@ def _native(leaf: Any, text: str | None) -> Any:
 
 def _branch(key: str, row: Row) -> Json:
     why = row.closed or "empty"
-    return _marked({"key": key, "kind": branch_kind(row.node), "why": why} | totals_members(row.totals))
+    return _marked({"key": key, "kind": branch_kind(row.node), "why": why} | dataclasses.asdict(row.totals))
 
 
 def _node(key: str, row: Row) -> Json:
@@ -159,49 +192,4 @@ def _node(key: str, row: Row) -> Json:
 
 
 def _marked(entry: Json) -> Json:
-    return entry | {"key_cut": True} if len(str(entry["key"])) > LONGEST_KEY else entry
-
-
-def totals_members(totals: Totals) -> Json:
-    """Give totals as members of an object."""
-    return {
-        "leaves": totals.leaves,
-        "arrays": totals.arrays,
-        "parameters": totals.parameters,
-        "nbytes": totals.nbytes,
-    }
-
-
-def _joined(entries: Iterator[Json]) -> Iterator[str]:
-    """Put commas between entries, one entry a line."""
-    waiting = None
-    for entry in entries:
-        if waiting is not None:
-            yield f"  {waiting},"
-        waiting = json_text(entry)
-    if waiting is not None:
-        yield f"  {waiting}"
-
-
-def json_text(value: Mapping[str, object]) -> str:
-    """Write an object as one line of ASCII; a number that JSON lacks is written as text.
-
-    Example:
-        >>> json_text({"loss": float("nan")})
-        '{"loss": "nan"}'
-    """
-    try:
-        text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False)
-    # DEL is the one control character that JSON leaves as it is.
-    return text.replace("\x7f", "\\u007f")
-
-
-def _finite(value: Any) -> Any:
-    """Copy an object with text in place of the numbers that JSON lacks."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    return {**entry, "key_cut": True} if len(str(entry["key"])) > LONGEST_KEY else entry

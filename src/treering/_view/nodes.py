@@ -1,4 +1,4 @@
-"""What stands at one place of a listing: a branch with children, or a leaf with its facts.
+"""What stands at one place of a listing: a branch with children, or a leaf with its facts; and walks over all places.
 
 A listing holds dicts, lists and tuples as the file has them; its leaves are records of what was not read, and
 small Python values themselves.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord, Named
 from treering._format.structure import key_text
+from treering._values.keys import Glob, escape_part
+from treering._view.plain import cut
 
 _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
@@ -21,6 +23,12 @@ _TIMESTAMP_BYTES = 12
 _NUMBER_BITS = 64
 WIDEST_NUMBER = 10_000
 """Bits from which an int is shown in hexadecimal: Python refuses to write a longer one in decimal."""
+LONGEST_KEY = 1000
+"""A longer key text is cut in its middle: a hostile file may nest 100,000 names."""
+
+States: TypeAlias = tuple[int, ...] | None
+"""The state of each glob at one branch; None below a branch that a glob keeps whole: nothing is left to match."""
+_Frame: TypeAlias = tuple[str, int, States, Iterator[tuple[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +160,98 @@ def _value_bytes(leaf: Any) -> int:
     if isinstance(leaf, int) and leaf.bit_length() > _NUMBER_BITS:
         return (leaf.bit_length() + 7) // 8
     return 0 if leaf is None or isinstance(leaf, OpaqueLeaf) else _NUMBER_BYTES.get(type(leaf), _TIMESTAMP_BYTES)
+
+
+# --------------------------------------------------------------------------------------------------------- walks
+
+
+def leaves_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]:
+    """Walk through the leaves in the file's order, each with its key text.
+
+    Without globs all of them. A glob keeps the leaves that it matches, and everything below a branch that it matches.
+
+    Example:
+        >>> list(leaves_of({"a": {"b": 1, "c/d": 2}, "e": 3}))
+        [('a/b', 1), ('a/c~1d', 2), ('e', 3)]
+        >>> list(leaves_of({"a": {"b": 1}, "e": 3}, [Glob.parse("a")]))
+        [('a/b', 1)]
+    """
+    return ((key, node) for key, node in nodes_of(root, globs) if not is_branch(node))
+
+
+def branches_of(root: Any) -> Iterator[tuple[str, Any]]:
+    """Walk through the branches in the file's order, each with its key text; the root's is empty.
+
+    Example:
+        >>> [key for key, _ in branches_of({"a": {"b": {}}, "e": 3})]
+        ['', 'a', 'a/b']
+    """
+    return ((key, node) for key, node in nodes_of(root) if is_branch(node))
+
+
+def nodes_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]:
+    """Walk through branches and leaves, each branch before what it holds.
+
+    With globs only what one of them matches, or lies below a branch that one matches.
+
+    Example:
+        >>> [key for key, _ in nodes_of({"a": [1, 2]})]
+        ['', 'a', 'a/0', 'a/1']
+    """
+    start = start_matching(globs)
+    if start is None:
+        yield "", root
+    if not is_branch(root):
+        return
+    stack: list[_Frame] = [("", 0, start, children_of(root))]
+    while stack:
+        above, depth, states, children = stack[-1]
+        for name, node in children:
+            key = child_key(above, depth, name)
+            below = match_name(globs, states, name)
+            if below is None:
+                yield key, node
+            if is_branch(node) and (below is None or any(below)):
+                stack.append((key, depth + 1, below, children_of(node)))
+                break
+        else:
+            stack.pop()
+
+
+def child_key(above: str, depth: int, name: str) -> str:
+    """Write the key text of a child, as join_key does: a lone empty part is "~", because the empty text is the root.
+
+    Args:
+        above: the key text of its branch, perhaps cut.
+        depth: steps from the root to that branch.
+        name: the child's name, not escaped.
+
+    Example:
+        >>> child_key("", 0, "a"), child_key("a", 1, "b/c"), child_key("", 0, ""), child_key("~", 1, "")
+        ('a', 'a/b~1c', '~', '/')
+    """
+    part = escape_part(name)
+    if not depth:
+        key = part or "~"
+    elif depth == 1 and above == "~":
+        key = f"/{part}"
+    else:
+        key = f"{above}/{part}"
+    return key if len(key) <= LONGEST_KEY else cut(key, LONGEST_KEY + 1)
+
+
+def start_matching(globs: Sequence[Glob]) -> States:
+    """Return the states of globs at the root; None where they keep everything."""
+    return _settled(globs, tuple(glob.start for glob in globs)) if globs else None
+
+
+def match_name(globs: Sequence[Glob], states: States, name: str) -> States:
+    """Return the states of globs one name further down; None as soon as one of them matches."""
+    if states is None:
+        return None
+    return _settled(globs, tuple(glob.step(state, name) for glob, state in zip(globs, states, strict=True)))
+
+
+def _settled(globs: Sequence[Glob], states: tuple[int, ...]) -> States:
+    matched = any(glob.accepts(state) for glob, state in zip(globs, states, strict=True))
+    return None if matched else states

@@ -11,7 +11,7 @@ from typing import Any
 
 from treering._format.records import LeafRecord
 from treering._values.keys import Glob
-from treering._view.nodes import children_of, is_branch, weight_of
+from treering._view.nodes import States, children_of, is_branch, match_name, start_matching, weight_of
 
 USUAL_DEPTH = 32
 """Levels shown when nobody asks for another number. Real trees have fewer."""
@@ -21,18 +21,33 @@ DEEPEST = 200
 """Levels that can be asked for: each row is as long as its depth, so the text grows with their product."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Totals:
     """What a branch adds up to."""
 
-    leaves: int
+    leaves: int = 0
     """Leaves of every kind."""
-    arrays: int
+    arrays: int = 0
     """Leaves that are arrays."""
-    parameters: int
+    parameters: int = 0
     """Elements of these arrays together."""
-    nbytes: int
+    nbytes: int = 0
     """Bytes of data in all leaves, names and headers not counted."""
+
+    def add_leaf(self, leaf: Any) -> None:
+        """Count one leaf."""
+        nbytes, elements, is_array = weight_of(leaf)
+        self.leaves += 1
+        self.nbytes += nbytes
+        self.arrays += is_array
+        self.parameters += elements
+
+    def add(self, other: Totals) -> None:
+        """Count what another branch adds up to."""
+        self.leaves += other.leaves
+        self.arrays += other.arrays
+        self.parameters += other.parameters
+        self.nbytes += other.nbytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +71,13 @@ class Row:
         if self.below is not None:
             return self.below
         # Not kept in the row: a file may hold a million leaves.
-        alone = _Sum()
+        alone = Totals()
         alone.add_leaf(self.node)
-        return alone.done()
+        return alone
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TreeLayout:
     """The rows of a listing in the file's order, each branch before what it holds."""
 
     rows: Sequence[Row]
@@ -73,7 +88,7 @@ class Layout:
     """The sum over the kept leaves."""
 
 
-def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) -> Layout:
+def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) -> TreeLayout:
     """Lay the root of a listing out as rows.
 
     Without globs everything is kept. A glob keeps the leaves that it matches, and everything below a branch that
@@ -91,41 +106,11 @@ def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) 
         >>> lay_out(tree, globs=[Glob.parse("b")]).rows
         ()
     """
-    walk = _Walk(globs=globs, depth=depth)
-    walk.enter("", root, walk.start())
-    while walk.open:
-        walk.advance()
-    return Layout(rows=tuple(row for row in walk.rows if row), everything=walk.everything.done(), kept=walk.kept.done())
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Sum:
-    """Totals while they grow."""
-
-    leaves: int = 0
-    arrays: int = 0
-    parameters: int = 0
-    nbytes: int = 0
-
-    def add_leaf(self, leaf: Any) -> None:
-        nbytes, elements, is_array = weight_of(leaf)
-        self.leaves += 1
-        self.nbytes += nbytes
-        self.arrays += is_array
-        self.parameters += elements
-
-    def add(self, other: _Sum) -> None:
-        self.leaves += other.leaves
-        self.arrays += other.arrays
-        self.parameters += other.parameters
-        self.nbytes += other.nbytes
-
-    def done(self) -> Totals:
-        return Totals(leaves=self.leaves, arrays=self.arrays, parameters=self.parameters, nbytes=self.nbytes)
-
-
-_KEPT: None = None
-"""The state below a branch that a glob keeps whole: nothing is left to match."""
+    builder = _RowBuilder(globs=globs, depth=depth)
+    builder.enter("", root, start_matching(globs))
+    while builder.open:
+        builder.advance()
+    return TreeLayout(rows=tuple(filter(None, builder.rows)), everything=builder.everything, kept=builder.kept)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -135,10 +120,10 @@ class _OpenBranch:
     name: str
     branch: Any
     children: Iterator[tuple[str, Any]]
-    states: tuple[int, ...] | None
+    states: States
     row: int | None
     """Where its row will stand; None where it lies too deep for one."""
-    total: _Sum = dataclasses.field(default_factory=_Sum)
+    total: Totals = dataclasses.field(default_factory=Totals)
 
 
 def _is_long_list(branch: Any) -> bool:
@@ -149,38 +134,30 @@ def _is_long_list(branch: Any) -> bool:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Walk:
+class _RowBuilder:
     """The walk over a tree, from the root down, with its own stack."""
 
     globs: Sequence[Glob]
     depth: int
     rows: list[Row | None] = dataclasses.field(default_factory=list)
     open: list[_OpenBranch] = dataclasses.field(default_factory=list)
-    everything: _Sum = dataclasses.field(default_factory=_Sum)
-    kept: _Sum = dataclasses.field(default_factory=_Sum)
-
-    def start(self) -> tuple[int, ...] | None:
-        return self._settled(tuple(glob.start for glob in self.globs)) if self.globs else _KEPT
+    everything: Totals = dataclasses.field(default_factory=Totals)
+    kept: Totals = dataclasses.field(default_factory=Totals)
 
     def advance(self) -> None:
         """Walk to the next child of the innermost open branch, or close that branch."""
         above = self.open[-1]
         for name, node in above.children:
-            if above.states is _KEPT:
-                states: tuple[int, ...] | None = _KEPT
-            else:
-                moved = (glob.step(state, name) for glob, state in zip(self.globs, above.states, strict=True))
-                states = self._settled(tuple(moved))
-            if self.enter(name, node, states):
+            if self.enter(name, node, match_name(self.globs, above.states, name)):
                 return
         self._close(self.open.pop())
 
-    def enter(self, name: str, node: Any, states: tuple[int, ...] | None) -> bool:
+    def enter(self, name: str, node: Any, states: States) -> bool:
         """Count a leaf or a long list, or open a branch and answer True."""
         depth = len(self.open)
         shown = depth <= self.depth
         if is_branch(node):
-            if states is _KEPT and _is_long_list(node):
+            if states is None and _is_long_list(node):
                 self._count_list(name, node)
                 return False
             self.open.append(
@@ -196,7 +173,7 @@ class _Walk:
                 self.rows.append(None)
             return True
         self.everything.add_leaf(node)
-        if states is not _KEPT:
+        if states is not None:
             return False
         (self.open[-1].total if self.open else self.kept).add_leaf(node)
         if shown:
@@ -205,20 +182,20 @@ class _Walk:
 
     def _count_list(self, name: str, values: Any) -> None:
         """Count a long list of small values, and give it one row."""
-        total = _Sum()
+        total = Totals()
         for value in values:
             total.add_leaf(value)
         self.everything.add(total)
         (self.open[-1].total if self.open else self.kept).add(total)
         depth = len(self.open)
         if depth <= self.depth:
-            self.rows.append(Row(depth=depth, name=name, node=values, below=total.done(), closed="long"))
+            self.rows.append(Row(depth=depth, name=name, node=values, below=total, closed="long"))
 
     def _close(self, closed: _OpenBranch) -> None:
         (self.open[-1].total if self.open else self.kept).add(closed.total)
         if closed.row is None:
             return
-        if closed.states is not _KEPT and not closed.total.leaves and len(self.rows) == closed.row + 1:
+        if closed.states is not None and not closed.total.leaves and len(self.rows) == closed.row + 1:
             self.rows.pop()
             return
         depth = len(self.open)
@@ -226,11 +203,6 @@ class _Walk:
             depth=depth,
             name=closed.name,
             node=closed.branch,
-            below=closed.total.done(),
+            below=closed.total,
             closed="depth" if depth == self.depth and closed.branch else None,
         )
-
-    def _settled(self, states: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Answer `_KEPT` as soon as one glob matches."""
-        matched = any(glob.accepts(state) for glob, state in zip(self.globs, states, strict=True))
-        return _KEPT if matched else states

@@ -1,4 +1,4 @@
-"""The steps of a run as lines for people: which there are, what is known of each, which of them a rule keeps."""
+"""The steps of a run as lines for people and as JSON for programs: what is known of each, and which a rule keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 
-from treering._values.human import bytes_text, duration_text
+from treering._values.human import bytes_text, counted, duration_text
+from treering._view.json_lines import json_document
 from treering._view.plain import cell_width, padded, visible
 from treering._view.tree_text import UNICODE, Look
 
@@ -99,13 +100,12 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
         step         age     bytes  save took  loss  kept by
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
-    count = f"{len(listing.steps):,} {'step' if len(listing.steps) == 1 else 'steps'}"
-    headline = f"{visible(listing.path, _LONGEST, look.ellipsis)} {look.dot} {count}, {bytes_text(listing.nbytes)}"
-    yield look.painted(_BOLD, headline)
-    yield f"keep: {_told(listing.keep, look) or 'every step, no rule is noted'}"
+    title, count = visible(listing.path, _LONGEST, look.ellipsis), counted(len(listing.steps), "steps", ",")
+    yield look.painted(_BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
+    yield f"keep: {_shown_text(listing.keep, look) or 'every step, no rule is noted'}"
     if listing.save_every is not None:
-        yield f"save every: {_told(listing.save_every, look)}"
-    yield from (f"note: {_told(note, look)}" for note in listing.notes)
+        yield f"save every: {_shown_text(listing.save_every, look)}"
+    yield from (f"note: {_shown_text(note, look)}" for note in listing.notes)
     if not listing.steps:
         return
     names = list(dict.fromkeys(name for step in reversed(listing.steps) for name in step.metrics))
@@ -142,11 +142,11 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
     sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
     for step in listing.steps:
         verb = look.painted("" if step.kept else _RED, "keep  " if step.kept else "remove")
-        why = _told("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
+        why = _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
         cells = [verb, f"{step.step:>{numbers}}", f"{bytes_text(step.nbytes):>{sizes}}", why]
         yield _GAP.join(cells).rstrip()
     going = [step for step in listing.steps if not step.kept]
-    count = f"{len(going):,} of {len(listing.steps):,} {'step' if len(listing.steps) == 1 else 'steps'}"
+    count = f"{len(going):,} of {counted(len(listing.steps), 'steps', ',')}"
     if not going:
         yield f"{count} {'were' if removed else 'would be'} removed: nothing to do"
         return
@@ -154,8 +154,98 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
     yield f"{count} removed, {size}" if removed else f"{count} would go, {size}; --yes removes them"
 
 
+# -------------------------------------------------------------------------------------------------------------- JSON
+# The page docs/command-line.md describes every member.
+
+
+def steps_json(listing: RunListing) -> Iterator[str]:
+    """Write the steps of a run as the lines of one JSON object, one step a line, in ASCII.
+
+    Example:
+        >>> import json
+        >>> step = RunStep(step=7, path="run/step_00000007", saved=0.0, nbytes=9)
+        >>> json.loads("".join(steps_json(RunListing(path="run", steps=[step]))))["steps"][0]["saved"]
+        '1970-01-01T00:00:00+00:00'
+    """
+    head = {"schema": "treering.ls/1", "file": listing.path, "form": "run"}
+    return json_document(head, steps=map(_members, listing.steps))
+
+
+def log_json(listing: RunListing, *, now: float) -> Iterator[str]:
+    """Write all that is known of a run as the lines of one JSON object, the newest step first, in ASCII.
+
+    Example:
+        >>> import json
+        >>> step = RunStep(step=7, path="run/step_00000007", saved=0.0, nbytes=9, reasons=("newest",))
+        >>> found = json.loads("".join(log_json(RunListing(path="run", steps=[step]), now=60.0)))
+        >>> found["steps"][0]["age"], found["steps"][0]["reasons"]
+        (60.0, ['newest'])
+    """
+    head = {
+        "schema": "treering.log/1",
+        "path": listing.path,
+        "keep": listing.keep,
+        "save_every": listing.save_every,
+        "nbytes": listing.nbytes,
+        "notes": list(listing.notes),
+    }
+    steps = (
+        _members(step) | {"age": max(now - step.saved, 0.0), "seconds": step.seconds} | _judgement(step)
+        for step in reversed(listing.steps)
+    )
+    return json_document(head, steps=steps)
+
+
+def gc_json(listing: RunListing, *, removed: bool) -> Iterator[str]:
+    """Write which steps stay and which go as the lines of one JSON object, the oldest first, in ASCII.
+
+    Example:
+        >>> import json
+        >>> step = RunStep(step=7, path="run/step_00000007", saved=0.0, nbytes=9, kept=False)
+        >>> found = json.loads("".join(gc_json(RunListing(path="run", steps=[step]), removed=False)))
+        >>> found["removed"], found["going"], found["steps"][0]["kept"]
+        (False, 1, False)
+    """
+    going = [step for step in listing.steps if not step.kept]
+    head = {
+        "schema": "treering.gc/1",
+        "path": listing.path,
+        "keep": listing.keep,
+        "removed": removed,
+        "going": len(going),
+        "nbytes": sum(step.nbytes for step in going),
+    }
+    steps = ({"step": step.step, "path": step.path, "nbytes": step.nbytes} | _judgement(step) for step in listing.steps)
+    return json_document(head, steps=steps)
+
+
+def _members(step: RunStep) -> dict[str, object]:
+    return {
+        "step": step.step,
+        "path": step.path,
+        "saved": _when(step.saved),
+        "nbytes": step.nbytes,
+        "metrics": dict(step.metrics),
+        "temporary": step.temporary,
+    }
+
+
+def _judgement(step: RunStep) -> dict[str, object]:
+    return {"kept": step.kept, "reasons": list(step.reasons)}
+
+
+def _when(seconds: float) -> str | None:
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------- cells
+
+
 def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[str]:
-    why = _told("; ".join(step.reasons), look)
+    why = _shown_text("; ".join(step.reasons), look)
     if not step.kept:
         why = f"goes: {why or _NO_RULE}"
     elif step.temporary:
@@ -174,7 +264,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield _GAP.join([*cells, row[-1]]).rstrip()
 
 
-def _told(text: str | None, look: Look) -> str:
+def _shown_text(text: str | None, look: Look) -> str:
     return visible(text or "", _LONGEST, look.ellipsis).replace("\\\\", "\\")
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treering._format.records import LeafRecord, Named
-from treering._values.human import bytes_text, count_text
+from treering._values.human import bytes_text, count_text, counted
 from treering._values.keys import escape_part
 from treering._values.processes import named
 from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
 from treering._view.plain import cell_width, cut, fitted, padded, visible
-from treering._view.rows import Layout, Row, Totals
+from treering._view.rows import Row, Totals, TreeLayout
 
 _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
@@ -72,7 +72,7 @@ class _Cells(NamedTuple):
 
 
 def tree_lines(
-    layout: Layout, *, title: str, file_bytes: int, look: Look = UNICODE, notes: Sequence[tuple[str, str]] = ()
+    layout: TreeLayout, *, title: str, file_bytes: int, look: Look = UNICODE, notes: Sequence[tuple[str, str]] = ()
 ) -> Iterator[str]:
     r"""Draw a layout as lines without line ends: the file, its notes, a header, a row each, and the totals.
 
@@ -118,14 +118,9 @@ def totals_text(totals: Totals) -> str:
         >>> totals_text(Totals(leaves=3, arrays=2, parameters=1_500_000, nbytes=6_000_000))
         '3 leaves, 1.50 M parameters in 2 arrays, 5.72 MiB'
     """
-    parameters = f"{count_text(totals.parameters)} {_plural(totals.parameters, 'parameter')}"
-    arrays = f"{totals.arrays:,} {_plural(totals.arrays, 'array')}"
-    leaves = f"{totals.leaves:,} {'leaf' if totals.leaves == 1 else 'leaves'}"
+    parameters = f"{count_text(totals.parameters)} {'parameter' if totals.parameters == 1 else 'parameters'}"
+    leaves, arrays = counted(totals.leaves, "leaves", ","), counted(totals.arrays, "arrays", ",")
     return f"{leaves}, {parameters} in {arrays}, {bytes_text(totals.nbytes)}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
 
 
 def _guided(rows: Sequence[Row], look: Look) -> Iterator[_Cells]:
@@ -217,13 +212,10 @@ def chunks_text(node: Any, look: Look = UNICODE) -> str:
 def _written_by(leaf: LeafRecord) -> str:
     if not leaf.processes:
         return ""
-    cuts = "" if leaf.chunks == 1 else f"{leaf.chunks:,} over " if leaf.grid is None else _grid_text(leaf.grid)
+    grid = f"{leaf.chunks:,}" if leaf.grid is None else " x ".join(map(str, leaf.grid))
+    cuts = "" if leaf.chunks == 1 else f"{grid} over "
     who = named(leaf.processes)
     return cuts + (who if len(cuts + who) <= _LONGEST_DETAIL else f"{len(leaf.processes):,} processes")
-
-
-def _grid_text(grid: tuple[int, ...]) -> str:
-    return " x ".join(map(str, grid)) + " over "
 
 
 def branch_detail(row: Row, look: Look = UNICODE) -> str:
@@ -243,8 +235,7 @@ def branch_detail(row: Row, look: Look = UNICODE) -> str:
     else:
         shown = [] if kind == "map" else [f"{kind} of {length:,}"]
     if row.closed == "depth":
-        leaves = row.totals.leaves
-        shown.append(f"{look.ellipsis} {leaves:,} {'leaf' if leaves == 1 else 'leaves'}")
+        shown.append(f"{look.ellipsis} {counted(row.totals.leaves, 'leaves', ',')}")
     return ", ".join(shown)
 
 

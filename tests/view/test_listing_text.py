@@ -14,14 +14,12 @@ from tests.view.trees import array, chain, small
 from treering._format.records import FileRecord, LeafRecord, Listing, Named
 from treering._values.keys import Glob, join_key
 from treering._view.differences import Difference, differences_of
-from treering._view.flat import LONGEST_KEY, branches_of, leaves_of
-from treering._view.key_lines import key_json, key_lines
-from treering._view.nodes import facts_of, record_of
-from treering._view.origin import notes_of
+from treering._view.listing_json import key_json
+from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
+from treering._view.nodes import LONGEST_KEY, branches_of, facts_of, leaves_of, record_of
 from treering._view.plain import cell_width
 from treering._view.rows import lay_out
 from treering._view.tree_text import ASCII, tree_lines
-from treering._view.usage import shares_of, usage_lines
 
 names = st.text(alphabet="ab~/é", max_size=2)
 trees = st.recursive(
@@ -44,7 +42,7 @@ def test_leaves_are_those_that_rows_keep(tree: Any, texts: list[str]) -> None:
 @given(trees, st.integers(0, 3))
 def test_shares_add_up(tree: Any, depth: int) -> None:
     layout = lay_out(tree, depth=depth)
-    shares = shares_of(layout)
+    shares = measure_usage(layout)
     for member in ("nbytes", "leaves", "parameters"):
         assert sum(getattr(share.totals, member) for share in shares) == getattr(layout.everything, member)
 
@@ -72,7 +70,7 @@ def test_deep_keys_are_cut() -> None:
 
 def test_hostile_keys_reach_no_terminal() -> None:
     leaves = list(leaves_of(HOSTILE))
-    lines = [*key_lines(leaves), *usage_lines(lay_out(HOSTILE), shares_of(lay_out(HOSTILE)))]
+    lines = [*key_lines(leaves), *usage_lines(lay_out(HOSTILE), measure_usage(lay_out(HOSTILE)))]
     assert all(line.isprintable() for line in lines)
     text = "".join(key_json(leaves, title="\x1b", globs=(), origin={}))
     assert text.isascii()

@@ -1,4 +1,4 @@
-"""``treering gc``: which steps of a run go, and by which rule the others stay."""
+"""``treering log`` and ``gc``: the steps of a run, which of them the rules keep, and the removal of the others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 import functools
 import operator
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from treering._cli.depth import WholeNumber
-from treering._cli.output import write_lines
+from treering._cli.options import JSON, RUN, WholeNumber, verb
 from treering._cli.run_path import require_run
-from treering._cli.terminal import GOOD, NO, look_of
+from treering._cli.terminal import GOOD, NO, look_of, write_lines
 
 if TYPE_CHECKING:
     from treering.retention import Policy
@@ -22,20 +22,40 @@ if TYPE_CHECKING:
 _STAYS = "no rule keeps it, but somebody is saving to it, or has saved it anew"
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  treering gc run\n"
-    "  treering gc run --keep-last 3 --keep-best loss\n"
-    "  treering gc run --keep \"KeepLast(3) | KeepBest('accuracy', mode='max')\" --yes\n"
+@verb(
+    "treering log run",
+    "treering log run --json | jq -r '.steps[] | select(.kept | not) | .path'",
 )
-@click.argument("path", metavar="RUN", type=click.Path(path_type=str))
+@RUN
+@JSON
+def log(path: str, as_json: bool) -> int:
+    """Show the steps of RUN, the newest first: age, bytes, how long the save took, metrics, and which rule keeps it.
+
+    RUN is the folder that treering.Run saves its steps in. A step that no rule keeps goes when the next one is saved.
+    """
+    require_run(path)
+    from treering._runs.reports import listed_run
+    from treering._view.run_text import log_json, log_lines
+
+    listing = listed_run(path)
+    now = time.time()
+    write_lines(log_json(listing, now=now) if as_json else log_lines(listing, now=now, look=look_of(sys.stdout)))
+    return GOOD
+
+
+@verb(
+    "treering gc run",
+    "treering gc run --keep-last 3 --keep-best loss",
+    "treering gc run --keep \"KeepLast(3) | KeepBest('accuracy', mode='max')\" --yes",
+)
+@RUN
 @click.option("--keep-last", type=WholeNumber(1), metavar="N", help="Keep the last N steps.")
 @click.option("--keep-every", type=WholeNumber(1), metavar="N", help="Keep the steps that are multiples of N.")
 @click.option("--keep-best", multiple=True, metavar="METRIC", help="Keep the step where METRIC is least.")
 @click.option("--keep-step", type=WholeNumber(0), multiple=True, metavar="STEP", help="Keep this step.")
 @click.option("--keep", metavar="RULES", help="Keep what these rules keep, as Python writes them.")
 @click.option("--yes", is_flag=True, help="Remove the steps that no rule keeps; without it nothing is changed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs, with plain numbers.")
+@JSON
 def gc(
     path: str,
     *,
@@ -58,8 +78,7 @@ def gc(
     from treering._runs.policy import own_rules, policy_of, unknown_metrics
     from treering._runs.reports import listed
     from treering._runs.steps import records_of, steps_of
-    from treering._view.run_json import gc_json
-    from treering._view.run_text import gc_lines
+    from treering._view.run_text import gc_json, gc_lines
     from treering.errors import NotFound
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
 

@@ -1,0 +1,117 @@
+"""``treering inspect``, ``ls`` and ``du``: a checkpoint, leaves directory or file as its headers describe it."""
+
+from __future__ import annotations
+
+import sys
+
+from treering._cli.options import GLOBS, JSON, PATH, depth, verb
+from treering._cli.run_path import is_run, latest_of
+from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
+from treering._inspect.inspect import listing_of
+from treering._values.keys import Glob
+from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
+from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
+from treering._view.nodes import leaves_of
+from treering._view.rows import USUAL_DEPTH, lay_out
+from treering._view.tree_text import tree_lines
+
+_USUAL_DU_DEPTH = 2
+
+
+@verb(
+    "treering inspect checkpoint",
+    "treering inspect checkpoint --depth 1",
+    "treering inspect model.safetensors",
+    "treering inspect state.msgpack 'params/**/kernel'",
+    "treering inspect checkpoint --json | python -m json.tool",
+)
+@PATH
+@GLOBS
+@JSON
+@depth(USUAL_DEPTH, "Fold branches deeper than N levels into their totals.")
+def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
+    """Show the tree in PATH: dtype, shape and size of every leaf, totals of every branch.
+
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which the latest
+    step is shown. Only headers are read, so any size takes a moment. With GLOBs only the leaves that one of them
+    matches are shown, and everything below a branch that one matches: * is any run inside a part of a key, ** any
+    number of parts. Quote them, or the shell expands them.
+    """
+    path = latest_of(path)
+    patterns = [Glob.parse(glob) for glob in globs]
+    listing = listing_of(path)
+    layout = lay_out(listing.root, globs=patterns, depth=depth)
+    size = listing.file_bytes
+    if as_json:
+        origin = origin_members(listing)
+        write_lines(json_lines(layout, title=path, file_bytes=size, globs=globs, depth=depth, origin=origin))
+    elif layout.rows:
+        look, notes = look_of(sys.stdout), notes_of(listing)
+        write_lines(tree_lines(layout, title=path, file_bytes=size, look=look, notes=notes))
+    return GOOD if layout.rows else nothing_matches(path, globs, listing.root)
+
+
+@verb(
+    "treering ls checkpoint",
+    "treering ls checkpoint 'params/**/kernel'",
+    "treering ls model.safetensors --json | jq -r '.leaves[].key'",
+)
+@PATH
+@GLOBS
+@JSON
+def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
+    """List the leaves in PATH, one a line: key, dtype, shape or value, bytes; of a run its steps.
+
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. With GLOBs only the leaves
+    that one of them matches, and everything below a branch that one matches: * is any run inside a part of a key, **
+    any number of parts. Quote them, or the shell expands them. Of a run its steps are listed, with GLOBs the leaves of
+    the latest one.
+    """
+    if not globs and is_run(path):
+        return _steps(path, as_json=as_json)
+    path = latest_of(path)
+    patterns = [Glob.parse(glob) for glob in globs]
+    listing = listing_of(path)
+    leaves = list(leaves_of(listing.root, patterns))
+    if as_json:
+        write_lines(key_json(leaves, title=path, globs=globs, origin=origin_members(listing)))
+    else:
+        write_lines(key_lines(leaves, look_of(sys.stdout)))
+    return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
+
+
+def _steps(path: str, *, as_json: bool) -> int:
+    from treering._runs.reports import listed_run
+    from treering._view.run_text import step_lines, steps_json
+
+    listing = listed_run(path)
+    write_lines(steps_json(listing) if as_json else step_lines(listing, look_of(sys.stdout)))
+    return GOOD
+
+
+@verb(
+    "treering du checkpoint",
+    "treering du checkpoint --depth 4",
+    "treering du state.msgpack 'params/**' --depth 3",
+)
+@PATH
+@GLOBS
+@JSON
+@depth(_USUAL_DU_DEPTH, "Add up what lies deeper than N levels.")
+def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
+    """Show where the bytes in PATH are: the branches N levels down and the leaves above them, the largest first.
+
+    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which the latest
+    step is shown; treering log shows the bytes of every step. The lines add up to the whole, no byte is counted twice;
+    names, headers, checksums and compressors are not counted. GLOBs choose leaves as in treering ls.
+    """
+    path = latest_of(path)
+    patterns = [Glob.parse(glob) for glob in globs]
+    root = listing_of(path).root
+    layout = lay_out(root, globs=patterns, depth=depth)
+    usage = measure_usage(layout)
+    if as_json:
+        write_lines(usage_json(layout, usage, title=path, globs=globs, depth=depth))
+    elif layout.rows:
+        write_lines(usage_lines(layout, usage, ellipsis=look_of(sys.stdout).ellipsis))
+    return GOOD if layout.rows else nothing_matches(path, globs, root)

@@ -1,0 +1,202 @@
+"""A listing as lines of text: where it comes from, its leaves one a line, and how many bytes each branch takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from treering._format.records import Listing, Named, Share
+from treering._values.human import bytes_text, counted
+from treering._values.processes import named
+from treering._view.json_lines import json_text
+from treering._view.nodes import LONGEST_KEY, child_key, facts_of, is_branch
+from treering._view.plain import cell_width, padded, visible
+from treering._view.rows import Totals, TreeLayout
+from treering._view.tree_text import UNICODE, Look, leaf_cells
+
+_MOST_FILES = 4
+_MOST_BRANCHES = 8
+_MOST_SHARES = 4
+_NAMES = {"checkpoint": "treering checkpoint", "leaves": "leaves directory"}
+_WIDEST_KEY = 80
+_WIDEST_DTYPE = 16
+_WIDEST_DETAIL = 42
+_LONGEST = 200
+_GAP = "  "
+
+
+def notes_of(listing: Listing) -> list[tuple[str, str]]:
+    """Return notes, each with a label; none for a msgpack file, which says nothing about itself.
+
+    Example:
+        >>> notes_of(Listing(form="safetensors", file_bytes=9, root={}, metadata={"step": 7}))
+        [('form', 'safetensors, without checksums'), ('metadata', '{"step": 7}')]
+    """
+    if listing.form.startswith("msgpack"):
+        return []
+    notes = [("form", form_text(listing))]
+    if _is_mixed(listing):
+        shown = ", ".join(repr(prefix) if prefix else "no prefix" for prefix in listing.unverified[:_MOST_BRANCHES])
+        left = len(listing.unverified) - _MOST_BRANCHES
+        more = f" and {left:,} more" if left > 0 else ""
+        notes.append(("unverified", f"{shown}{more}: written by another program, without checksums"))
+    notes += [("note", text) for text in listing.notes]
+    if listing.written:
+        notes.append(("written", _written(listing)))
+    if listing.shares:
+        notes.append(("split", _shares(listing)))
+    if listing.meshes:
+        notes.append(("meshes" if len(listing.meshes) > 1 else "mesh", "; ".join(listing.meshes)))
+    if isinstance(listing.root, Named):
+        # The tree has no line for its root.
+        notes.append(("root", listing.root.class_name))
+    if listing.files:
+        notes.append(("files", _files(listing)))
+    if listing.metadata:
+        notes.append(("metadata", json_text(listing.metadata)))
+    return notes
+
+
+def form_text(listing: Listing) -> str:
+    """Name the form of a listing, and whether its arrays can be checked.
+
+    Example:
+        >>> form_text(Listing(form="checkpoint", file_bytes=9, root={}, verified=True))
+        'treering checkpoint, with checksums'
+    """
+    if listing.form.startswith("msgpack"):
+        return listing.form
+    form = _NAMES.get(listing.form, listing.form)
+    if listing.verified and listing.form != "checkpoint":
+        form += " by treering"
+    if _is_mixed(listing):
+        return f"{form} by treering and others, with checksums of some leaves"
+    return f"{form}, {'with' if listing.verified else 'without'} checksums"
+
+
+def _is_mixed(listing: Listing) -> bool:
+    return 0 < len(listing.unverified) < len(listing.prefixes)
+
+
+def _written(listing: Listing) -> str:
+    # The number of processes has words of its own.
+    said = ((name, value) for name, value in listing.written.items() if name != "processes")
+    shown = [f"{name} {value}" for name, value in said if isinstance(value, str | int | float)]
+    if listing.processes > 1:
+        shown.append(counted(listing.processes, "processes"))
+    return ", ".join(shown)
+
+
+def _shares(listing: Listing) -> str:
+    """Say what each process wrote; of many, the one with the fewest bytes and the one with the most."""
+    shares = listing.shares
+    if listing.processes <= _MOST_SHARES:
+        of = {share.process: share for share in shares}
+        return "; ".join(f"process {each}: {_share(of.get(each))}" for each in range(listing.processes))
+    least, most = min(shares, key=lambda share: share.nbytes), max(shares, key=lambda share: share.nbytes)
+    files = (
+        f"{counted(sum(share.files for share in shares), 'files', ',')} by {named(share.process for share in shares)}"
+    )
+    sizes = [f"{bytes_text(share.nbytes)} (process {share.process})" for share in (least, most)]
+    return f"{files}, from {sizes[0]} to {sizes[1]}"
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return "no file"
+    return f"{bytes_text(share.nbytes)} in {counted(share.files, 'files', ',')}"
+
+
+def _files(listing: Listing) -> str:
+    shown = [f"{file.name} ({bytes_text(file.nbytes)})" for file in listing.files[:_MOST_FILES]]
+    left = len(listing.files) - len(shown)
+    return ", ".join(shown) + (f" and {left:,} more" if left > 0 else "")
+
+
+# --------------------------------------------------------------------------------------------------- leaves, one a line
+
+
+def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterator[str]:
+    """Write leaves as lines without line ends, in columns; a long key moves the columns of its line.
+
+    Example:
+        >>> for line in key_lines([("step", 7), ("on", True)]):
+        ...     print(line)
+        step  int   7     8 B
+        on    bool  True  1 B
+    """
+    cells = [_cells(key, leaf, look) for key, leaf in leaves]
+    keys = min(max((cell_width(each[0]) for each in cells), default=0), _WIDEST_KEY)
+    dtypes = min(max((len(each[1]) for each in cells), default=0), _WIDEST_DTYPE)
+    details = min(max((cell_width(each[2]) for each in cells), default=0), _WIDEST_DETAIL)
+    sizes = max((len(each[3]) for each in cells), default=0)
+    for key, dtype, detail, size in cells:
+        dtype_cell = look.painted("\x1b[36m", padded(dtype, dtypes))
+        yield _GAP.join((padded(key, keys), dtype_cell, padded(detail, details), padded(size, sizes, right=True)))
+
+
+def _cells(key: str, leaf: Any, look: Look) -> tuple[str, str, str, str]:
+    facts = facts_of(leaf)
+    dtype, detail = leaf_cells(facts, look)
+    return visible(key, LONGEST_KEY, look.ellipsis) or "(the root)", dtype, detail, bytes_text(facts.nbytes)
+
+
+# ------------------------------------------------------------------------------------------------------------- bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """What one branch or leaf takes of the whole."""
+
+    key: str
+    """Key text; that of a branch ends with a slash."""
+    totals: Totals
+    """What it adds up to."""
+
+
+def measure_usage(layout: TreeLayout) -> list[UsageRow]:
+    """Divide a layout into its leaves and the branches that it folds, the largest first.
+
+    Together they are the whole: no byte is counted twice.
+
+    Example:
+        >>> from treering._view.rows import lay_out
+        >>> layout = lay_out({"a": {"b": 1, "c": 2}, "d": True}, depth=1)
+        >>> [(share.key, share.totals.nbytes) for share in measure_usage(layout)]
+        [('a/', 16), ('d', 1)]
+    """
+    above: list[str] = []
+    shares: list[UsageRow] = []
+    for row in layout.rows:
+        del above[row.depth :]
+        above.append(child_key(above[-1], row.depth - 1, row.name) if row.depth else "")
+        branch = is_branch(row.node)
+        if branch and row.closed is None:
+            continue
+        shares.append(UsageRow(key=f"{above[-1]}/" if branch and row.depth else above[-1], totals=row.totals))
+    return sorted(shares, key=lambda share: -share.totals.nbytes)
+
+
+def usage_lines(layout: TreeLayout, shares: Sequence[UsageRow], *, ellipsis: str = "…") -> Iterator[str]:
+    r"""Write shares as lines: bytes, part of the whole, leaves, key; and the total.
+
+    Example:
+        >>> from treering._view.rows import lay_out
+        >>> layout = lay_out({"a": {"b": 1, "c": 2}, "d": True}, depth=1)
+        >>> print("\n".join(usage_lines(layout, measure_usage(layout))))
+         bytes   part  leaves  key
+          16 B  94.1%       2  a/
+           1 B   5.9%       1  d
+          17 B   100%       3  total
+    """
+    whole = layout.kept
+    sizes = [bytes_text(share.totals.nbytes) for share in shares]
+    width = max(6, *map(len, sizes), len(bytes_text(whole.nbytes))) if sizes else 6
+    counts = max(len("leaves"), len(f"{whole.leaves:,}"))
+    yield f"{'bytes':>{width}}   part  {'leaves':>{counts}}  key"
+    for share, size in zip(shares, sizes, strict=True):
+        part = f"{100 * share.totals.nbytes / whole.nbytes:.1f}%" if whole.nbytes else "-"
+        key = visible(share.key, _LONGEST, ellipsis) or "(the root)"
+        yield f"{size:>{width}}  {part.replace('100.0%', '100%'):>5}  {share.totals.leaves:>{counts},}  {key}"
+    yield f"{padded(bytes_text(whole.nbytes), width, right=True)}   100%  {whole.leaves:>{counts},}  total"
