@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import treering
 from torture.scenes import OLD, Scene, fingerprint, state
-from treering._checkpoint import save as saving
+from treering._checkpoint import plan_cache
 from treering.errors import NotFound
 
 __all__ = ["BUT", "CHECKPOINTS", "CheckpointScene"]
@@ -40,7 +40,7 @@ class CheckpointScene(Scene):
         """Choose the way to the disk, how large files grow, and whether there are hard links."""
         # No super(): a dataclass with slots is a new class.
         Scene.settle(self)
-        setattr(saving, "_FILE_BYTES", self.file_bytes)  # noqa: B010 - a constant to everybody else
+        setattr(plan_cache, "FILE_BYTES", self.file_bytes)  # noqa: B010 - a constant to everybody else
         if not self.links:
             os.link = _no_links
 

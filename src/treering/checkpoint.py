@@ -75,12 +75,14 @@ def save(
         >>> load(path)["step"]
         7
     """
-    from treering._checkpoint.save_request import save as run
+    from treering._checkpoint.save import save_tree
+    from treering._checkpoint.save_options import SaveOptions
 
-    run(
-        path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
+    options = SaveOptions.of(
+        path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
         host_local=host_local, timeout=timeout,
     )  # fmt: skip
+    save_tree(tree, options)
 
 
 def save_async(
@@ -129,12 +131,14 @@ def save_async(
         >>> load(path)["w"]
         array([0., 0., 0.])
     """
-    from treering._checkpoint.save_async import begin
+    from treering._checkpoint.save_async import begin_save
+    from treering._checkpoint.save_options import SaveOptions
 
-    return begin(
-        path, tree, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
+    options = SaveOptions.of(
+        path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
         host_local=host_local, timeout=timeout,
     )  # fmt: skip
+    return begin_save(tree, options)
 
 
 @overload

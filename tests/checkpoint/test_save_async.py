@@ -16,7 +16,8 @@ from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate
 from torture.interrupted import Strike
 from treering._arrays.outgoing import Source
 from treering._background import saves
-from treering._checkpoint import save_async as recipe
+from treering._checkpoint.save_async import begin_save
+from treering._checkpoint.save_options import SaveOptions
 from treering.checkpoint import save_async
 from treering.errors import Corrupt, Exists, Mismatch, NotFound, StoreFailed, Timeout, TreeringError, Unsupported
 
@@ -32,11 +33,10 @@ def nothing_left() -> Iterator[None]:
 
 
 def begin(path: Path, tree: Any, **more: Any) -> Any:
-    asked: dict[str, Any] = {
-        "metadata": None, "overwrite": False, "progress": None, "processes": "all", "host_local": "first",
-        "timeout": None,
-    }  # fmt: skip
-    return recipe.begin(path, tree, **{**asked, **more})
+    options = SaveOptions.of(
+        path, metadata=None, overwrite=False, progress=None, processes="all", host_local="first", timeout=None
+    )
+    return begin_save(tree, options, **more)
 
 
 # ------------------------------------------------------------------------------------------------------- what is saved

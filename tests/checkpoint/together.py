@@ -15,7 +15,8 @@ import pytest
 import treering
 from treering._arrays import outgoing
 from treering._arrays.outgoing import ALONE
-from treering._checkpoint import joint_save, plan_cache, save_request
+from treering._checkpoint import joint_save, plan_cache
+from treering._checkpoint import save as saving
 from treering._coordination.steps import Call, Pace
 from treering._values.processes import Processes
 
@@ -124,6 +125,6 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
 
     monkeypatch.setattr(plan_cache, "outgoing", described)
     monkeypatch.setattr(joint_save, "next_sequence", lambda *_, **__: calls.call)
-    for module in (save_request, plan_cache):
+    for module in (saving, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)

@@ -29,7 +29,7 @@ NEVER_ONE = {
     ("open.py", "value.bit_length()"),
     ("listing_text.py", "'with' if listing.verified else 'without'"),
     ("pieces.py", "size"),
-    ("save_request.py", "suffix"),
+    ("save_options.py", "suffix"),
     ("scan.py", "window.size"),
     ("structure_text.py", "shown(length)"),
     ("structure_text.py", "shown(node)"),

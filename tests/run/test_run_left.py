@@ -10,7 +10,7 @@ import pytest
 
 import treering as tr
 from tests.cli.command import inside
-from treering._checkpoint import save_async
+from treering._checkpoint.save_folder import FolderSave
 from treering._format.run_document import LeftDocument, encode_left, parse_left
 from treering._runs import gc, save_step, superseded
 from treering._runs.gc import collect
@@ -117,7 +117,7 @@ def test_a_list_whose_save_was_never_committed_means_nothing(tmp_path: Path) -> 
     assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20, 30, 40, 50], False)
 
 
-@pytest.mark.parametrize("where", ["begin", "save_checkpoint"])
+@pytest.mark.parametrize("where", ["begin", "write"])
 def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     path = tmp_path / "run"
     fill(path)
@@ -127,7 +127,10 @@ def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pyt
         listed.append(LEFT_DOCUMENT in names(path))
         raise StoreFailed("no room")
 
-    monkeypatch.setattr(save_step if where == "begin" else save_async, where, fails)
+    if where == "begin":
+        monkeypatch.setattr(save_step, "begin_save", fails)
+    else:
+        monkeypatch.setattr(FolderSave, "write", fails)
     run = tr.Run(path)
     with pytest.raises(StoreFailed, match="no room"):
         run.save(20, {"step": 21}, overwrite=True).result(60)

@@ -6,93 +6,70 @@ Each process writes the files of its own part of the plan; process 0 enters the 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final
 
-from treering._arrays.jobs import Progress
 from treering._arrays.written import FilesOfProcesses, Written, content, divided, merged
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.plan_cache import TreePlan
-from treering._checkpoint.save import index_of, names_in, signed
+from treering._checkpoint.save_folder import add_digests, make_index
+from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._codec.documents import check_json
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
-from treering._format.document import encode_index
+from treering._format.document import encode_index, names_in
 from treering._format.index import DataFile
 from treering._values.checksums import packed, unpacked
 from treering._values.processes import Processes, named
 from treering.errors import Mismatch
 
-HostLocal: TypeAlias = Literal["first", "equal"]
-"""Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
-
 _COUNT: Final = struct.Struct("<Q")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the caller of a joint save asks for."""
-
-    metadata: Mapping[str, Any]
-    """JSON to keep beside the tree; that of process 0 is kept."""
-    overwrite: bool
-    """Whether a checkpoint that is there may be replaced."""
-    host_local: HostLocal
-    """Where leaves come from that each process holds alone."""
-    progress: Progress | None
-    """Called with the bytes of this process."""
-
-
-def save_together(
-    path: Path, plan: TreePlan | Exception, wishes: Wishes, *, processes: Processes, timeout: float
-) -> None:
-    """Write this process's part of a tree into the folder ``path``; all processes call it.
+def save_together(plan: TreePlan | Exception, options: SaveOptions, processes: Processes) -> None:
+    """Write this process's share of a tree into a folder; all processes call it.
 
     Args:
-        path: the folder.
-        plan: the tree, planned; or why it cannot be saved, which is told to the others before it is raised.
-        wishes: what the caller asks for.
+        plan: the tree, planned; or why it cannot be saved, which the others are told before it is raised.
+        options: what the caller asks for.
         processes: those of the job, more than one.
-        timeout: seconds to wait at one point for others.
     """
-    save_share(counted(path, processes, timeout), path, plan, wishes)
+    write_share(begin_call(options, processes), plan, options)
 
 
-def counted(path: Path, processes: Processes, timeout: float) -> Call:
-    """Count a joint save: on the caller's thread, for the first one of a job is a collective."""
-    return next_sequence(path, processes, timeout=timeout, doing=f"save {os.fspath(path)!r}")
+def begin_call(options: SaveOptions, processes: Processes) -> Call:
+    """Count a joint save: on the caller's thread, because the first one of a job is a collective."""
+    doing = f"save {os.fspath(options.path)!r}"
+    return next_sequence(options.path, processes, timeout=options.timeout, doing=doing)
 
 
-def save_share(call: Call, path: Path, plan: TreePlan | Exception, wishes: Wishes, watch: Watch = UNWATCHED) -> None:
+def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
     """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone."""
 
     def make_share() -> _CheckpointShare:
         if isinstance(plan, Exception):
             raise plan
-        return _CheckpointShare(call, path, plan, wishes, watch)
+        return _CheckpointShare(call, plan, options, watch)
 
-    save_jointly(call, path, make_share, pause=watch.pause)
+    save_jointly(call, options.path, make_share, pause=watch.pause)
 
 
 class _CheckpointShare:
     """The files that this process writes; on process 0 also the folder, which it has entered."""
 
-    def __init__(self, call: Call, path: Path, plan: TreePlan, wishes: Wishes, watch: Watch) -> None:
+    def __init__(self, call: Call, plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
         self._call = call
-        self._path = path
         self._flat = plan.flat
         self._plan = plan.divided()
-        self._wishes = wishes
+        self._options = options
+        self._metadata: dict[str, Any] = {}
         self._watch = watch
         self._folder: CheckpointFolder | None = None
         self._joined: JoinedFolder | None = None
@@ -110,10 +87,10 @@ class _CheckpointShare:
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
-        check_json(self._wishes.metadata, "metadata")
+        self._metadata = self._options.json_metadata()
         folder = CheckpointFolder(
-            self._path,
-            overwrite=self._wishes.overwrite,
+            self._options.path,
+            overwrite=self._options.overwrite,
             names_in=names_in,
             attempt=call.attempt,
             live=call.live_attempts,
@@ -146,10 +123,10 @@ class _CheckpointShare:
         layout = files.layout
         sizes = layout.sizes()
         folder.require_space(sum(sizes))
-        written = Written(layout, self._wishes.progress)
+        written = Written(layout, self._options.progress)
         for number, (name, header, size) in enumerate(zip(files.names, layout.headers, sizes, strict=True)):
             folder.write_file(name, content(header, written.data_of(number)), size)
-        digests = local_digests(self._flat, self._plan.leaves) if self._wishes.host_local == "equal" else b""
+        digests = local_digests(self._flat, self._plan.leaves) if self._options.host_local == "equal" else b""
         return _COUNT.pack(len(written.checksums)) + packed(written.checksums) + digests
 
     def commit(self, payloads: Sequence[bytes]) -> None:
@@ -157,14 +134,14 @@ class _CheckpointShare:
         if files is None or folder is None:
             raise RuntimeError("a commit comes after the data")
         opened = list(map(_opened, payloads))
-        if self._wishes.host_local == "equal":
+        if self._options.host_local == "equal":
             check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
             raise Mismatch(f'{named(strict)} passed host_local="equal", and process 0 did not')
         checksums = merged(files, [found for found, _ in opened])
         layout = files.layout
         columns = zip(files.names, layout.sizes(), layout.headers, files.writers, strict=True)
-        index = index_of(
+        index = make_index(
             self._flat,
             layout,
             checksums,
@@ -172,11 +149,11 @@ class _CheckpointShare:
                 DataFile(name=name, nbytes=size, header=len(header), digest=None, process=process)
                 for name, size, header, process in columns
             ],
-            metadata=self._wishes.metadata,
+            metadata=self._metadata,
             attempt=self._call.attempt,
             processes=self._call.processes.count,
         )
-        document = encode_index(signed(index, layout.headers, replaces=folder.superseded))
+        document = encode_index(add_digests(index, layout.headers, replaces=folder.superseded))
         self._watch.claim()
         folder.commit(document)
 

@@ -83,6 +83,11 @@ class TreePlan:
             common.signature = signature_of(self.flat, self.leaves)
         return common.signature
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory its snapshot takes."""
+        return held_bytes(self.leaves)
+
     def snapshot(self, *, host_local: bool = False) -> TreePlan:
         """Return the same with its leaves in memory that nobody changes any more; see ``snapshot``.
 
@@ -136,6 +141,13 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     entry = _Entry(tree, flat, leaves, processes)
     _remember(entry)
     return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
+
+
+def held_bytes(leaves: Outgoing) -> int:
+    """Return how much memory a snapshot of leaves takes."""
+    nbytes = list(map(leaf_bytes, leaves.types))
+    own: int = sum(source.data.nbytes for leaf in leaves.spread for source in leaves.sources[leaf])
+    return own + sum(nbytes[leaves.leaf_types[leaf]] for leaf in leaves.sources if leaf not in leaves.spread)
 
 
 def forget() -> None:

@@ -1,99 +1,100 @@
-"""A tree -> a checkpoint's folder, durable when this returns."""
+"""A tree -> a checkpoint's folder or one file, durable when this returns; the suffix of the path chooses the form."""
 
 from __future__ import annotations
 
-import dataclasses
-from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
-from treering._arrays.jobs import Progress
-from treering._arrays.written import Layout, Written, content
+from treering._arrays.host import this_processes
+from treering._arrays.outgoing import ALONE
 from treering._background.save_job import UNWATCHED, Watch
-from treering._checkpoint.plan_cache import TreePlan
-from treering._checkpoint.transaction import CheckpointFolder
-from treering._checkpoint.versions import versions
-from treering._codec.documents import check_json
-from treering._format.blocks import file_digests
-from treering._format.document import data_name, encode_index, parse_index
-from treering._format.index import DataFile, Index
-from treering._tree.flatten import Flattened
+from treering._background.saves import settle
+from treering._checkpoint.joint_save import save_together
+from treering._checkpoint.plan_cache import TreePlan, plan_tree
+from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
+from treering._checkpoint.save_folder import FolderSave
+from treering._checkpoint.save_options import SaveOptions
+from treering._values.processes import Processes
+from treering._view.progress import showing
 
 
-def save_checkpoint(
-    path: Path,
-    plan: TreePlan,
-    *,
-    metadata: Mapping[str, Any],
-    overwrite: bool,
-    progress: Progress | None,
-    watch: Watch = UNWATCHED,
-) -> None:
-    """Write a planned tree into the folder ``path``, by this process alone; ``treering.save`` says more."""
-    check_json(metadata, "metadata")
-    watch.move()
-    with closing(CheckpointFolder(path, overwrite=overwrite, names_in=names_in)) as folder, folder:
-        layout = plan.layout(folder.attempt)
-        written = Written(layout, progress)
-        files = _write(layout, written, folder)
-        index = index_of(plan.flat, layout, written.checksums, files, metadata=metadata, attempt=folder.attempt)
-        document = encode_index(signed(index, layout.headers, replaces=folder.superseded))
-        watch.claim()
-        folder.commit(document)
+class PreparedSave(Protocol):
+    """A tree that is ready to be saved in one form; nothing was copied or written yet."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory its snapshot takes."""
+
+    def snapshot(self) -> PreparedSave:
+        """Return the same in memory that nobody changes any more."""
+
+    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+        """Write it, durable when this returns."""
 
 
-def _write(layout: Layout, written: Written, folder: CheckpointFolder) -> list[DataFile]:
-    """Write the data files; their content is durable then, their names are with the commit."""
-    sizes = layout.sizes()
-    folder.require_space(sum(sizes))
-    files = []
-    for number, (header, size) in enumerate(zip(layout.headers, sizes, strict=True)):
-        name = data_name(folder.attempt, number, len(sizes))
-        folder.write_file(name, content(header, written.data_of(number)), size)
-        files.append(DataFile(name=name, nbytes=size, header=len(header), digest=None))
-    return files
+_FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = {
+    ".msgpack": MsgpackSave.of,
+    ".safetensors": SafetensorsSave.of,
+}
 
 
-def index_of(
-    flat: Flattened,
-    layout: Layout,
-    checksums: array[int],
-    files: Sequence[DataFile],
-    *,
-    metadata: Mapping[str, Any],
-    attempt: str,
-    processes: int = 1,
-) -> Index:
-    """Return the index of what was written."""
-    leaves = layout.leaves
-    return Index(
-        attempt=attempt,
-        written=versions(),
-        processes=processes,
-        meshes=leaves.meshes,
-        structure=flat.tokens,
-        keys=flat.keys,
-        types=leaves.types,
-        leaf_types=leaves.leaf_types,
-        values=leaves.values,
-        chunks=layout.chunks,
-        checksums=checksums,
-        files=files,
-        replaces=(),
-        metadata=metadata,
-    )
+def save_tree(tree: Any, options: SaveOptions) -> None:
+    """Save ``tree``; ``treering.save`` says more."""
+    with showing(options.progress):
+        if not options.together:
+            settle(options.path)
+            prepare_alone(tree, options).write(options)
+            return
+        plan, processes = plan_together(tree, options, lambda: settle(options.path))
+        if processes.count > 1:
+            save_together(plan, options, processes)
+        else:
+            FolderSave(require_plan(plan)).write(options)
 
 
-def signed(index: Index, headers: Sequence[bytes], *, replaces: Sequence[str]) -> Index:
-    """Return the index with the digest of each file."""
-    digests = file_digests(index, headers)
-    files = [dataclasses.replace(file, digest=found) for file, found in zip(index.files, digests, strict=True)]
-    return dataclasses.replace(index, files=files, replaces=replaces)
+def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
+    """Prepare to save a tree into a file, or into a folder without the other processes of the job.
+
+    Raises:
+        Unsupported: the form cannot hold it.
+    """
+    prepare = _FILES.get(options.suffix)
+    if prepare is None:
+        return FolderSave(plan_tree(tree, ALONE))
+    return prepare(tree, options.python_metadata())
 
 
-def names_in(old: bytes) -> list[str]:
-    """Return the data files that an index mentions: its own, and those that it superseded."""
-    index = parse_index(old)
-    return [*(file.name for file in index.files), *index.replaces]
+def plan_together(
+    tree: Any, options: SaveOptions, settle_earlier: Callable[[], None]
+) -> tuple[TreePlan | Exception, Processes]:
+    """Plan to save a tree into a folder, with the other processes of the job if there are any.
+
+    Args:
+        tree: the tree.
+        options: what the caller asks for.
+        settle_earlier: looks at earlier saves to the path, and raises their errors.
+
+    Returns:
+        The plan, and the processes that save the tree. Where there are others, the plan may be the error why there is
+        none: they wait for this process, and have to be told before it is raised.
+
+    Raises:
+        Exception: why this process, which is alone, cannot save the tree.
+    """
+    try:
+        settle_earlier()
+        options.python_metadata()
+        plan = plan_tree(tree)
+    except Exception as error:
+        processes = this_processes(())
+        if processes.count == 1:
+            raise
+        return error, processes
+    return plan, plan.processes
+
+
+def require_plan(plan: TreePlan | Exception) -> TreePlan:
+    """Return the plan, or raise why there is none."""
+    if isinstance(plan, Exception):
+        raise plan
+    return plan

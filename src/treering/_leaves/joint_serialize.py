@@ -19,7 +19,7 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import Outgoing, outgoing
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
-from treering._checkpoint.joint_save import HostLocal
+from treering._checkpoint.save_options import HostLocal
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._codec.zarr import ZarrArray
 from treering._coordination.job_handshake import next_sequence

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._arrays.outgoing import HeldBoxes, Outgoing
-from treering._checkpoint.versions import versions
+from treering._checkpoint.save_folder import versions
 from treering._codec.compressors import known_compressor
 from treering._codec.zarr import stored_dtype
 from treering._format.index import LeafType

@@ -10,7 +10,7 @@ from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint.folder_path import new_folder_path
-from treering._checkpoint.joint_save import HostLocal
+from treering._checkpoint.save_options import HostLocal, require_one_of
 from treering._leaves.by_manager import serialize_managed
 from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
 from treering._leaves.serialize import serialize_leaves
@@ -38,8 +38,8 @@ def serialize(
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
     place = new_folder_path(path)
     seconds = timeout_seconds(timeout)
-    _require_one_of("processes", processes, ("all", "this"))
-    _require_one_of("host_local", host_local, ("first", "equal"))
+    require_one_of("processes", processes, ("all", "this"))
+    require_one_of("host_local", host_local, ("first", "equal"))
     if manager is not None:
         for name, given in (("compressor", compressor), ("chunk_bytes", chunk_bytes), ("progress", progress)):
             if given is not None:
@@ -79,8 +79,3 @@ def _flattened(tree: Any, job: Processes | None) -> tuple[Flattened | Exception,
     except Exception as error:  # noqa: BLE001 - a process that is not alone tells the others, who would wait for it
         return error, job or this_processes(())
     return flat, job or this_processes(flat.leaves)
-
-
-def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise Unsupported(f"{name} is {value!r:.100}, it has to be {' or '.join(map(repr, known))}")

@@ -16,7 +16,8 @@ from treering._arrays.jobs import Progress
 from treering._background.deferred_errors import reword
 from treering._background.pending_save import PendingSave
 from treering._background.saves import in_flight, raise_unreported, wait_for
-from treering._checkpoint.save_async import begin
+from treering._checkpoint.save_async import begin_save
+from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after, remove_steps
 from treering._runs.iterators import saved_items
@@ -95,15 +96,18 @@ def save_step(
         begun = time.monotonic()
         run.has_saved = True
         with unless_it_fails(run.path, order.mark):
-            pending = begin(
+            options = SaveOptions.of(
                 step_path(run.path, step),
-                items,
                 metadata=described,
                 overwrite=overwrite,
                 progress=progress,
                 processes="all",
                 host_local="first",
                 timeout=run.timeout,
+            )
+            pending = begin_save(
+                items,
+                options,
                 run=run.path,
                 around=_with_what_follows(run, step, order, begun=begun) if processes.leads else None,
                 refusal=refusal,

@@ -1,0 +1,176 @@
+"""A tree -> one file, msgpack or safetensors, durable when this returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from treering._arrays.host import piece_buffers
+from treering._arrays.jobs import Progress
+from treering._arrays.outgoing import Outgoing, Source, outgoing
+from treering._arrays.parted import Parted
+from treering._arrays.snapshot import snapshot
+from treering._arrays.written import Layout, Written, content
+from treering._background.save_job import UNWATCHED, Watch
+from treering._checkpoint.plan_cache import held_bytes
+from treering._checkpoint.save_folder import make_index
+from treering._checkpoint.save_options import SaveOptions
+from treering._codec.documents import check_json
+from treering._codec.msgpack.write import Block, Piece, pieces_size
+from treering._format.headers import laid_out
+from treering._format.index import DataFile
+from treering._format.safetensors import check_single_file, check_single_metadata, single_file
+from treering._store.posix.local import replace_file
+from treering._tree.flatten import Flattened, flatten
+from treering._tree.state_dict import to_state_dict
+from treering._values.boxes import whole
+from treering._values.keys import split_key
+from treering._wire.state_bytes import pieces_of
+from treering.errors import Exists, Unsupported
+
+_T = TypeVar("_T")
+
+_CHUNK_BYTES: Final = 2**30
+
+
+class MsgpackSave:
+    """The state dict of a tree, to be written as flax does.
+
+    Attributes:
+        nbytes: how much memory its snapshot takes.
+    """
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
+        self.nbytes = pieces_size(pieces)
+
+    @classmethod
+    def of(cls, tree: Any, metadata: Mapping[str, Any]) -> MsgpackSave:
+        """Return what the file will be made of.
+
+        Raises:
+            Unsupported: a leaf that the form cannot hold, or metadata.
+        """
+        if metadata:
+            hint = "save to a folder or a .safetensors file"
+            raise Unsupported("a msgpack file has no place for metadata", hint=hint)
+        return cls(pieces_of(to_state_dict(tree), chunk_size=_CHUNK_BYTES))
+
+    def snapshot(self) -> MsgpackSave:
+        """Return the same with arrays that nobody changes any more."""
+        held: dict[int, Any] = {}
+        pieces: list[Piece] = []
+        for piece in self._pieces:
+            if isinstance(piece, Block):
+                if id(piece.array) not in held:
+                    held[id(piece.array)] = np.array(piece.array)
+                pieces.append(dataclasses.replace(piece, array=held[id(piece.array)]))
+            else:
+                pieces.append(piece)
+        return MsgpackSave(pieces)
+
+    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+        """Write the file; ``treering.save`` says more."""
+        _require_free(options)
+        replace_file(options.path, _claim_at_end(piece_buffers(self._pieces), watch), self.nbytes)
+        if options.progress is not None:
+            options.progress(self.nbytes, self.nbytes)
+
+
+class SafetensorsSave:
+    """A tree of arrays, to be written as a safetensors file that carries its own index.
+
+    The checksums stand in the header, which comes first: every array is read twice.
+
+    Attributes:
+        nbytes: how much memory its snapshot takes.
+    """
+
+    def __init__(self, flat: Flattened, leaves: Outgoing) -> None:
+        self._flat = flat
+        self._leaves = leaves
+        self.nbytes = held_bytes(leaves)
+
+    @classmethod
+    def of(cls, tree: Any, metadata: Mapping[str, Any]) -> SafetensorsSave:
+        """Return the tree, ready to be written.
+
+        Raises:
+            Unsupported: leaves that the form cannot hold, by name, or metadata.
+        """
+        flat = flatten(tree)
+        leaves = outgoing(flat)
+        check_single_file(flat.keys, leaves.types, leaves.leaf_types)
+        check_json(metadata, "metadata")
+        check_single_metadata(metadata)
+        return cls(flat, leaves)
+
+    def snapshot(self) -> SafetensorsSave:
+        """Return the same with arrays that nobody changes any more."""
+        rows = [(number, source.box) for number, sources in self._leaves.sources.items() for source in sources]
+        return SafetensorsSave(dataclasses.replace(self._flat, leaves=[]), snapshot(self._leaves, rows))
+
+    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+        """Write the file; ``treering.save`` says more."""
+        metadata = options.json_metadata()
+        keys, leaves = self._flat.keys, _join_parts(self._leaves)
+        _require_free(options)
+        attempt = secrets.token_hex(8)
+        rows = [(number, None) for number in leaves.sources]
+        chunks, headers = laid_out(attempt, keys, leaves.types, leaves.leaf_types, [rows])
+        layout = Layout(leaves=leaves, chunks=chunks, headers=headers)
+        first = Written(layout, None)
+        for _ in first.data_of(0, kept=False):
+            pass
+        file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
+        index = make_index(self._flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
+        _, header = single_file(index)
+        buffers = _claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
+        replace_file(options.path, buffers, len(header) + layout.data_bytes)
+
+
+def _require_free(options: SaveOptions) -> None:
+    """Refuse to replace a file without the caller's permission.
+
+    Raises:
+        Exists: something is at the path.
+    """
+    if not options.overwrite and os.path.lexists(options.path):
+        raise Exists(f"{os.fspath(options.path)!r} exists", hint="overwrite=True replaces it")
+
+
+def _claim_at_end(buffers: Iterable[_T], watch: Watch) -> Iterator[_T]:
+    """Yield what a file is made of; at its end, before the file gets its name, the save can no longer be cancelled."""
+    watch.move()
+    for buffer in buffers:
+        yield buffer
+        watch.move()
+    watch.claim()
+
+
+def _read_again(
+    header: bytes, layout: Layout, first: Written, progress: Progress | None, keys: Sequence[str]
+) -> Iterator[bytes | memoryview]:
+    """Yield the file; at its end, require that the second reading of the arrays found what the first one did."""
+    second = Written(layout, progress)
+    yield from content(header, second.data_of(0))
+    changed = second.first_other(first)
+    if changed is not None:
+        error = Unsupported("the array was changed while it was being saved", hint="save again; nothing was replaced")
+        error.path = split_key(keys[changed])
+        raise error
+
+
+def _join_parts(leaves: Outgoing) -> Outgoing:
+    """Let every leaf be one box: readers of safetensors know no parts."""
+    sources = dict(leaves.sources)
+    for number, parts in leaves.sources.items():
+        if len(parts) > 1:
+            shape = leaves.types[leaves.leaf_types[number]].shape or ()
+            sources[number] = (Source(whole(shape), Parted(shape, [(part.box, part.data) for part in parts])),)
+    return dataclasses.replace(leaves, sources=sources)

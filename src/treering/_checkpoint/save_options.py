@@ -1,0 +1,135 @@
+"""What a caller of ``treering.save`` or ``save_async`` asks for: one value, checked before the tree is looked at."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from treering._arrays.host import with_python_numbers
+from treering._arrays.jobs import Progress
+from treering._checkpoint.folder_path import new_folder_path
+from treering._checkpoint.source import require_path
+from treering._codec.documents import check_json
+from treering._printable import kind_of
+from treering._values.processes import timeout_seconds
+from treering._view.progress import reporter
+from treering._wire.state_file import new_path
+from treering.errors import Unsupported
+
+HostLocal: TypeAlias = Literal["first", "equal"]
+"""Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
+
+FILE_SUFFIXES: Final = (".msgpack", ".safetensors")
+"""Paths that end so become one file; all others become a folder."""
+
+# Suffixes of files of others: a folder of such a name would not be what its user expects.
+_OTHER_FORMS: Final = frozenset(
+    {".bin", ".gguf", ".gz", ".h5", ".hdf5", ".json", ".npy", ".npz", ".onnx", ".pkl", ".pickle", ".pt", ".pth", ".zip"}
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """What a save goes by; ``treering.save`` says what each option means."""
+
+    path: Path
+    """Where to."""
+    shown: str
+    """The path as the caller wrote it."""
+    metadata: Any
+    """As given: it is checked together with the tree, because only process 0 may have been given any."""
+    overwrite: bool
+    """Whether what is there may be replaced."""
+    progress: Progress | None
+    """Called with the bytes that are done."""
+    together: bool
+    """Whether all processes of the job save it, if there are any others."""
+    host_local: HostLocal
+    """Where leaves come from that each process holds alone."""
+    timeout: float
+    """Seconds to wait at one point for other processes."""
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, Any] | None,
+        overwrite: bool,
+        progress: Progress | bool | None,
+        processes: Literal["all", "this"],
+        host_local: HostLocal,
+        timeout: float | None,
+    ) -> SaveOptions:
+        """Return what the arguments of ``treering.save`` say.
+
+        Raises:
+            Unsupported: one of them has no meaning.
+        """
+        require_path(path)
+        seconds = timeout_seconds(timeout)
+        require_one_of("processes", processes, ("all", "this"))
+        require_one_of("host_local", host_local, ("first", "equal"))
+        is_file = isinstance(path, str) and Path(path).suffix.lower() in FILE_SUFFIXES
+        place = new_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
+        suffix = place.suffix.lower()
+        if suffix in _OTHER_FORMS:
+            hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
+            raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
+        return cls(
+            path=place,
+            shown=os.fspath(path),
+            metadata=metadata,
+            overwrite=overwrite,
+            progress=reporter(progress, "saving"),
+            together=processes == "all" and suffix not in FILE_SUFFIXES,
+            host_local=host_local,
+            timeout=seconds,
+        )
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the path, which chooses the form."""
+        return self.path.suffix.lower()
+
+    def python_metadata(self) -> dict[str, Any]:
+        """Return the metadata, with Python's numbers in it.
+
+        Raises:
+            Unsupported: it is no dict.
+        """
+        if not isinstance(self.metadata, Mapping | None):
+            raise Unsupported(f"metadata is {kind_of(self.metadata)}, not a dict of JSON")
+        return with_python_numbers(self.metadata or {})
+
+    def json_metadata(self) -> dict[str, Any]:
+        """Return the metadata as it is written.
+
+        Raises:
+            Unsupported: it is no dict of JSON.
+        """
+        metadata = self.python_metadata()
+        check_json(metadata, "metadata")
+        return metadata
+
+    def snapshot(self) -> SaveOptions:
+        """Return the same with metadata that nobody changes any more.
+
+        Raises:
+            Unsupported: the metadata is no dict of JSON.
+        """
+        return dataclasses.replace(self, metadata=copy.deepcopy(self.json_metadata()))
+
+
+def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse an argument that is none of the values it may have.
+
+    Raises:
+        Unsupported: it is none of them.
+    """
+    if value not in known:
+        raise Unsupported(f"{name} is {value!r:.100}, it has to be {' or '.join(map(repr, known))}")
