@@ -16,10 +16,9 @@ import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import treering
 from tests.leaves.saved import INDEX, index_at
 from tests.properties.sameness import assert_same
-from treering._leaves.branches import judged_leaves
-from treering._leaves.folder.leaves_folder import OpenLeaves
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -54,8 +53,8 @@ def written(path: Path, arrays: dict[str, Any], **metadata: Any) -> Path:
 
 def verified(path: Path) -> dict[str | None, bool]:
     """Which branches have checksums."""
-    with OpenLeaves(path) as folder:
-        return {branch.prefix: branch.verified for branch in judged_leaves(folder).branches}
+    listing = treering.inspect(path).listing
+    return {prefix or None: prefix not in listing.unverified for prefix in listing.prefixes}
 
 
 # -------------------------------------------------------------------------------------------------------- read as it is

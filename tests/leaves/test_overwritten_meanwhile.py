@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ import pytest
 import treering
 from tests.leaves.saved import INDEX, index_at
 from tests.properties.sameness import assert_same
-from treering._checkpoint import retry_on_overwrite
-from treering._leaves.chunks.arrays import LeavesArrays
-from treering._store.posix.folder_tree import FolderTree
+from tests.reads import act_before_reading
 from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -43,19 +42,6 @@ def generation_of(found: Any) -> int:
     return int(found["n"])
 
 
-def interrupting(monkeypatch: pytest.MonkeyPatch, actions: Sequence[Callable[[], object]]) -> None:
-    """Before each reading of arrays, do one of these things."""
-    read = LeavesArrays.read
-    waiting = list(actions)
-
-    def interrupted(self: LeavesArrays, wishes: Any, progress: Any = None) -> None:
-        if waiting:
-            waiting.pop(0)()
-        read(self, wishes, progress)
-
-    monkeypatch.setattr(LeavesArrays, "read", interrupted)
-
-
 def exact(path: Path, **arguments: Any) -> Any:
     return tree_deserialize_leaves(path, structure="exact", **arguments)
 
@@ -71,20 +57,20 @@ LOADERS: dict[str, Callable[[Path], Any]] = {"deserialize": exact, "load": treer
 def test_the_newer_tree_is_loaded(loader: str, saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     later = iter(range(1, saves + 1))
-    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * saves)
+    act_before_reading(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * saves)
     assert generation_of(LOADERS[loader](tmp_path)) == saves
 
 
 def test_another_prefix_is_no_reason_to_start_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     again = [lambda: tree_serialize_leaves(tmp_path, tree(1), prefix="other"), lambda: pytest.fail("read again")]
-    interrupting(monkeypatch, again)
+    act_before_reading(monkeypatch, again)
     assert generation_of(exact(tmp_path)) == 0
 
 
 def test_damage_is_damage_when_nobody_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
-    interrupting(
+    act_before_reading(
         monkeypatch,
         [(tmp_path / "large" / "0.0").unlink, lambda: pytest.fail("nothing has changed: no second try")],
     )
@@ -94,17 +80,17 @@ def test_damage_is_damage_when_nobody_saved(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_directory_that_goes_away_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path / "d", tree(0))
-    interrupting(monkeypatch, [lambda: shutil.rmtree(tmp_path / "d")])
+    act_before_reading(monkeypatch, [lambda: shutil.rmtree(tmp_path / "d")])
     with pytest.raises((Corrupt, NotFound)):
         exact(tmp_path / "d")
 
 
+@pytest.mark.slow
 def test_without_end_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry_on_overwrite, "_TRIES", 3)
     tree_serialize_leaves(tmp_path, tree(0))
-    later = iter(range(1, 10))
-    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * 9)
-    with pytest.raises(Busy, match="replaced 3 times"):
+    later = iter(range(1, 110))
+    act_before_reading(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * 109)
+    with pytest.raises(Busy, match="replaced 100 times"):
         exact(tmp_path)
 
 
@@ -115,28 +101,34 @@ def test_an_unverified_tree_is_not_mixed_with_the_one_that_replaces_it(
     shutil.copytree(GOLDEN / "plain", tmp_path / "plain")
     path = tmp_path / "plain"
     before = tree_deserialize_leaves(path)
-    read = LeavesArrays.read
     saved: list[Any] = []
+    opened, chunks = os.open, 0
 
-    def followed(self: LeavesArrays, wishes: Any, progress: Any = None) -> None:
-        read(self, wishes, progress)
-        if not saved:
+    def followed(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        nonlocal chunks
+        chunks += Path(name).name[0].isdigit()
+        if chunks == 5 and not saved:  # the first four arrays are read
             saved.append(jax.tree.map(lambda leaf: leaf + 1, before))
             tree_serialize_leaves(path, saved[0])
+        return opened(name, flags, *arguments, **options)
 
-    monkeypatch.setattr(LeavesArrays, "read", followed)
+    monkeypatch.setattr(os, "open", followed)
     assert_same(tree_deserialize_leaves(path, chunk_size=4), saved[0], restored=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ callbacks
 
 
-def test_a_callback_is_not_called_for_two_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_is_not_called_for_two_trees(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     calls: list[str] = []
-    interrupting(monkeypatch, [lambda: None, lambda: tree_serialize_leaves(tmp_path, tree(2))])
+
+    def saves(_array: Any, key: str) -> None:
+        calls.append(key)
+        tree_serialize_leaves(tmp_path, tree(2))
+
     with pytest.raises(Busy, match="after `callback` had been called"):
-        exact(tmp_path, chunk_size=1, callback=lambda _, key: calls.append(key))
+        exact(tmp_path, chunk_size=1, callback=saves)
     assert calls == ["large"]
     assert exact(tmp_path)["n"] == 2
 
@@ -144,7 +136,7 @@ def test_a_callback_is_not_called_for_two_trees(tmp_path: Path, monkeypatch: pyt
 def test_before_the_first_call_it_starts_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     calls: list[str] = []
-    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(1))])
+    act_before_reading(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(1))])
     exact(tmp_path, callback=lambda _, key: calls.append(key))
     assert calls == ["large", "small.0", "small.1", "extra"]
 
@@ -172,17 +164,17 @@ def dying_after(moves: int) -> Iterator[None]:
     class Dead(OSError):
         pass
 
-    replace = FolderTree.replace
+    replace = os.replace
 
-    def counted(self: Any, parts: Any, name: str, to: Any, new: str) -> None:
-        if new != INDEX:
+    def counted(name: Any, new: Any, **options: Any) -> None:
+        if Path(new).name != INDEX:
             if not left[0]:
                 raise Dead(5, "the disk is gone")
             left[0] -= 1
-        replace(self, parts, name, to, new)
+        replace(name, new, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderTree, "replace", counted)
+        patch.setattr(os, "replace", counted)
         yield
 
 
@@ -222,7 +214,7 @@ def test_files_that_move_while_they_are_read(loader: str, tmp_path: Path, monkey
     with dying_after(1), pytest.raises(StoreFailed):
         tree_serialize_leaves(tmp_path, tree(2))
     # Another tree's saver moves them between the look at the index and the reading.
-    interrupting(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, {"w": 1}, prefix="other")])
+    act_before_reading(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, {"w": 1}, prefix="other")])
     loaded = LOADERS[loader](tmp_path)
     assert generation_of(loaded) == 2
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import base64
 import json
+import os
 import shutil
 from array import array
 from collections.abc import Callable
@@ -15,13 +16,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import treering as tr
+from tests import on_disk
 from tests.leaves.saved import INDEX, index_at, put
-from treering._codec.zarr import ZarrArray, zarray_bytes
-from treering._leaves.branches import judged
-from treering._leaves.documents.index import parse_leaves_index, record_of
-from treering._leaves.documents.record import encode_record
-from treering._leaves.documents.update import update_for
-from treering._values.checksums import block_checksums
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 from treering.leaves import tree_serialize_leaves
 
@@ -186,13 +182,12 @@ def test_all_damage_is_listed_in_the_order_of_the_leaves(path: Path) -> None:
 
 
 def test_a_save_that_still_moves_is_a_note(path: Path) -> None:
-    index = parse_leaves_index((path / INDEX).read_bytes())
-    record = record_of(index.branches["zip"])
-    assert record is not None
-    staged = path / ".treering" / record.attempt / "leaves" / "zip"
+    record = index_at(path)["treering"]["zip"]["record"]
+    staged = path / ".treering" / json.loads(record)["attempt"] / "leaves" / "zip"
     staged.mkdir(parents=True)
     (path / "zip" / "w").rename(staged / "w")
-    (path / INDEX).write_bytes(update_for((path / INDEX).read_bytes(), [record]).moving)
+    moving = {"cleared": ["zip/w"], "digest": on_disk.digest(record.encode(), b"\0zip/w")}
+    change(path, lambda index: index["treering"]["zip"].update(moving=moving))
     found = tr.verify(path)
     assert found, str(found)
     assert "has not moved all its files" in (found.note or "")
@@ -229,10 +224,11 @@ def test_a_damaged_text_is_found_beside_its_checksum(tmp_path: Path) -> None:
     file = path / "t" / "0"
     content = file.read_bytes()[:4001] + b"\xff" + file.read_bytes()[4002:]
     file.write_bytes(content)
-    record = record_of(parse_leaves_index((path / INDEX).read_bytes()).branches[None])
-    assert record is not None
-    forged = dataclasses.replace(record, checksums=array("Q", block_checksums(memoryview(content), 1 << 16)))
-    change(path, lambda index: index["treering"][""].update(record=encode_record(forged).decode()))
+    text = json.loads((path / INDEX).read_bytes())["treering"][""]["record"]
+    before = json.loads(text)["checksums"]["table"]
+    sums = base64.b64encode(array("Q", on_disk.block_checksums(content)).tobytes()).decode()
+    forged = on_disk.signed_again(text.replace(before, sums).encode()).decode()
+    change(path, lambda index: index["treering"][""].update(record=forged))
     (finding,) = tr.verify(path).findings
     assert (finding.key, finding.file, finding.start) == ("t", "t/0", 4000)
     assert "no UTF-8" in str(finding)
@@ -261,8 +257,8 @@ def test_chunks_of_another_program_must_unpack(tmp_path: Path, name: str) -> Non
 def test_a_large_chunk_of_another_program_is_one_finding(tmp_path: Path) -> None:
     folder = tmp_path / "w"
     folder.mkdir()
-    array = ZarrArray(shape=(5_000_000,), chunks=(5_000_000,), dtype="float32")
-    (folder / ".zarray").write_bytes(zarray_bytes(array))
+    zarray = {"shape": [5_000_000], "chunks": [5_000_000], "dtype": "<f4", "order": "C", "zarr_format": 2}
+    (folder / ".zarray").write_text(json.dumps(zarray | dict.fromkeys(("compressor", "fill_value", "filters"))))
     document = {"format": "tensorstore", "prefixes": {}, "arrays": [{"path": "w"}]}
     (tmp_path / INDEX).write_text(json.dumps(document))
     (finding,) = tr.verify(tmp_path).findings
@@ -310,15 +306,16 @@ def test_an_index_that_lists_nothing(tmp_path: Path) -> None:
 
 
 def test_a_save_meanwhile_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saves = iter([{"w": np.arange(3.0)}])
+    opened, saves = os.open, iter([{"w": np.arange(3.0)}])
 
-    def overtaken(folder: Any, branch: Any) -> Any:
-        found = judged(folder, branch)
-        for tree in saves:
-            tree_serialize_leaves(path, tree)
-        return found
+    def overtaken(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if Path(name).name == ".zarray":  # the index is read
+            for tree in saves:
+                tree_serialize_leaves(path, tree)
+        return opened(name, flags, *arguments, **options)
 
-    monkeypatch.setattr("treering._inspect.verify_leaves.judged", overtaken)
+    monkeypatch.setattr(os, "open", overtaken)
     found = tr.verify(path)
+    assert list(saves) == []
     assert found, str(found)
     assert found.leaves == 3
