@@ -18,7 +18,7 @@ from benchmarks.measure import Case, Group
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
-from treering._leaves.shares import LeafWriters, plan_writers
+from treering._leaves.shares import WriterPlan, plan_writers
 from treering._plan.exchange import Grid, StoredChunk
 from treering._plan.load import LoadPlan, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save
@@ -141,7 +141,7 @@ def save_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Grou
 def leaves_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Group:
     """The same for a leaves directory, whose chunk files are dealt out whole."""
 
-    def work() -> tuple[LeafWriters, int]:
+    def work() -> tuple[WriterPlan, int]:
         limit = balanced_chunk(layouts, processes)
         known: dict[int, Shape] = {}
         for layout in layouts:
@@ -159,7 +159,7 @@ def leaves_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Gr
     return _group(name, work, lambda done: _wrong_save(layouts, done[0].loads, processes, done[1]), _busiest)
 
 
-def _busiest(done: tuple[SavePlan | LeafWriters, int]) -> float:
+def _busiest(done: tuple[SavePlan | WriterPlan, int]) -> float:
     loads = done[0].loads
     return max(loads) * len(loads) / sum(loads)
 

@@ -18,7 +18,7 @@ import treering
 from tests.compat import independent_leaves_reader as reader
 from tests.compat.golden_checkpoints import bits
 from tests.compat.golden_leaves import GOLDEN, ZSTD, branches, write
-from treering._leaves.documents.index import Branch, encode_leaves_index, parse_leaves_index
+from treering._leaves.documents.index import IndexBranch, encode_leaves_index, parse_leaves_index
 from treering._tree.flatten import flatten
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -146,7 +146,7 @@ def test_a_stranger_finds_staged_files(tmp_path: Path) -> None:
     (attempt,) = (tmp_path / ".treering").iterdir()
     (attempt / "leaves").mkdir()
     shutil.move(tmp_path / "w", attempt / "leaves" / "w")
-    moving: dict[str | None, Branch] = {None: dataclasses.replace(index.branches[None], moving=("w", "v"))}
+    moving: dict[str | None, IndexBranch] = {None: dataclasses.replace(index.branches[None], moving=("w", "v"))}
     path.write_bytes(encode_leaves_index(dataclasses.replace(index, branches=moving)))
     assert np.array_equal(reader.read(tmp_path)[1]["w"], np.arange(3))
     assert treering.verify(tmp_path) is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicated
 from treering._leaves import shares
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
-from treering._leaves.shares import LeafWriters, plan_writers
+from treering._leaves.shares import WriterPlan, plan_writers
 from treering._plan.balance import Pool, leveled
 from treering._plan.save import LeafLayout
 from treering._values.boxes import Box, intersection, size_of
@@ -41,7 +41,7 @@ def owners_of(layout: LeafLayout, box: Box) -> frozenset[int]:
     return frozenset(owner for owner, items in held.items() if items == size_of(box))
 
 
-def check(layouts: Sequence[LeafLayout], processes: int, limit: int | None) -> LeafWriters:
+def check(layouts: Sequence[LeafLayout], processes: int, limit: int | None) -> WriterPlan:
     """Plan, and look at every chunk of every process."""
     chunks = [
         shared_chunk_shape(layout.shape, [box for box, _ in layout.boxes], layout.nbytes_per_item, limit)

@@ -10,7 +10,7 @@ from tests.leaves.documents.made_records import F32, flat
 from treering._format.index import Index, LeafType
 from treering._format.listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing
-from treering._leaves.documents.join import opened_index
+from treering._leaves.documents.join import join_records
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
 from treering._view.html import html_text
@@ -129,7 +129,7 @@ def test_a_leaves_directory_says_how_many_processes_saved_it() -> None:
     record = flat({"w": (F32, None)})
     for said, processes in ((None, 1), (3, 3), (True, 1), ("3", 1), (-2, 1), (0, 1)):
         written = {"by": "tests"} if said is None else {"by": "tests", "processes": said}
-        index = opened_index([dataclasses.replace(record, written=written)], verified=True)
+        index = join_records([dataclasses.replace(record, written=written)], verified=True)
         found = list_index(index, form="leaves", files=(), file_bytes=1)
         assert (found.processes, found.shares, found.root["w"].grid) == (processes, (), None)
         assert dict(notes_of(found))["written"] == ("by tests, 3 processes" if processes == 3 else "by tests")

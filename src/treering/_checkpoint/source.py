@@ -54,7 +54,7 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
         return msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
     if form is Form.LEAVES:
         leaves: Any = importlib.import_module("treering._leaves.source")
-        source: Source = leaves.opened_leaves(path, files, mapped=mapped)
+        source: Source = leaves.open_source(path, files, mapped=mapped)
         return source
     index, arrays = open_stored(path, form, files, mapped=mapped)
     return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)

@@ -9,7 +9,7 @@ from treering.errors import Corrupt
 DAMAGED = "use another copy of the file"
 
 
-class ChunkFile:
+class ChunkReader:
     """The bytes of one chunk file, taken from its beginning.
 
     Example:
@@ -35,10 +35,10 @@ class ChunkFile:
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes. Raises ``Corrupt`` where there are fewer."""
         if count > self.left:
-            raise cut_short()
+            raise cut_short_error()
         data = self._read(count)
         if len(data) != count:
-            raise cut_short()
+            raise cut_short_error()
         self.left -= count
         return data
 
@@ -47,7 +47,7 @@ class ChunkFile:
         return self.take(min(most, self.left)) if self.left else b""
 
 
-def filled(target: memoryview, pieces: Iterable[bytes]) -> None:
+def fill(target: memoryview, pieces: Iterable[bytes]) -> None:
     """Copy pieces into memory, which they must fill exactly. Raises ``Corrupt`` where they do not.
 
     Example:
@@ -59,28 +59,28 @@ def filled(target: memoryview, pieces: Iterable[bytes]) -> None:
     at = 0
     for piece in pieces:
         if len(piece) > len(target) - at:
-            raise wrong_size("more", target)
+            raise wrong_size_error("more", target)
         target[at : at + len(piece)] = piece
         at += len(piece)
     if at < len(target):
-        raise wrong_size(str(at), target)
+        raise wrong_size_error(str(at), target)
 
 
-def damaged(reason: object) -> Corrupt:
+def damaged_error(reason: object) -> Corrupt:
     """Return the error for a file that its codec cannot undo."""
     return Corrupt(f"the file of a chunk is damaged: {reason}", hint=DAMAGED)
 
 
-def cut_short() -> Corrupt:
+def cut_short_error() -> Corrupt:
     """Return the error for a file that ends too early."""
     return Corrupt("the file of a chunk is cut short", hint=DAMAGED)
 
 
-def overlong() -> Corrupt:
+def overlong_error() -> Corrupt:
     """Return the error for a file that goes on behind its compressed data."""
     return Corrupt("the file of a chunk goes on behind its compressed data", hint=DAMAGED)
 
 
-def wrong_size(found: str, target: memoryview) -> Corrupt:
+def wrong_size_error(found: str, target: memoryview) -> Corrupt:
     """Return the error for compressed data that holds something else than one chunk."""
     return Corrupt(f"the file of a chunk unpacks to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)

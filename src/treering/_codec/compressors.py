@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from treering._codec.chunk_reader import DAMAGED
 from treering._codec.documents import shown
-from treering._codec.in_tensorstore import compressor_in_full
+from treering._codec.in_tensorstore import fill_in_compressor
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
@@ -22,7 +22,7 @@ _LEVELS: Final = {"zstd": (1, -131072, 22), "gzip": (1, 0, 9), "zlib": (1, 0, 9)
 _RATIOS: Final = {"zstd": 1 << 15, "gzip": 1032, "zlib": 1032, "bz2": 1 << 21, "blosc": 1 << 15}
 
 
-def known_compressor(config: Mapping[str, Any]) -> str:
+def require_known_compressor(config: Mapping[str, Any]) -> str:
     """Return the configuration of a compressor as ``.zarray`` holds it, with what it left open filled in.
 
     Raises:
@@ -36,11 +36,11 @@ def known_compressor(config: Mapping[str, Any]) -> str:
         ...
         treering.errors.Unsupported: the compressor {"id":"lz4"} is none that TensorStore knows: "lz4" is not registered
     """
-    return completed(check_compressor(config))
+    return complete(check_compressor(config))
 
 
 @functools.lru_cache(maxsize=64)
-def completed(text: str) -> str:
+def complete(text: str) -> str:
     """Return the text of a configuration with what it left open filled in.
 
     Raises:
@@ -48,7 +48,7 @@ def completed(text: str) -> str:
     """
     config = json.loads(text)
     if config["id"] not in _LEVELS:
-        return check_compressor(compressor_in_full(text))
+        return check_compressor(fill_in_compressor(text))
     usual, least, greatest = _LEVELS[config["id"]]
     level = config.get("level", usual)
     if not config.keys() <= {"id", "level"} or type(level) is not int or not least <= level <= greatest:
@@ -77,7 +77,7 @@ def level_of(compressor: str) -> int:
     Raises:
         Unsupported: TensorStore does not know this setting.
     """
-    return int(json.loads(completed(compressor))["level"])
+    return int(json.loads(complete(compressor))["level"])
 
 
 def check_chunk_file(array: ZarrArray, nbytes: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._codec.chunk_reader import ChunkFile, damaged, overlong, wrong_size
+from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
 from treering._values.human import counted
 from treering.errors import Unsupported
 
@@ -23,7 +23,7 @@ _BLOSC_HEADER: Final = 16
 _TYPES: Final = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
-def compressor_in_full(compressor: str) -> dict[str, Any]:
+def fill_in_compressor(compressor: str) -> dict[str, Any]:
     """Return a compressor's configuration with what it left open filled in.
 
     Args:
@@ -45,7 +45,7 @@ def compressor_in_full(compressor: str) -> dict[str, Any]:
     return full
 
 
-def through_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
+def encode_by_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
     """Return the bytes of a chunk of flat items that lie in memory as they are to lie in the file.
 
     Raises:
@@ -64,29 +64,29 @@ def through_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
     return data
 
 
-def unblosced(file: ChunkFile, target: memoryview) -> None:
+def decode_blosc(file: ChunkReader, target: memoryview) -> None:
     """Fill ``target`` with what the blosc data in a file holds.
 
     Raises:
         Corrupt: it is damaged, or holds less or more than ``target``.
     """
     if not _BLOSC_HEADER < file.left <= len(target) + _BLOSC_HEADER:
-        raise damaged(f"no blosc data of {counted(len(target), 'bytes')} takes {file.left}")
+        raise damaged_error(f"no blosc data of {counted(len(target), 'bytes')} takes {file.left}")
     import tensorstore
 
     data = file.take(file.left)
     held = int.from_bytes(data[4:8], "little")
     if held != len(target):
-        raise wrong_size(str(held), target)
+        raise wrong_size_error(str(held), target)
     if int.from_bytes(data[12:16], "little") != len(data):
-        raise overlong()
+        raise overlong_error()
     store = _in_memory('{"id":"blosc"}', "|u1", held)
     store.kvstore["0"] = data
     try:
         # Not by `read`, which takes memory for the chunk once more.
         tensorstore.array(np.frombuffer(target, np.uint8)).write(store).result()
     except ValueError as error:
-        raise damaged(_reason(error)) from None
+        raise damaged_error(_reason(error)) from None
 
 
 def _in_memory(compressor: str, dtype: str, items: int) -> Any:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._codec import zstd
-from treering._codec.chunk_reader import DAMAGED, ChunkFile, cut_short, damaged, filled, overlong
-from treering._codec.compressors import check_chunk_file, codec_of, completed, level_of
-from treering._codec.in_tensorstore import through_tensorstore, unblosced
+from treering._codec.chunk_reader import DAMAGED, ChunkReader, cut_short_error, damaged_error, fill, overlong_error
+from treering._codec.compressors import check_chunk_file, codec_of, complete, level_of
+from treering._codec.in_tensorstore import decode_blosc, encode_by_tensorstore
 from treering._codec.zarr import ZarrArray, chunk_bytes
 from treering.errors import Corrupt, TreeringError
 
@@ -58,13 +58,13 @@ def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
         return data.tobytes()
     match codec_of(array.compressor):
         case "zstd":
-            return zstd.compressed(data, level_of(array.compressor))
+            return zstd.compress(data, level_of(array.compressor))
         case "gzip" | "zlib" as wrapper:
-            return deflated(data, wrapper, level_of(array.compressor))
+            return deflate(data, wrapper, level_of(array.compressor))
         case "bz2":
-            return bzipped(data, level_of(array.compressor))
+            return compress_bz2(data, level_of(array.compressor))
         case _:
-            return through_tensorstore(completed(array.compressor), items)
+            return encode_by_tensorstore(complete(array.compressor), items)
 
 
 def decode(array: ZarrArray, read: Callable[[int], bytes], nbytes: int, into: NDArray[Any]) -> None:
@@ -94,7 +94,7 @@ def decode(array: ZarrArray, read: Callable[[int], bytes], nbytes: int, into: ND
     check_chunk_file(array, nbytes)
     items = into.reshape(-1).view(np.uint8)
     target = items if array.order == "C" else np.empty_like(items)
-    _unpack(array.compressor, ChunkFile(read, nbytes), target.data)
+    _unpack(array.compressor, ChunkReader(read, nbytes), target.data)
     if array.order == "F":
         into[...] = target.view(into.dtype).reshape(into.shape[::-1]).T
     if _other_byte_order(array):
@@ -103,18 +103,18 @@ def decode(array: ZarrArray, read: Callable[[int], bytes], nbytes: int, into: ND
         raise Corrupt("a chunk of bools holds bytes that are neither 0 nor 1", hint=DAMAGED)
 
 
-def _unpack(compressor: str | None, file: ChunkFile, target: memoryview) -> None:
+def _unpack(compressor: str | None, file: ChunkReader, target: memoryview) -> None:
     match compressor and codec_of(compressor):
         case None:
-            filled(target, iter(lambda: file.take_some(_PIECE), b""))
+            fill(target, iter(lambda: file.take_some(_PIECE), b""))
         case "zstd":
-            zstd.decompressed(file, target)
+            zstd.decompress(file, target)
         case "gzip" | "zlib" as wrapper:
-            inflated(file, wrapper, target)
+            inflate(file, wrapper, target)
         case "bz2":
-            bunzipped(file, target)
+            decompress_bz2(file, target)
         case _:
-            unblosced(file, target)
+            decode_blosc(file, target)
 
 
 def _check_memory(array: ZarrArray, chunk: NDArray[Any]) -> None:
@@ -133,7 +133,7 @@ def _turn_bytes(array: ZarrArray, flat: NDArray[Any]) -> None:
         flat.view(f"u{size}").byteswap(inplace=True)
 
 
-def deflated(data: memoryview, wrapper: str, level: int) -> bytes:
+def deflate(data: memoryview, wrapper: str, level: int) -> bytes:
     """Return data as one stream of gzip (without a time stamp) or zlib.
 
     Example:
@@ -144,7 +144,7 @@ def deflated(data: memoryview, wrapper: str, level: int) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-def inflated(file: ChunkFile, wrapper: str, target: memoryview) -> None:
+def inflate(file: ChunkReader, wrapper: str, target: memoryview) -> None:
     """Fill ``target`` with what the one stream of gzip or zlib in a file holds.
 
     Raises:
@@ -158,49 +158,49 @@ def inflated(file: ChunkFile, wrapper: str, target: memoryview) -> None:
         >>> memory
         bytearray(b'tree')
     """
-    filled(target, _inflated(file, _WINDOWS[wrapper]))
+    fill(target, _inflate(file, _WINDOWS[wrapper]))
 
 
-def _inflated(file: ChunkFile, window: int) -> Iterator[bytes]:
+def _inflate(file: ChunkReader, window: int) -> Iterator[bytes]:
     reader = zlib.decompressobj(window)
     while not reader.eof:
         waiting = reader.unconsumed_tail or file.take_some(_FEED)
         try:
             piece = reader.decompress(waiting, _PIECE)
         except zlib.error as error:
-            raise damaged(error) from None
+            raise damaged_error(error) from None
         if not (waiting or piece or reader.eof):
-            raise cut_short()
+            raise cut_short_error()
         yield piece
     if file.left or reader.unused_data:
-        raise overlong()
+        raise overlong_error()
 
 
-def bzipped(data: memoryview, level: int) -> bytes:
+def compress_bz2(data: memoryview, level: int) -> bytes:
     """Return data as one stream of bz2."""
     return bz2.compress(data, level)
 
 
-def bunzipped(file: ChunkFile, target: memoryview) -> None:
+def decompress_bz2(file: ChunkReader, target: memoryview) -> None:
     """Fill ``target`` with what the one stream of bz2 in a file holds.
 
     Raises:
         Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
     """
-    filled(target, _bunzipped(file))
+    fill(target, _decompress_bz2(file))
 
 
-def _bunzipped(file: ChunkFile) -> Iterator[bytes]:
+def _decompress_bz2(file: ChunkReader) -> Iterator[bytes]:
     reader = bz2.BZ2Decompressor()
     while not reader.eof:
         waiting = file.take_some(_FEED) if reader.needs_input else b""
         if reader.needs_input and not waiting:
-            raise cut_short()
+            raise cut_short_error()
         try:
             yield reader.decompress(waiting, _PIECE)
         except OSError as error:
             if isinstance(error, TreeringError):
                 raise
-            raise damaged(error) from None
+            raise damaged_error(error) from None
     if file.left or reader.unused_data:
-        raise overlong()
+        raise overlong_error()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from treering._codec.chunk_reader import ChunkFile, damaged, overlong, wrong_size
+from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
 
 if TYPE_CHECKING:
     import zstandard
@@ -25,7 +25,7 @@ _NO_KIND: Final = 3
 _own = threading.local()  # compressors and decompressors serve one thread at a time
 
 
-def compressed(data: memoryview, level: int) -> bytes:
+def compress(data: memoryview, level: int) -> bytes:
     """Return data as one frame with its size and a checksum of its content, which every reader of zstd checks.
 
     Example:
@@ -40,7 +40,7 @@ def compressed(data: memoryview, level: int) -> bytes:
     return compressors[level].compress(data)
 
 
-def decompressed(file: ChunkFile, target: memoryview) -> None:
+def decompress(file: ChunkReader, target: memoryview) -> None:
     """Fill ``target`` with what the one frame in a file holds.
 
     Raises:
@@ -60,53 +60,53 @@ def decompressed(file: ChunkFile, target: memoryview) -> None:
         if len(target) <= _IN_ONE_GO and file.left <= 2 * _IN_ONE_GO:
             _at_once(file, target)
         else:
-            _by_blocks(_Frame(file), target)
+            _by_blocks(_ZstdFrame(file), target)
     except zstandard.ZstdError as error:
-        raise damaged(error) from None
+        raise damaged_error(error) from None
 
 
-def _at_once(file: ChunkFile, target: memoryview) -> None:
+def _at_once(file: ChunkReader, target: memoryview) -> None:
     import zstandard
 
     data = file.take(file.left)
     size = zstandard.frame_content_size(data)
     if size not in (len(target), -1):  # -1: the frame does not say
-        raise wrong_size(str(size), target)
+        raise wrong_size_error(str(size), target)
     decompressor: zstandard.ZstdDecompressor | None = _own.__dict__.get("decompressor")
     if decompressor is None:
         decompressor = _own.decompressor = zstandard.ZstdDecompressor()
     items = decompressor.decompress(data, max_output_size=len(target), allow_extra_data=False)
     if len(items) != len(target):
-        raise wrong_size(str(len(items)), target)
+        raise wrong_size_error(str(len(items)), target)
     target[:] = items
 
 
-def _by_blocks(frame: _Frame, target: memoryview) -> None:
+def _by_blocks(frame: _ZstdFrame, target: memoryview) -> None:
     import zstandard
 
     if frame.size not in (len(target), None):
-        raise wrong_size(str(frame.size), target)
+        raise wrong_size_error(str(frame.size), target)
     reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", frame), read_size=_FEED)
     at = 0
     while at < len(target):
         count = reader.readinto(target[at : at + _PIECE])
         if not count:
-            raise wrong_size(str(at), target)
+            raise wrong_size_error(str(at), target)
         at += count
     if reader.read(1):
-        raise wrong_size("more", target)
-    if not frame.given:
-        raise overlong()
+        raise wrong_size_error("more", target)
+    if not frame.is_given:
+        raise overlong_error()
 
 
-class _Frame:
+class _ZstdFrame:
     """The frame in a file, given out block by block.
 
     The headers of the blocks say where the frame ends: zstandard's reader says neither that a frame is cut short nor
     that bytes follow it.
     """
 
-    def __init__(self, file: ChunkFile) -> None:
+    def __init__(self, file: ChunkReader) -> None:
         import zstandard
 
         self._file = file
@@ -117,10 +117,10 @@ class _Frame:
         self.size = parameters.content_size if known else None
         self._checksum = 4 if parameters.has_checksum else 0
         self._waiting = head + file.take(_BLOCK_HEADER)
-        self._next = self._following(self._waiting)
+        self._next = self._next_size(self._waiting)
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Whether all of the frame was given out."""
         return not (self._waiting or self._next)
 
@@ -129,19 +129,19 @@ class _Frame:
         if not self._waiting and self._next:
             taken, self._next = self._file.take(self._next), 0
             if not self._last:
-                self._next = self._following(taken)
+                self._next = self._next_size(taken)
             elif self._file.left:
-                raise overlong()
+                raise overlong_error()
             self._waiting = taken
-        given, self._waiting = self._waiting[:size], self._waiting[size:]
-        return given
+        is_given, self._waiting = self._waiting[:size], self._waiting[size:]
+        return is_given
 
-    def _following(self, taken: bytes) -> int:
+    def _next_size(self, taken: bytes) -> int:
         """Return how many bytes the block takes whose header was taken last, with the header or checksum behind it."""
         header = int.from_bytes(taken[-_BLOCK_HEADER:], "little")
         self._last = bool(header & 1)
         kind, size = header >> 1 & 3, header >> 3
         if kind == _NO_KIND or size > _LARGEST_BLOCK:
-            raise damaged("a block of zstd data is of no known kind, or too large")
+            raise damaged_error("a block of zstd data is of no known kind, or too large")
         behind = self._checksum if self._last else _BLOCK_HEADER
         return (1 if kind == _REPEATED_BYTE else size) + behind

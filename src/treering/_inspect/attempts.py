@@ -17,7 +17,7 @@ from typing import Final
 
 from treering._coordination.message_board import LARGEST_MESSAGE
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
-from treering._leaves.folder.attempts import attempts_in
+from treering._leaves.folder.attempts import list_attempts
 from treering._store.failures import LinkRefused
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import LOCK_FILE
@@ -180,7 +180,7 @@ def _staged(folder: Folder, path: str, locks: SeenLocks) -> tuple[dict[str, Rema
     tree = FolderTree(folder, path)
     try:
         found: dict[str, Remains] = {}
-        for attempt in attempts_in(tree):
+        for attempt in list_attempts(tree):
             with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
                 found[attempt] = _staged_one(tree, attempt, locks)
     except (LinkRefused, OSError) as error:

@@ -13,10 +13,11 @@ from treering._format.diagnosis import Committed
 from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._inspect.doctor_attempts import Known
-from treering._leaves.branches import JudgedBranch, judged
+from treering._leaves.branches import judge_branch
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
+from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
@@ -77,7 +78,7 @@ def leaves_state(path: str) -> State:
     Raises:
         StoreFailed: the system refuses to read the index.
     """
-    with OpenLeaves(Path(path)) as folder:
+    with LeavesFolder(Path(path)) as folder:
         try:
             data = folder.read_index()
             with naming(Path(path, LEAVES_INDEX)):
@@ -85,10 +86,10 @@ def leaves_state(path: str) -> State:
         except (*_BROKEN, LinkRefused) as error:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]
         problems: list[str] = []
-        branches: list[JudgedBranch] = []
+        branches: list[OpenBranch] = []
         for branch in index.branches.values():
             try:
-                branches.append(judged(folder, branch))
+                branches.append(judge_branch(folder, branch))
             except TreeringError as error:
                 problems.append(str(error))
         size, files = len(data), 1
@@ -112,7 +113,7 @@ def leaves_state(path: str) -> State:
     return committed, known, problems
 
 
-def _leaf_files(folder: OpenLeaves, branch: JudgedBranch) -> Iterator[tuple[str, int, str | None]]:
+def _leaf_files(folder: LeavesFolder, branch: OpenBranch) -> Iterator[tuple[str, int, str | None]]:
     """Walk through the files of a branch with their sizes, and what is wrong with them.
 
     Other programs may leave out chunks that are full of one value, and no record says how large theirs are.
@@ -128,7 +129,7 @@ def _leaf_files(folder: OpenLeaves, branch: JudgedBranch) -> Iterator[tuple[str,
             yield f"{name}/{file}".removeprefix("/"), nbytes, _problem(folder, branch, (name, file), nbytes)
 
 
-def _problem(folder: OpenLeaves, branch: JudgedBranch, place: tuple[str, str], nbytes: int) -> str | None:
+def _problem(folder: LeavesFolder, branch: OpenBranch, place: tuple[str, str], nbytes: int) -> str | None:
     try:
         with folder.open(*place, branch.attempt) as opened:
             return None if opened.size == nbytes else f"has {counted(opened.size, 'bytes')} instead of {nbytes}"

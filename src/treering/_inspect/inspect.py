@@ -156,9 +156,9 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
 
 
 def _leaves(path: str | os.PathLike[str]) -> Listing:
-    from treering._leaves.listing import listed_leaves
+    from treering._leaves.listing import list_leaves
 
-    return listed_leaves(path)
+    return list_leaves(path)
 
 
 def _safetensors(path: str | os.PathLike[str]) -> Listing:

@@ -80,14 +80,14 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
         return
     from treering._checkpoint.open import Checkpoint
     from treering._checkpoint.source import read_source
-    from treering._leaves.listing import leaves_listing
+    from treering._leaves.listing import build_listing
     from treering._leaves.source import LeavesSource
 
     with read_source(path, mapped=False) as source, contextlib.ExitStack() as closing:
         checkpoint = Checkpoint(os.fspath(path), source, closing)
         index = source.index
         if isinstance(source, LeavesSource):
-            listing = leaves_listing(index, source.branches)
+            listing = build_listing(index, source.branches)
         else:
             listing = list_index(index, form=form.value, files=(), file_bytes=sum(file.nbytes for file in index.files))
 

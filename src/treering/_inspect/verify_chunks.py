@@ -11,7 +11,7 @@ from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_name, zarray_bytes
 from treering._format.findings import Finding
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
@@ -94,7 +94,7 @@ def cannot_be_read(error: Corrupt | LinkRefused | StoreFailed) -> str:
 class ChunkCheck:
     """Compares the files of leaves with their record."""
 
-    folder: OpenLeaves
+    folder: LeavesFolder
     """The directory."""
     findings: Findings
     """Where what is wrong is told."""

@@ -14,17 +14,15 @@ from treering._codec.zarr import chunk_bytes, chunk_count
 from treering._format.findings import Finding, Verification
 from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles
 from treering._inspect.verify_reading import check_reading
-from treering._leaves.branches import ALL, JudgedBranch, Leaves, busy, is_as_read, judged
-from treering._leaves.documents.index import LEAVES_INDEX, Branch, parse_leaves_index
-from treering._leaves.documents.record import first_checksums
-from treering._leaves.folder.leaves_folder import OpenLeaves
-from treering._leaves.listing import state_notes
+from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
+from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
+from treering._leaves.documents.record import OpenBranch, first_checksums
+from treering._leaves.folder.leaves_folder import LeavesFolder
+from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
 from treering._store.failures import LinkRefused
 from treering.errors import Corrupt
 
-# Each try needs a whole save while the directory is being read.
-_TRIES: Final = 100
 _SHOWN: Final = 8
 _UNCHECKED: Final = "was written by another program and has no checksums: nothing to check its arrays against"
 
@@ -39,8 +37,8 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         StoreFailed: the system refuses to read the directory or the index.
     """
     shown = os.fspath(path)
-    with OpenLeaves(Path(path)) as folder:
-        for _ in range(_TRIES):
+    with LeavesFolder(Path(path)) as folder:
+        for _ in range(TRIES):
             try:
                 read = list(parse_leaves_index(folder.read_index()).branches.values())
             except Corrupt as error:
@@ -49,9 +47,9 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
                 return _broken(shown, _index_finding(Corrupt(""), f"cannot be read ({error})"))
             found = _checked(folder, shown, read, progress)
             # What is missing or has other bytes may be what a save replaced meanwhile.
-            if (found.ok and found.checked) or is_as_read(folder, read):
+            if (found.ok and found.checked) or is_unchanged(folder, read):
                 return found
-        raise busy(folder)
+        raise replaced_too_often(folder)
 
 
 def _broken(path: str, finding: Finding) -> Verification:
@@ -62,17 +60,17 @@ def _index_finding(error: Corrupt, problem: str) -> Finding:
     return Finding(key=None, file=LEAVES_INDEX, start=error.offset, stop=None, problem=problem)
 
 
-def _checked(folder: OpenLeaves, path: str, read: Sequence[Branch], progress: Progress | None) -> Verification:
+def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progress: Progress | None) -> Verification:
     """Check one state of the index and everything that it names."""
     broken: list[Finding] = []
-    branches: list[JudgedBranch] = []
+    branches: list[OpenBranch] = []
     for branch in read:
         try:
-            branches.append(judged(folder, branch))
+            branches.append(judge_branch(folder, branch))
         except Corrupt as error:
             broken.append(_branch_finding(folder, error))
     try:
-        source = LeavesSource(folder, Leaves(branches=branches, read=read), ALL, mapped=False)
+        source = LeavesSource(folder, branches, read)
     except Corrupt as error:
         return _broken(path, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
     findings = Findings()
@@ -82,8 +80,8 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[Branch], progress: Pr
     for leaf in leaves:
         if leaf.leaf not in known:
             check_reading(source, leaf, findings)
-    unchecked = [branch.prefix for branch in branches if not branch.verified]
-    notes = state_notes(folder, read)
+    unchecked = [branch.record.prefix for branch in branches if not branch.verified]
+    notes = describe_state(folder, read)
     if unchecked:
         notes.insert(0, _unchecked_note(unchecked, len(read)))
     return Verification(
@@ -96,7 +94,7 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[Branch], progress: Pr
     )
 
 
-def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
+def _branch_finding(folder: LeavesFolder, error: Corrupt) -> Finding:
     """Say what is wrong with a branch as a whole: with its record, or with a ``.zarray`` of another program."""
     if error.path is not None:
         file = "/".join((*error.path, ".zarray"))
@@ -104,7 +102,7 @@ def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
     return _index_finding(error, f"is damaged ({_reason(error, folder)})")
 
 
-def _reason(error: Corrupt, folder: OpenLeaves) -> str:
+def _reason(error: Corrupt, folder: LeavesFolder) -> str:
     """Return what is wrong without the name of the index, which the finding has."""
     shown = repr(os.fspath(folder.path / LEAVES_INDEX))
     for known in (f"{shown}: ", f"{shown} is damaged: ", f"{LEAVES_INDEX} is damaged: "):

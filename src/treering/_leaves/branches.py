@@ -1,28 +1,27 @@
-"""The branches of a leaves directory, and of each: is it ours and intact, another program's, or damaged? No numpy."""
+"""The branches of a leaves directory. Each one is ours and intact, another program's, or damaged. No numpy."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from treering._checkpoint.naming import naming
-from treering._codec.zarr import ZarrArray, parse_zarray
+from treering._codec.zarr import parse_zarray
 from treering._leaves.documents.foreign import foreign_record
-from treering._leaves.documents.index import LEAVES_INDEX, Branch, LeavesIndex, parse_leaves_index, record_of
-from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
+from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused
-from treering._values.human import counted, near
+from treering._values.human import counted, join_first, near
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
 # Each try needs a whole save between reading the index and reading what it names.
-_TRIES: Final = 100
+TRIES: Final = 100
 _SHOWN: Final = 20
 _LARGEST_ZARRAY: Final = 1 << 20
 # Almost all are no longer than this, and are read in half the time.
@@ -42,37 +41,11 @@ Prefix: TypeAlias = str | _Every | None
 """A prefix; None or "" for the tree without one; ``ALL``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedBranch:
-    """One branch that can be read."""
+def read_branches(folder: LeavesFolder, *, prefix: Prefix = ALL) -> tuple[list[OpenBranch], list[IndexBranch]]:
+    """Return the branches of an open directory, and the same branches as they stand in the index.
 
-    prefix: str | None
-    """Its prefix, None for the tree without one."""
-    record: LeavesRecord
-    """What is in it; made up from its ``.zarray`` files where another program wrote it."""
-    arrays: Sequence[ZarrArray]
-    """What the ``.zarray`` of each stored leaf has to say, in the order of the leaves."""
-    attempt: str | None
-    """The save whose staged files are not all moved yet: files are looked for there first. None: nothing is staged."""
-    verified: bool
-    """Whether the record has checksums for it; False for another program's."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Leaves:
-    """What one reading of the index says."""
-
-    branches: Sequence[JudgedBranch]
-    """Those that were asked for, in the order of the index."""
-    read: Sequence[Branch]
-    """The same branches as they stand in the index."""
-
-
-def judged_leaves(folder: OpenLeaves, *, prefix: Prefix = ALL) -> Leaves:
-    """Return the branches of an open directory, each one judged.
-
-    A branch is ours where its record is whole and lists what the index lists. Where it is not, and no ``.zarray`` of
-    its arrays has our marker, another program wrote it: it is read as it is, unverified. Else something was lost.
+    A branch is ours where its record is intact and lists what the index lists. Where it does not, and no ``.zarray`` of
+    its arrays has our marker, another program wrote it: it is read as it is, unverified. Otherwise something was lost.
 
     Args:
         folder: the directory.
@@ -84,38 +57,38 @@ def judged_leaves(folder: OpenLeaves, *, prefix: Prefix = ALL) -> Leaves:
         Corrupt: the index, a record or a ``.zarray`` is damaged.
         Format: an index of another format, or a newer version wrote it.
     """
-    for _ in range(_TRIES):
-        read = _chosen(_index(folder), prefix, folder)
+    for _ in range(TRIES):
+        read = _select(_read_index(folder), prefix, folder)
         try:
-            return Leaves(branches=[judged(folder, branch) for branch in read], read=read)
+            return [judge_branch(folder, branch) for branch in read], read
         except (Corrupt, NotFound):
-            # Perhaps a save replaced it meanwhile; then its index is there now.
-            if is_as_read(folder, read):
+            # Perhaps a save replaced the branch meanwhile; then its index is there now.
+            if is_unchanged(folder, read):
                 raise
-    raise busy(folder)
+    raise replaced_too_often(folder)
 
 
-def is_as_read(folder: OpenLeaves, read: Sequence[Branch]) -> bool:
+def is_unchanged(folder: LeavesFolder, read: Sequence[IndexBranch]) -> bool:
     """Tell whether the index still says the same of branches that were read from it; also where it is lost now."""
     try:
-        now = _index(folder).branches
+        now = _read_index(folder).branches
     except (NotFound, Corrupt, Format, Unsupported):
         return True
     return all(now.get(branch.prefix) == branch for branch in read)
 
 
-def busy(folder: OpenLeaves) -> Busy:
+def replaced_too_often(folder: LeavesFolder) -> Busy:
     """Return the error for a directory that is overwritten again and again while it is read."""
-    return Busy(f"{str(folder.path)!r} was replaced {_TRIES} times while it was being read", hint="try again")
+    return Busy(f"{str(folder.path)!r} was replaced {TRIES} times while it was being read", hint="try again")
 
 
-def _index(folder: OpenLeaves) -> LeavesIndex:
+def _read_index(folder: LeavesFolder) -> LeavesIndex:
     data = folder.read_index()
     with naming(folder.path / LEAVES_INDEX):
         return parse_leaves_index(data)
 
 
-def _chosen(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Branch]:
+def _select(index: LeavesIndex, prefix: Prefix, folder: LeavesFolder) -> list[IndexBranch]:
     if isinstance(prefix, _Every):
         return list(index.branches.values())
     if not isinstance(prefix, str | None):
@@ -123,21 +96,19 @@ def _chosen(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Bran
     branch = index.branches.get(prefix or None)
     if branch is not None:
         return [branch]
-    raise _no_branch(prefix or None, [text for text in index.branches if text is not None], folder)
+    raise _no_branch_error(prefix or None, [text for text in index.branches if text is not None], folder)
 
 
-def _no_branch(prefix: str | None, there: list[str], folder: OpenLeaves) -> Mismatch:
+def _no_branch_error(prefix: str | None, there: list[str], folder: LeavesFolder) -> Mismatch:
     """Say which prefixes there are."""
     where = repr(str(folder.path))
     waiting = "; a save that it does not list waits for treering.leaves.index_leaves" if folder.pending() else ""
-    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
-    shown = ", ".join(map(repr, there[:_SHOWN])) + more
+    shown = join_first(list(map(repr, there)), _SHOWN)
+    if prefix is None and not there:
+        return Mismatch(f"the index of {where} lists no tree{waiting}")
     if prefix is None:
-        if not there:
-            return Mismatch(f"the index of {where} lists no tree{waiting}")
-        return Mismatch(
-            f"{where} holds only trees with prefixes: {shown}{waiting}", hint=f"for example prefix={there[0]!r}"
-        )
+        hint = f"for example prefix={there[0]!r}"
+        return Mismatch(f"{where} holds only trees with prefixes: {shown}{waiting}", hint=hint)
     if not there:
         return Mismatch(f"{where} has no prefix {prefix!r}: its tree has none{waiting}", hint="leave prefix= out")
     close = near(prefix, there)
@@ -150,26 +121,24 @@ def _no_branch(prefix: str | None, there: list[str], folder: OpenLeaves) -> Mism
 # ------------------------------------------------------------------------------------------------------------ judgement
 
 
-def judged(folder: OpenLeaves, branch: Branch) -> JudgedBranch:
-    """Return one branch of an open directory, judged as `judged_leaves` says; raises as that does."""
+def judge_branch(folder: LeavesFolder, branch: IndexBranch) -> OpenBranch:
+    """Return one branch of an open directory, judged as `read_branches` says; raises as that does."""
     trouble: Corrupt | Format | Unsupported | None = None
-    record: LeavesRecord | None = None
     try:
         with naming(folder.path / LEAVES_INDEX):
             record = record_of(branch)
+        if record is not None:
+            attempt = record.attempt if branch.moving is not None else None
+            if not _is_replaced(folder, record, attempt):
+                return OpenBranch(record=record, arrays=arrays_of(record), attempt=attempt, verified=True)
     except (Corrupt, Format, Unsupported) as error:
+        if not branch.entries:
+            raise
         trouble = error
-    if record is not None:
-        attempt = record.attempt if branch.moving is not None else None
-        if not _was_replaced(folder, record, attempt):
-            arrays = arrays_of(record)
-            return JudgedBranch(prefix=branch.prefix, record=record, arrays=arrays, attempt=attempt, verified=True)
-    elif trouble is not None and not branch.entries:
-        raise trouble
-    return _foreign(folder, branch, trouble)
+    return _read_foreign(folder, branch, trouble)
 
 
-def _was_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None) -> bool:
+def _is_replaced(folder: LeavesFolder, record: LeavesRecord, attempt: str | None) -> bool:
     """Tell whether another program wrote every array anew, with the very names, shapes and dtypes of the record.
 
     One ``.zarray`` answers that, unless it has no marker. What is missing or damaged is found when it is read.
@@ -177,15 +146,15 @@ def _was_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None)
     for name in record.folders:
         try:
             data = read_zarray(folder, name, attempt)
-            # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
-            if LEAVES_RULES.marker(data) is not None or record.attempt.encode() in data:
-                return False
         except (NotFound, Corrupt, LinkRefused, StoreFailed):
+            return False
+        # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
+        if LEAVES_RULES.marker(data) is not None or record.attempt.encode() in data:
             return False
     return bool(record.folders)
 
 
-def _foreign(folder: OpenLeaves, branch: Branch, trouble: Exception | None) -> JudgedBranch:
+def _read_foreign(folder: LeavesFolder, branch: IndexBranch, trouble: Exception | None) -> OpenBranch:
     """Return a branch that another program wrote.
 
     Raises:
@@ -196,20 +165,18 @@ def _foreign(folder: OpenLeaves, branch: Branch, trouble: Exception | None) -> J
         try:
             array = parse_zarray(read_zarray(folder, path, None))
         except (NotFound, Corrupt, Format, Unsupported) as error:
-            if trouble is not None:
-                raise trouble from error
-            raise _named(error, path) from error
+            raise trouble or _locate_error(error, path) from error
         if array.marker is not None:
-            raise trouble or _recordless(folder, branch)
+            raise trouble or _recordless_error(folder, branch)
         arrays.append(array)
     with naming(folder.path / LEAVES_INDEX):
         record = foreign_record(branch.prefix, branch.entries, arrays)
     # In the order of the leaves, which is not that of the entries where those of one folder do not stand together.
-    return JudgedBranch(prefix=branch.prefix, record=record, arrays=arrays_of(record), attempt=None, verified=False)
+    return OpenBranch(record=record, arrays=arrays_of(record), attempt=None, verified=False)
 
 
-def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
-    """Return the ``.zarray`` in a leaf's folder, unread.
+def read_zarray(folder: LeavesFolder, name: str, attempt: str | None) -> bytes:
+    """Return the bytes of the ``.zarray`` in a leaf's folder.
 
     Raises:
         DataFileMissing: it is not there.
@@ -226,7 +193,7 @@ def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
         return file.read(0, file.size)
 
 
-def _named(error: NotFound | Corrupt | Format | Unsupported, path: str) -> Corrupt | Format | Unsupported:
+def _locate_error(error: NotFound | Corrupt | Format | Unsupported, path: str) -> Corrupt | Format | Unsupported:
     """Return the error with the leaf's name; a file that the index lists and that is not there is damage."""
     where = tuple(path.split("/")) if path else None
     if isinstance(error, NotFound):
@@ -236,7 +203,7 @@ def _named(error: NotFound | Corrupt | Format | Unsupported, path: str) -> Corru
     return error
 
 
-def _recordless(folder: OpenLeaves, branch: Branch) -> Corrupt:
+def _recordless_error(folder: LeavesFolder, branch: IndexBranch) -> Corrupt:
     what = "its tree" if branch.prefix is None else f"the tree with the prefix {branch.prefix!r}"
     return Corrupt(
         f"{str(folder.path / LEAVES_INDEX)!r} has lost the record of {what}, which treering wrote",

@@ -1,4 +1,4 @@
-"""A leaves directory -> its index made whole: with saves that were left without one, or anew where it is lost."""
+"""The index of a leaves directory made whole: with saves that were left without one, or anew where it is lost."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 
 from treering._checkpoint.naming import naming
 from treering._codec.zarr import ZarrArray, parse_zarray
-from treering._leaves.branches import judged, read_zarray
-from treering._leaves.commit import by_age, kept_records, marker_at, update_dropping
+from treering._leaves.branches import judge_branch, read_zarray
+from treering._leaves.commit import plan_update, read_marker, read_records
 from treering._leaves.documents.index import (
     LEAVES_INDEX,
-    Branch,
     Entry,
+    IndexBranch,
     LeavesIndex,
     encode_leaves_index,
     parse_leaves_index,
@@ -22,9 +22,10 @@ from treering._leaves.documents.index import (
 from treering._leaves.documents.record import LeavesRecord
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.commit import commit_pending
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.rules import Update
 from treering._store.failures import LinkRefused
+from treering._values.human import join_first
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 _SHOWN: Final = 10
@@ -35,31 +36,37 @@ def index_directory(path: Path) -> None:
     lost: list[str] = []
     commit_pending(path, LEAVES_RULES, lambda old: _update(path, old, lost))
     if lost:
-        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-        shown = ", ".join(map(repr, lost[:_SHOWN])) + more
         raise Corrupt(
-            f"{str(path)!r} has saves whose record is lost or cannot be read, so nobody can tell what they were; they"
-            f" are not in the index: {shown}",
+            f"{str(path)!r} has saves whose record is lost or cannot be read, so that their content is unknown; they"
+            f" are not in the index: {join_first(list(map(repr, lost)), _SHOWN)}",
             hint="use another copy of the directory; everything else is indexed",
         )
 
 
 def _update(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
     """Return the new index; note in ``lost`` what cannot be in it."""
-    with OpenLeaves(path) as folder:
-        kept = kept_records(folder)
+    with LeavesFolder(path) as folder:
+        kept = read_records(folder)
         pending = folder.pending()
         lost += [f".treering/{attempt}/record.json" for attempt in sorted(pending - kept.keys())]
         index = _read(path, old)
         if index is None:
-            return _anew(folder, kept.values(), lost)
+            return _rebuild(folder, list(kept.values()), lost)
         unreadable = {prefix for prefix, branch in index.branches.items() if _is_unreadable(folder, branch)}
         saves = [kept[attempt] for attempt in pending & kept.keys()]
-        saves += [record for record in _whole(folder, kept.values()) if record.prefix in unreadable]
-        newest, older = _newest(saves)
+        saves += [record for record in _select_whole(folder, kept.values()) if record.prefix in unreadable]
+        newest = _select_newest(saves)
         if not newest:
             return None
-        return update_dropping(folder, _without(index, unreadable & newest.keys()), [*newest.values()], older)
+        chosen = {record.attempt for record in newest.values()}
+        older = {record.attempt: record for record in saves if record.attempt not in chosen}
+        kept_branches = {
+            prefix: branch
+            for prefix, branch in index.branches.items()
+            if prefix not in unreadable or prefix not in newest
+        }
+        base = encode_leaves_index(dataclasses.replace(index, branches=kept_branches))
+        return plan_update(folder, base, [*newest.values()], [*older.values()])
 
 
 def _read(path: Path, old: bytes | None) -> LeavesIndex | None:
@@ -75,58 +82,47 @@ def _read(path: Path, old: bytes | None) -> LeavesIndex | None:
         return None
 
 
-def _is_unreadable(folder: OpenLeaves, branch: Branch) -> bool:
+def _is_unreadable(folder: LeavesFolder, branch: IndexBranch) -> bool:
     try:
-        judged(folder, branch)
+        judge_branch(folder, branch)
     except Corrupt:
         return True
-    except (Format, Unsupported):  # of a newer treering, perhaps: whole, but not for us to replace
+    except (Format, Unsupported):  # perhaps a newer treering wrote it: then it is not damaged, and is not replaced
         return False
     return False
 
 
-def _without(index: LeavesIndex, prefixes: set[str | None]) -> bytes:
-    branches = {prefix: branch for prefix, branch in index.branches.items() if prefix not in prefixes}
-    return encode_leaves_index(dataclasses.replace(index, branches=branches))
+def _select_newest(saves: Iterable[LeavesRecord]) -> dict[str | None, LeavesRecord]:
+    """Return the newest save of each prefix."""
+    by_age = sorted(saves, key=lambda record: (str(record.written.get("at", "")), record.attempt))
+    return {record.prefix: record for record in by_age}
 
 
-def _newest(saves: Iterable[LeavesRecord]) -> tuple[dict[str | None, LeavesRecord], list[LeavesRecord]]:
-    """Return the newest save of each prefix, and all older ones."""
-    newest: dict[str | None, LeavesRecord] = {}
-    older = []
-    for record in by_age({record.attempt: record for record in saves}.values()):
-        if record.prefix in newest:
-            older.append(newest[record.prefix])
-        newest[record.prefix] = record
-    return newest, older
-
-
-def _whole(folder: OpenLeaves, records: Iterable[LeavesRecord]) -> list[LeavesRecord]:
+def _select_whole(folder: LeavesFolder, records: Iterable[LeavesRecord]) -> list[LeavesRecord]:
     """Return the saves of which every array is there, staged or at its key path."""
     return [
         record
         for record in records
-        if all(marker_at(folder, name, record.attempt) == record.attempt for name in record.folders)
+        if all(read_marker(folder, name, record.attempt) == record.attempt for name in record.folders)
     ]
 
 
-def _anew(folder: OpenLeaves, kept: Iterable[LeavesRecord], lost: list[str]) -> Update | None:
+def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str]) -> Update | None:
     """Return an index of what lies there: the newest whole save of each prefix, and arrays that no save wrote.
 
     Raises:
         NotFound: there is nothing to be indexed.
     """
-    records = list(kept)
-    newest, older = _newest(_whole(folder, records))
+    newest = _select_newest(_select_whole(folder, records))
     chosen = {record.attempt for record in newest.values()}
     older = [record for record in records if record.attempt not in chosen and record.prefix in newest]
-    others = found_arrays(folder, {name for record in newest.values() for name in record.folders})
+    arrays = _find_arrays(folder, {name for record in newest.values() for name in record.folders})
     attempts = {record.attempt for record in older}
-    lost += [name for name, array in others.items() if array.marker is not None and array.marker not in attempts]
-    others = {name: array for name, array in others.items() if array.marker is None}
-    base = index_of_others(others, newest.keys()) if others else None
+    lost += [name for name, array in arrays.items() if array.marker is not None and array.marker not in attempts]
+    foreign = {name: array for name, array in arrays.items() if array.marker is None}
+    base = _index_foreign(foreign, newest.keys()) if foreign else None
     if newest:
-        return update_dropping(folder, base, [*newest.values()], older)
+        return plan_update(folder, base, [*newest.values()], older)
     if base is not None:
         return Update(moving=base, settled=base, moves=())
     if lost:
@@ -136,10 +132,10 @@ def _anew(folder: OpenLeaves, kept: Iterable[LeavesRecord], lost: list[str]) -> 
     )
 
 
-def found_arrays(folder: OpenLeaves, known: Collection[str]) -> dict[str, ZarrArray]:
+def _find_arrays(folder: LeavesFolder, known: Collection[str]) -> dict[str, ZarrArray]:
     """Return the zarr v2 arrays at key paths, by folder, except those in ``known`` folders.
 
-    What cannot be read as a leaf, such as an array of records, is none.
+    What cannot be read as a leaf, such as an array of records, is left out.
     """
     found = {}
     for name in folder.array_folders():
@@ -152,8 +148,8 @@ def found_arrays(folder: OpenLeaves, known: Collection[str]) -> dict[str, ZarrAr
     return found
 
 
-def index_of_others(arrays: Mapping[str, ZarrArray], taken: Collection[str | None]) -> bytes:
-    """Return an index of arrays that came without one.
+def _index_foreign(arrays: Mapping[str, ZarrArray], taken: Collection[str | None]) -> bytes:
+    """Return an index of arrays that came without one, as another program would write it.
 
     They are a tree without prefix. Where there is such a tree already, each is under a prefix of its own folders, the
     shortest that is free: one branch cannot be checked in one part and not in another.
@@ -167,7 +163,8 @@ def index_of_others(arrays: Mapping[str, ZarrArray], taken: Collection[str | Non
         document = {"path": name or ".", "shape": list(array.shape), "dtype": array.dtype}
         entries.setdefault(_free_prefix(name, taken), []).append(Entry(name, document))
     branches = {
-        prefix: Branch(prefix=prefix, entries=listed, record=None, moving=None) for prefix, listed in entries.items()
+        prefix: IndexBranch(prefix=prefix, entries=listed, record=None, moving=None)
+        for prefix, listed in entries.items()
     }
     return encode_leaves_index(LeavesIndex(branches=branches, document={}))
 

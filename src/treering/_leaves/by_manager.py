@@ -32,11 +32,11 @@ from treering._codec.zarr import (
 )
 from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import acknowledge
-from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, stored_leaves
+from treering._leaves.commit import commit_record
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, stored_leaves
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import PlannedLeaves, planned_leaves
+from treering._leaves.plan import PlannedLeaves, plan_leaves
 from treering._leaves.source import LeavesSource
 from treering._printable import kind_of
 from treering._store.posix.reading import LocalFile
@@ -59,7 +59,7 @@ class ArrayManager(Protocol):
         """Wait for what was begun; raise what went wrong."""
 
 
-def serialize_managed(
+def serialize_by_manager(
     path: Path,
     flat: Flattened,
     manager: ArrayManager,
@@ -73,14 +73,14 @@ def serialize_managed(
     The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
     """
     check_manager(manager)
-    plan = planned_leaves(flat, outgoing(flat), prefix=prefix, compressor=None, chunk_bytes=None)
+    plan = plan_leaves(flat, outgoing(flat), prefix=prefix, compressor=None, chunk_bytes=None)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
     staged = StagedLeaves(path, LEAVES_RULES)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         staged.require_space(plan.nbytes)
         managed = managed_leaves(plan)
-        record = _with_own(plan.record(staged.attempt), plan.leaves, managed, staged)
+        record = _write_own(plan.record(staged.attempt), plan.leaves, managed, staged)
         # It is committed later, when the program may work in another folder.
         place = path.absolute()
         save = ManagedSave(place, staged, record, frozenset(managed), commit_callback, write_index=write_index)
@@ -108,7 +108,9 @@ def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
     return {number: folder for number, folder in stored if kinds[number] == "jax" and known[leaves.leaf_types[number]]}
 
 
-def _with_own(record: LeavesRecord, leaves: Outgoing, managed: Mapping[int, str], staged: StagedLeaves) -> LeavesRecord:
+def _write_own(
+    record: LeavesRecord, leaves: Outgoing, managed: Mapping[int, str], staged: StagedLeaves
+) -> LeavesRecord:
     """Write the leaves that the manager does not get; return the record with their checksums, and nobody else's."""
     places = [place for place, number in enumerate(leaves.sources) if number not in managed]
     sources = {number: boxes for number, boxes in leaves.sources.items() if number not in managed}
@@ -151,15 +153,15 @@ class ManagedSave:
     def finish(self) -> None:
         """Commit what the manager wrote."""
         with contextlib.closing(self._staged) as staged:
-            record = _with_managed(self._record, self._managed, staged)
-            acknowledge(self._path, staged, record, write_index=self._write_index)
+            record = _add_managed(self._record, self._managed, staged)
+            commit_record(self._path, staged, record, write_index=self._write_index)
         if self._commit_callback is not None:
             self._commit_callback()
 
 
-def _with_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLeaves) -> LeavesRecord:
+def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLeaves) -> LeavesRecord:
     """Return the whole record: with the layouts and checksums of what the manager wrote, which gets our marker."""
-    layouts: dict[Layout, int] = {}
+    layouts: dict[ChunkLayout, int] = {}
     leaf_layouts: list[int] = []
     sizes: list[int] = []
     checksums, own, done = array("Q"), record.checksums, 0
@@ -175,14 +177,14 @@ def _with_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedL
             count = _count_of_blocks(planned)
             checksums += own[done : done + count]
             done += count
-        layout = Layout(chunks=found.chunks, compressor=found.compressor)
+        layout = ChunkLayout(chunks=found.chunks, compressor=found.compressor)
         leaf_layouts.append(layouts.setdefault(layout, len(layouts)))
     return dataclasses.replace(
         record, layouts=tuple(layouts), leaf_layouts=leaf_layouts, sizes=sizes, checksums=checksums
     )
 
 
-def _read_back(record: LeavesRecord, number: int, folder: str, staged: StagedLeaves) -> WrittenArray:
+def _read_back(record: LeavesRecord, number: int, folder: str, staged: StagedLeaves) -> ManagedArray:
     try:
         return read_back(staged, folder, record.types[record.leaf_types[number]])
     except TreeringError as error:
@@ -202,7 +204,7 @@ class ArrayReader(Protocol):
         """Return the array in the folder of each path, laid out as its sharding says."""
 
 
-class ByManager:
+class ManagerReader:
     """Reads what a manager can read of an opened leaves directory.
 
     Args:
@@ -261,7 +263,7 @@ _PIECE_BYTES: Final = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenArray:
+class ManagedArray:
     """An array as it lies in its folder."""
 
     zarr: ZarrArray
@@ -272,7 +274,7 @@ class WrittenArray:
     """Checksums of the blocks, chunk after chunk."""
 
 
-def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> WrittenArray:
+def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> ManagedArray:
     """Read an array that another writer put into a staged folder, to its last byte.
 
     Raises:
@@ -297,7 +299,7 @@ def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> Written
     if len(names) > len(sizes) + 1:
         extra = min(names.difference(chunk_names(found), [ZARRAY]))
         raise Unsupported(f"the manager wrote {extra!r}, which is no part of a zarr v2 array")
-    return WrittenArray(zarr=found, sizes=sizes, checksums=checksums)
+    return ManagedArray(zarr=found, sizes=sizes, checksums=checksums)
 
 
 def _check_form(found: ZarrArray, leaf_type: LeafType) -> None:

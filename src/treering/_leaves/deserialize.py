@@ -22,9 +22,9 @@ from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
 from treering._format.structure import as_dicts, build
-from treering._leaves.by_manager import ArrayReader, ByManager
-from treering._leaves.shardings import Said, dotted, leaf_shardings
-from treering._leaves.source import LeavesSource, opened_leaves
+from treering._leaves.by_manager import ArrayReader, ManagerReader
+from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotted
+from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
@@ -108,16 +108,24 @@ def tree_deserialize_leaves(
     """
     path = folder_path(checkpoint_dir)
     group = LoadGroup(path, timeout=timeout, given=GivenShardings(shardings, mesh, target), repeats=callback is None)
-    wanted = _wanted(
-        Said(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,
+    options = _check_options(
+        ShardingOptions(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,
         callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, group=group,
     )  # fmt: skip
-    return _deserialize(path, prefix, manager, wanted)
+    return _deserialize(path, prefix, manager, options)
 
 
-def _wanted(
-    said: Said, manager: Any, *, callback: Any, chunk_size: Any, target: Any, structure: Any, x64: Any, group: LoadGroup
-) -> Wanted:
+def _check_options(
+    said: ShardingOptions,
+    manager: Any,
+    *,
+    callback: Any,
+    chunk_size: Any,
+    target: Any,
+    structure: Any,
+    x64: Any,
+    group: LoadGroup,
+) -> DeserializeOptions:
     """Refuse arguments that make no sense, before anything is opened."""
     if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
         raise Unsupported(f"manager is {kind_of(manager)}, which has no wait_until_finished()")
@@ -126,7 +134,7 @@ def _wanted(
     for name, given, choices in (("structure", structure, ("dicts", "exact")), ("x64", x64, ("error", "numpy"))):
         if given not in choices:
             raise Unsupported(f"{name}={given!r:.100} is neither {choices[0]!r} nor {choices[1]!r}")
-    return Wanted(
+    return DeserializeOptions(
         said=said,
         reader=manager if callable(getattr(manager, "deserialize_with_paths", None)) else None,
         callback=callback,
@@ -149,18 +157,18 @@ def _batch(chunk_size: Any) -> int | None:
     return count if count > 0 else None
 
 
-def _deserialize(path: Path, prefix: str | None, manager: Any, wanted: Wanted) -> Any:
+def _deserialize(path: Path, prefix: str | None, manager: Any, options: DeserializeOptions) -> Any:
     if manager is not None:
         manager.wait_until_finished()
     return retry_on_overwrite(
-        lambda: _opened(path, prefix or None), lambda source: tree_of(source, wanted), wanted.group
+        lambda: _opened(path, prefix or None), lambda source: load_tree(source, options), options.group
     )
 
 
 @contextlib.contextmanager
 def _opened(path: Path, prefix: str | None) -> Iterator[LeavesSource]:
     with contextlib.ExitStack() as files:
-        yield opened_leaves(path, files, prefix=prefix)
+        yield open_source(path, files, prefix=prefix)
 
 
 Callback: TypeAlias = Callable[[Any, str], Any]
@@ -171,10 +179,10 @@ _SHOWN: Final = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DeserializeOptions:
     """What the user wants of a branch."""
 
-    said: Said
+    said: ShardingOptions
     """Where its arrays go."""
     reader: ArrayReader | None
     """Reads the arrays that it can."""
@@ -192,7 +200,7 @@ class Wanted:
     """Those who load it together."""
 
 
-def tree_of(source: LeavesSource, wanted: Wanted) -> Any:
+def load_tree(source: LeavesSource, options: DeserializeOptions) -> Any:
     """Return the tree of an opened branch.
 
     Raises:
@@ -204,23 +212,23 @@ def tree_of(source: LeavesSource, wanted: Wanted) -> Any:
     index = source.index
     source.check_files()
     part = select(index.structure, index.keys, at=None, only=None)
-    if wanted.target is None:
+    if options.target is None:
         matches = as_stored(index, part)
-        leaves = _leaves(source, matches, _placements(index, part.keys, matches, None, wanted), wanted)
-        return build(as_dicts(part.structure) if wanted.structure == "dicts" else part.structure, leaves)
-    target = flatten_like(wanted.target)
+        leaves = _leaves(source, matches, _placements(index, part.keys, matches, None, options), options)
+        return build(as_dicts(part.structure) if options.structure == "dicts" else part.structure, leaves)
+    target = flatten_like(options.target)
     matches = matched(
         index, part, target, rename=None, missing="error", cast=False, raw_keys=source.raw_keys, wording=_WORDING
     )
-    leaves = _leaves(source, matches, _placements(index, target.keys, matches, target, wanted), wanted)
-    return into_like(wanted.target, target, source, part=part, matches=matches, leaves=leaves, called=_WORDING.called)
+    leaves = _leaves(source, matches, _placements(index, target.keys, matches, target, options), options)
+    return into_like(options.target, target, source, part=part, matches=matches, leaves=leaves, called=_WORDING.called)
 
 
 # -------------------------------------------------------------------------------------------------------- where they go
 
 
 def _placements(
-    index: Index, keys: Sequence[str], matches: list[Matched], target: Flattened | None, wanted: Wanted
+    index: Index, keys: Sequence[str], matches: list[Matched], target: Flattened | None, options: DeserializeOptions
 ) -> list[Any]:
     """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
     avals: dict[str, Any] = {}
@@ -228,25 +236,25 @@ def _placements(
     on_host: set[str] = set()
     wide: dict[str, np.dtype[Any]] = {}
     # Thousands of leaves are of a few types.
-    known: dict[tuple[int, Fit], _Kind] = {}
+    known: dict[tuple[int, Fit], _TypeInfo] = {}
     for number, (key, match) in enumerate(zip(keys, matches, strict=True)):
         like = target.leaves[number] if target is not None else None
         leaf_type = index.leaf_types[match.leaf]
         kind = known.get((leaf_type, match.fit))
         if kind is None:
-            kind = known[leaf_type, match.fit] = _kind_of(index, match)
+            kind = known[leaf_type, match.fit] = _type_info(index, match)
         if kind.aval is None or isinstance(like, np.ndarray | np.generic):
             continue
         if not kind.held:
             wide[key] = kind.aval.dtype
-            if wanted.x64 == "numpy":
+            if options.x64 == "numpy":
                 continue
         avals[key] = kind.aval
         if like is not None:
             own[key] = sharding_of(like)
         if match.fit.kind == "numpy":
             on_host.add(key)
-    chosen = leaf_shardings(wanted.said, avals, own=own, on_host=on_host, known=index.keys)
+    chosen = leaf_shardings(options.said, avals, own=own, on_host=on_host, known=index.keys)
     _require_held({key: wide[key] for key in chosen if key in wide})
     placed: list[Any] = [None] * len(matches)
     for number, key in enumerate(keys):
@@ -257,7 +265,7 @@ def _placements(
     return placed
 
 
-class _Kind(NamedTuple):
+class _TypeInfo(NamedTuple):
     """What is to be known of leaves of one type."""
 
     aval: Any
@@ -266,18 +274,18 @@ class _Kind(NamedTuple):
     """Whether jax, as it is configured, holds that dtype."""
 
 
-def _kind_of(index: Index, match: Matched) -> _Kind:
+def _type_info(index: Index, match: Matched) -> _TypeInfo:
     dtype = array_dtype(index, match)
     if dtype is None:
-        return _Kind(None, held=True)
-    return _Kind(aval_of(aval_shape(index, match), dtype), held=jax_holds(dtype))
+        return _TypeInfo(None, held=True)
+    return _TypeInfo(aval_of(aval_shape(index, match), dtype), held=jax_holds(dtype))
 
 
 def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
     """Refuse arrays that jax would make narrower."""
     if not wide:
         return
-    shown = [f"{dotted(key) or '.'} ({dtype.name})" for key, dtype in list(wide.items())[:_SHOWN]]
+    shown = [f"{to_dotted(key) or '.'} ({dtype.name})" for key, dtype in list(wide.items())[:_SHOWN]]
     more = f" and {len(wide) - _SHOWN} more" if len(wide) > _SHOWN else ""
     raise Unsupported(
         f"jax, as it is configured, cannot hold {', '.join(shown)}{more}, and nothing is cast",
@@ -288,38 +296,40 @@ def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
 # ------------------------------------------------------------------------------------------------------ batch by batch
 
 
-def _leaves(source: LeavesSource, matches: Sequence[Matched], placements: Sequence[Any], wanted: Wanted) -> list[Any]:
+def _leaves(
+    source: LeavesSource, matches: Sequence[Matched], placements: Sequence[Any], options: DeserializeOptions
+) -> list[Any]:
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
     result, deliveries = plan_deliveries(source, matches, placements)
-    by_manager = ByManager(wanted.reader, source) if wanted.reader is not None else None
-    batches = list(_batches(source.index, deliveries, wanted.batch))
+    by_manager = ManagerReader(options.reader, source) if options.reader is not None else None
+    batches = list(_batches(source.index, deliveries, options.batch))
     if by_manager is None:
-        wanted.group.agree(source, batches)
+        options.group.agree(source, batches)
     else:
         others = [[delivery for delivery in batch if not by_manager.takes(delivery)] for batch in batches]
-        wanted.group.agree(source, others)
+        options.group.agree(source, others)
     called = False
     try:
         for batch in batches:
-            leaves = _brought(source, batch, by_manager, wanted.group)
+            leaves = _read_batch(source, batch, by_manager, options.group)
             for number, delivery in enumerate(batch):
                 leaf, leaves[number] = leaves[number], None  # nothing of a batch outlives its callbacks here
-                if wanted.callback is not None and _is_array(source.index, delivery):
+                if options.callback is not None and _is_array(source.index, delivery):
                     called = True
-                    leaf = wanted.callback(leaf, dotted(delivery.key))
+                    leaf = options.callback(leaf, to_dotted(delivery.key))
                 result[delivery.number] = leaf
                 del leaf
     except (Corrupt, NotFound) as error:
         if called and not source.is_current():
-            raise _replaced(source) from error
+            raise _replaced_error(source) from error
         raise
     if called and not source.index.verified and not source.is_current():
-        raise _replaced(source)
+        raise _replaced_error(source)
     return result
 
 
-def _brought(
-    source: LeavesSource, batch: Sequence[Delivery], by_manager: ByManager | None, group: LoadGroup
+def _read_batch(
+    source: LeavesSource, batch: Sequence[Delivery], by_manager: ManagerReader | None, group: LoadGroup
 ) -> list[Any]:
     if by_manager is None:
         return group.read_batches(source, batch)
@@ -355,7 +365,7 @@ def _is_array(index: Index, delivery: Delivery) -> bool:
     return index.type_of(delivery.wish.leaf).kind in ARRAY_KINDS
 
 
-def _replaced(source: LeavesSource) -> Busy:
+def _replaced_error(source: LeavesSource) -> Busy:
     return Busy(
         f"{str(source.folder.path)!r} was replaced while it was being read, after `callback` had been called",
         hint="load it again",

@@ -27,12 +27,12 @@ from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
 from treering._leaves.by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import acknowledge
+from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import LeavesRecord, arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import PlannedLeaves, held_together, planned_leaves
+from treering._leaves.plan import PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
@@ -123,7 +123,7 @@ class _LeavesShare:
 
     def _plan(self, leaves: Outgoing) -> None:
         wishes, call = self._wishes, self._call
-        plan = planned_leaves(
+        plan = plan_leaves(
             self._flat, leaves, prefix=wishes.prefix, compressor=wishes.compressor, chunk_bytes=wishes.chunk_bytes,
             processes=call.processes.count,
         )  # fmt: skip
@@ -190,12 +190,12 @@ class _LeavesShare:
         read = list(map(read_part, payloads))
         if self._wishes.host_local == "equal":
             check_local(self._flat.keys, self._leaves, [digests for _, _, digests in read])
-        sizes, checksums = self._shares.merged([(sizes, checksums) for sizes, checksums, _ in read])
+        sizes, checksums = self._shares.merge([(sizes, checksums) for sizes, checksums, _ in read])
         record = dataclasses.replace(self._record, sizes=sizes, checksums=checksums)
         if self.managed:
             self._agreed = record  # that all are ready is all that is agreed on
         elif self._staged is not None:
-            acknowledge(self._path, self._staged, record, write_index=self._wishes.write_index)
+            commit_record(self._path, self._staged, record, write_index=self._wishes.write_index)
 
     def roll_back(self) -> None:
         self._others_have_left = True
@@ -241,5 +241,5 @@ def _managed(plan: PlannedLeaves) -> dict[int, str]:
     return {
         number: folder
         for number, folder in managed_leaves(plan).items()
-        if (held := held_together(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
+        if (held := shared_boxes(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
     }

@@ -61,20 +61,20 @@ def leaf_key_paths(pytree: Any, prefix: str | None = "", *, is_leaf: Callable[[A
         pairs, treedef = jax.tree_util.tree_flatten_with_path(pytree, is_leaf=is_leaf)
     except (TypeError, ValueError, RecursionError, SystemError):
         # Keys that jax cannot sort, or more levels than it can walk; what the tree itself raises is raised again.
-        return _walked(pytree, prefix, is_leaf)
-    return jax.tree_util.tree_unflatten(treedef, [_dotted(prefix, map(_part, path)) for path, _ in pairs])
+        return _walk(pytree, prefix, is_leaf)
+    return jax.tree_util.tree_unflatten(treedef, [_join_parts(prefix, map(_part, path)) for path, _ in pairs])
 
 
-def _walked(pytree: Any, prefix: str | None, is_leaf: Callable[[Any], bool] | None) -> Any:
-    def named(path: tuple[str, ...], leaf: Any) -> str | None:
+def _walk(pytree: Any, prefix: str | None, is_leaf: Callable[[Any], bool] | None) -> Any:
+    def name_leaf(path: tuple[str, ...], leaf: Any) -> str | None:
         if leaf is None and not (is_leaf is not None and is_leaf(None)):
             return None
-        return _dotted(prefix, path)
+        return _join_parts(prefix, path)
 
-    return mapped_with_path(named, pytree, is_leaf)
+    return mapped_with_path(name_leaf, pytree, is_leaf)
 
 
-def _dotted(prefix: str | None, parts: Iterable[str]) -> str:
+def _join_parts(prefix: str | None, parts: Iterable[str]) -> str:
     return join_key(prefix, ".".join(parts))
 
 

@@ -12,15 +12,16 @@ from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._format.index import Index
 from treering._format.listing import list_index
 from treering._format.records import FileRecord, Listing, Place
-from treering._leaves.branches import JudgedBranch, judged_leaves
-from treering._leaves.documents.index import LEAVES_INDEX, Branch
-from treering._leaves.documents.join import opened_index
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.branches import read_branches
+from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch
+from treering._leaves.documents.join import join_records
+from treering._leaves.documents.record import OpenBranch
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import LinkRefused
 from treering.errors import NotFound, StoreFailed
 
 
-def listed_leaves(path: str | os.PathLike[str]) -> Listing:
+def list_leaves(path: str | os.PathLike[str]) -> Listing:
     """Return the listing of a leaves directory from its index, and of other programs' arrays from their ``.zarray``.
 
     Raises:
@@ -28,21 +29,20 @@ def listed_leaves(path: str | os.PathLike[str]) -> Listing:
         Corrupt, Format, Unsupported: the index, a record or a ``.zarray`` is damaged, of another format, or newer.
         StoreFailed: the system refuses.
     """
-    with OpenLeaves(Path(path)) as folder:
-        leaves = judged_leaves(folder)
-        branches = leaves.branches
-        index = opened_index([each.record for each in branches], verified=all(each.verified for each in branches))
-        listing = leaves_listing(index, branches)
+    with LeavesFolder(Path(path)) as folder:
+        branches, read = read_branches(folder)
+        index = join_records([each.record for each in branches], verified=all(each.verified for each in branches))
+        listing = build_listing(index, branches)
         size = len(folder.read_index())
         return dataclasses.replace(
             listing,
             files=(FileRecord(name=LEAVES_INDEX, nbytes=size),),
             file_bytes=size + sum(_file_bytes(folder, branch) for branch in branches),
-            notes=state_notes(folder, leaves.read),
+            notes=describe_state(folder, read),
         )
 
 
-def leaves_listing(index: Index, branches: Sequence[JudgedBranch]) -> Listing:
+def build_listing(index: Index, branches: Sequence[OpenBranch]) -> Listing:
     """Return the branches of a leaves directory as a listing; how large its files are is not looked at.
 
     Args:
@@ -52,12 +52,12 @@ def leaves_listing(index: Index, branches: Sequence[JudgedBranch]) -> Listing:
     listing = list_index(index, form=Form.LEAVES.value, files=(), file_bytes=0, places=list(_places(branches)))
     return dataclasses.replace(
         listing,
-        prefixes=[branch.prefix or "" for branch in branches],
-        unverified=[branch.prefix or "" for branch in branches if not branch.verified],
+        prefixes=[branch.record.prefix or "" for branch in branches],
+        unverified=[branch.record.prefix or "" for branch in branches if not branch.verified],
     )
 
 
-def state_notes(folder: OpenLeaves, read: Sequence[Branch]) -> list[str]:
+def describe_state(folder: LeavesFolder, read: Sequence[IndexBranch]) -> list[str]:
     """Say what a save left to do in a directory that is whole without it.
 
     Args:
@@ -80,7 +80,7 @@ def state_notes(folder: OpenLeaves, read: Sequence[Branch]) -> list[str]:
     return notes
 
 
-def _places(branches: Sequence[JudgedBranch]) -> Iterator[Place]:
+def _places(branches: Sequence[OpenBranch]) -> Iterator[Place]:
     """Walk through the stored leaves of all branches."""
     for branch in branches:
         # Thousands of leaves share a few layouts.
@@ -100,7 +100,7 @@ def _places(branches: Sequence[JudgedBranch]) -> Iterator[Place]:
             yield dataclasses.replace(place, file=f"{name}/{place.file}") if place.file and name else place
 
 
-def _file_bytes(folder: OpenLeaves, branch: JudgedBranch) -> int:
+def _file_bytes(folder: LeavesFolder, branch: OpenBranch) -> int:
     """Add up the files of one branch, as its record says."""
     total = sum(branch.record.sizes)
     for name, array in zip(branch.record.folders, branch.arrays, strict=True):
@@ -112,7 +112,7 @@ def _file_bytes(folder: OpenLeaves, branch: JudgedBranch) -> int:
     return total
 
 
-def _sizes_there(folder: OpenLeaves, name: str, array: ZarrArray) -> Iterator[int]:
+def _sizes_there(folder: LeavesFolder, name: str, array: ZarrArray) -> Iterator[int]:
     """Walk through the chunk files of an array that no record describes, up to the first that is missing."""
     for number in range(chunk_count(array)):
         try:

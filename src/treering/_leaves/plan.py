@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from treering._arrays.outgoing import HeldBoxes, Outgoing
 from treering._checkpoint.save_folder import versions
-from treering._codec.compressors import known_compressor
+from treering._codec.compressors import require_known_compressor
 from treering._codec.zarr import stored_dtype
 from treering._format.index import LeafType
 from treering._leaves.documents.paths import folder_of, prefix_folder
-from treering._leaves.documents.record import MOST_AXES, Layout, LeavesRecord
+from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord
 from treering._plan.save import LeafLayout
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
@@ -38,7 +38,7 @@ class PlannedLeaves:
     """Its leaves."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves."""
-    layouts: Sequence[Layout]
+    layouts: Sequence[ChunkLayout]
     """The different layouts."""
     leaf_layouts: Sequence[int]
     """Number of the layout of each stored leaf."""
@@ -85,7 +85,7 @@ class PlannedLeaves:
         )
 
 
-def planned_leaves(
+def plan_leaves(
     flat: Flattened,
     leaves: Outgoing,
     *,
@@ -109,9 +109,9 @@ def planned_leaves(
     """
     prefix = check_prefix(prefix)
     _check_limit(chunk_bytes)
-    codec = None if compressor is None else known_compressor(compressor)
+    codec = None if compressor is None else require_known_compressor(compressor)
     cut = _Cut(leaves, codec, chunk_bytes, processes)
-    numbers: dict[Layout, int] = {}
+    numbers: dict[ChunkLayout, int] = {}
     leaf_layouts = [numbers.setdefault(layout, len(numbers)) for layout in cut.layouts(flat.keys)]
     return PlannedLeaves(
         prefix=prefix,
@@ -147,7 +147,7 @@ def _check_limit(chunk_bytes: object) -> None:
         raise Unsupported(f"chunk_bytes is {chunk_bytes!r:.100}, it has to be a number of bytes of at least 1")
 
 
-def held_together(leaves: Outgoing, number: int) -> HeldBoxes | None:
+def shared_boxes(leaves: Outgoing, number: int) -> HeldBoxes | None:
     """Return who holds which box of a leaf that lies with other processes than process 0; None for all other leaves.
 
     Those are process 0's alone to write, however this process would cut what it has in their place.
@@ -168,12 +168,12 @@ class _Cut:
             least = balanced_chunk([leaves.layout_of(number) for number in leaves.sources], processes)
             self._balanced = least if limit is None else min(least, limit)
 
-    def layouts(self, keys: Sequence[str]) -> Iterator[Layout]:
+    def layouts(self, keys: Sequence[str]) -> Iterator[ChunkLayout]:
         """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
         leaves = self._leaves
-        known: dict[tuple[int, object], Layout] = {}
+        known: dict[tuple[int, object], ChunkLayout] = {}
         for number, sources in leaves.sources.items():
-            kind, held = leaves.leaf_types[number], held_together(leaves, number)
+            kind, held = leaves.leaf_types[number], shared_boxes(leaves, number)
             boxes = tuple(source.box for source in sources)
             key = (kind, boxes if held is None else id(held))
             layout = known.get(key)
@@ -185,7 +185,7 @@ class _Cut:
                     raise
             yield layout
 
-    def _layout(self, leaf_type: LeafType, boxes: Sequence[Box], held: HeldBoxes | None) -> Layout:
+    def _layout(self, leaf_type: LeafType, boxes: Sequence[Box], held: HeldBoxes | None) -> ChunkLayout:
         dtype = lookup(stored_dtype(leaf_type.dtype or ""))
         if dtype is None:
             raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
@@ -198,7 +198,7 @@ class _Cut:
             # What several processes could write is cut fine enough for them to share it.
             limit = self._balanced if any(len(owners) > 1 for _, owners in held) else self._limit
             chunks = shared_chunk_shape(shape, [box for box, _ in held], dtype.itemsize, limit)
-        return Layout(chunks=chunks, compressor=self._codec)
+        return ChunkLayout(chunks=chunks, compressor=self._codec)
 
 
 _MOST_TRIES: Final = 1 << 12

@@ -10,11 +10,11 @@ from typing import Any
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import outgoing
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import acknowledge
+from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import planned_leaves
+from treering._leaves.plan import plan_leaves
 from treering._tree.flatten import Flattened
 
 
@@ -30,12 +30,12 @@ def serialize_leaves(
     progress: Progress | None,
 ) -> None:
     """Write a tree into the directory ``path``, alone; ``treering.leaves.tree_serialize_leaves`` says more."""
-    plan = planned_leaves(flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
+    plan = plan_leaves(flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
     with StagedLeaves(path, LEAVES_RULES) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)
         sizes, checksums = write_leaves(staged, record.folders, plan.leaves, arrays_of(record), progress=progress)
-        acknowledge(
+        commit_record(
             path, staged, dataclasses.replace(record, sizes=sizes, checksums=checksums), write_index=write_index
         )
     if commit_callback is not None:

@@ -11,7 +11,7 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.save_options import HostLocal, require_one_of
-from treering._leaves.by_manager import serialize_managed
+from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
 from treering._leaves.serialize import serialize_leaves
 from treering._tree.flatten import Flattened, flatten
@@ -67,7 +67,7 @@ def serialize(
                 compressor=compressor, chunk_bytes=chunk_bytes, progress=told,
             )  # fmt: skip
     else:
-        serialize_managed(
+        serialize_by_manager(
             place, flat, manager, prefix=prefix, commit_callback=commit_callback, write_index=write_index
         )  # fmt: skip
 

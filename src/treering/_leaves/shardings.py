@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from treering._checkpoint.folder_path import folder_path
 from treering._format.index import ARRAY_KINDS, LeafType
 from treering._format.structure import as_dicts, build
-from treering._leaves.branches import judged_leaves
+from treering._leaves.branches import read_branches
 from treering._leaves.documents.record import stored_leaves
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of, printable
 from treering._tree.placement import Choice, is_placement, is_rules, placed, require_mesh
 from treering._tree.registry import opened_node
@@ -34,7 +34,7 @@ _SHOWN: Final = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ShardingOptions:
     """What the user said of devices."""
 
     mesh: jax.sharding.Mesh | None
@@ -50,7 +50,7 @@ class Said:
 
 
 def leaf_shardings(
-    said: Said,
+    said: ShardingOptions,
     avals: Mapping[str, jax.ShapeDtypeStruct],
     *,
     own: Mapping[str, Sharding],
@@ -77,7 +77,7 @@ def leaf_shardings(
     if said.partition_rules is not None:
         rules = Rules(said.partition_rules)
         given = _by_rules(rules, avals, on_host)
-        rules.tell(map(slashed, known), said.report)
+        rules.tell(map(to_slashed, known), said.report)
         return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
     choice = _choice(said.shardings, known)
     given = {}
@@ -92,14 +92,14 @@ def leaf_shardings(
         if there is None and said.mesh is not None:
             there = replicated
             if len(said.mesh.axis_names) > 1:
-                unsaid.append(slashed(key) or ".")
+                unsaid.append(to_slashed(key) or ".")
         given[key] = there
     if unsaid:
-        raise _nothing_said(unsaid, said.mesh)
+        raise _unplaced_error(unsaid, said.mesh)
     return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
 
 
-def dotted(key: str) -> str:
+def to_dotted(key: str) -> str:
     """Return a key text as eformer writes keys: its parts, joined with dots.
 
     Example:
@@ -109,7 +109,7 @@ def dotted(key: str) -> str:
     return ".".join(split_key(key))
 
 
-def slashed(key: str) -> str:
+def to_slashed(key: str) -> str:
     """Return a key text as rules match it: its parts, joined with slashes and without escapes.
 
     Example:
@@ -124,7 +124,7 @@ def _by_rules(rules: Rules, avals: Mapping[str, jax.ShapeDtypeStruct], on_host: 
     given: dict[str, Any] = {}
     unmatched: list[str] = []
     for key, aval in avals.items():
-        name = slashed(key)
+        name = to_slashed(key)
         rule = rules.rule_for(name) if aval.shape else None
         if rule is not None:
             given[key] = fitted_spec(name, rule, aval.shape)
@@ -166,7 +166,7 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
             leaf = by_dots.get("", leaf) if not parts else leaf
         # A mesh is callable too, as a decorator.
         if callable(leaf) and not is_placement(leaf) and not isinstance(leaf, jax.sharding.Mesh):
-            return leaf(dotted(key), aval)
+            return leaf(to_dotted(key), aval)
         return leaf
 
     return choose
@@ -199,7 +199,7 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
     raise error
 
 
-def _nothing_said(keys: Sequence[str], mesh: Any) -> Mismatch:
+def _unplaced_error(keys: Sequence[str], mesh: Any) -> Mismatch:
     axes = ", ".join(map(repr, mesh.axis_names))
     keys = list(map(printable, keys))
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
@@ -252,8 +252,8 @@ def create_sharding_tree_from_index(
     """
     require_mesh(mesh)
     place_of = _place_of(default_sharding, mesh)
-    with OpenLeaves(folder_path(checkpoint_dir)) as folder:
-        [branch] = judged_leaves(folder, prefix=prefix).branches
+    with LeavesFolder(folder_path(checkpoint_dir)) as folder:
+        (branch,), _ = read_branches(folder, prefix=prefix)
     record = branch.record
     places: list[Any] = [None] * len(record.keys)
     for leaf, path in zip(stored_leaves(record), record.folders, strict=True):

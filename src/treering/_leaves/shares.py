@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
-from treering._leaves.chunks.write import Share
-from treering._leaves.plan import PlannedLeaves, held_together
+from treering._leaves.chunks.write import WriteShare
+from treering._leaves.plan import PlannedLeaves, shared_boxes
 from treering._plan.balance import Pool, leveled, poured
 from treering._plan.save import LeafLayout
 from treering._values.boxes import shape_of, whole
@@ -48,7 +48,7 @@ class LeafShares:
         self._arrays = dict(zip(leaves.sources, arrays, strict=True))
         self._numbers = list(self._arrays)
         self._folders = dict(zip(leaves.sources, plan.folders, strict=True))
-        self._together = {number: held for number in leaves.sources if (held := held_together(leaves, number))}
+        self._together = {number: held for number in leaves.sources if (held := shared_boxes(leaves, number))}
         layouts, chunks = [], []
         for number, found in self._arrays.items():
             layout = leaves.layout_of(number)
@@ -62,7 +62,7 @@ class LeafShares:
         keys = [plan.flat.keys[number] for number in self._arrays]
         self._writers = plan_writers(layouts, chunks, processes, keys)
 
-    def of(self, process: int) -> Share:
+    def of(self, process: int) -> WriteShare:
         """Return what one process writes."""
         planned = self._writers.chunks_of(process)
         chunks: dict[int, Sequence[int]] = {self._numbers[place]: found for place, found in planned.items()}
@@ -73,13 +73,13 @@ class LeafShares:
                 if number not in self._together
             }
             chunks = dict(sorted({**chunks, **whole_leaves}.items()))
-        return Share(chunks=chunks, headed=not process)
+        return WriteShare(chunks=chunks, headed=not process)
 
-    def nbytes(self, share: Share) -> int:
+    def nbytes(self, share: WriteShare) -> int:
         """Return how many bytes a share is, before any compressor."""
         return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.chunks.items())
 
-    def left_to_others(self, share: Share) -> Iterator[tuple[str, list[str]]]:
+    def left_to_others(self, share: WriteShare) -> Iterator[tuple[str, list[str]]]:
         """Yield the folders of leaves of which others write some chunk files, and the names of those files."""
         for number, zarr in self._arrays.items():
             count, own = chunk_count(zarr), share.chunks.get(number, ())
@@ -87,7 +87,7 @@ class LeafShares:
                 theirs = sorted(set(range(count)).difference(own))
                 yield self._folders[number], [chunk_name(zarr, other) for other in theirs]
 
-    def merged(self, parts: Sequence[tuple[Sequence[int], array[int]]]) -> tuple[list[int], array[int]]:
+    def merge(self, parts: Sequence[tuple[Sequence[int], array[int]]]) -> tuple[list[int], array[int]]:
         """Return the sizes and checksums of all chunk files, in the order of a record.
 
         Args:
@@ -147,7 +147,7 @@ _FEW_BOXES: Final = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _LeafGroup:
     """Leaves that lie alike and are cut alike."""
 
     nbytes: int
@@ -161,12 +161,12 @@ class _Kind:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
+class _FileGroup:
     """Chunk files of one size that the same processes hold, one leaf after the other."""
 
     nbytes: int
     """Bytes of each."""
-    kinds: list[tuple[_Kind, Sequence[int]]]
+    groups: list[tuple[_LeafGroup, Sequence[int]]]
     """Leaves, and which chunks of each of them."""
     ends: list[int]
     """How many files there are up to the end of each kind."""
@@ -175,7 +175,7 @@ class _Group:
         """Yield leaf and chunk of the files from ``start`` to ``stop``."""
         place = bisect.bisect_right(self.ends, start)
         while start < stop:
-            kind, numbers = self.kinds[place]
+            kind, numbers = self.groups[place]
             begin = self.ends[place - 1] if place else 0
             end = min(stop, self.ends[place])
             for at in range(start - begin, end - begin):
@@ -184,17 +184,19 @@ class _Group:
             place += 1
 
 
-class LeafWriters:
+class WriterPlan:
     """Which process writes which chunk files.
 
     Attributes:
         loads: bytes that each process writes, before any compressor.
     """
 
-    def __init__(self, loads: Sequence[int], kinds: Sequence[_Kind], dealt: Sequence[tuple[int, _Group, int, int]]):
+    def __init__(
+        self, loads: Sequence[int], groups: Sequence[_LeafGroup], dealt: Sequence[tuple[int, _FileGroup, int, int]]
+    ):
         self.loads = tuple(loads)
-        self._kinds = kinds
-        self._dealt: dict[int, list[tuple[_Group, int, int]]] = {}
+        self._kinds = groups
+        self._dealt: dict[int, list[tuple[_FileGroup, int, int]]] = {}
         for process, group, start, stop in dealt:
             self._dealt.setdefault(process, []).append((group, start, stop))
 
@@ -214,7 +216,7 @@ class LeafWriters:
 
 def plan_writers(
     layouts: Sequence[LeafLayout], chunks: Sequence[tuple[int, ...]], processes: int, keys: Sequence[str]
-) -> LeafWriters:
+) -> WriterPlan:
     """Divide the chunk files of leaves among the processes.
 
     Each is written once, by a process that holds all of its part inside the leaf. Call the share the least load that
@@ -235,42 +237,42 @@ def plan_writers(
         >>> plan.chunks_of(0), plan.chunks_of(1), plan.loads
         ({1: [0]}, {0: [0, 1]}, (4096, 4096))
     """
-    kinds = _kinds_of(layouts, chunks, processes, keys)
+    groups = _group_leaves(layouts, chunks, processes, keys)
     loads = [0] * processes
-    for kind in kinds:
+    for kind in groups:
         for process, numbers in kind.alone.items():
             loads[process] += len(numbers) * len(kind.leaves) * kind.nbytes
-    lines = _lines_of(kinds)
+    lines = _lines_of(groups)
     # Those with the most freedom come last: they make up for what the others missed.
     owners = sorted(lines, key=lambda those: (len(those), those))
     lengths = [sum(group.nbytes * group.ends[-1] for group in lines[those]) for those in owners]
     amounts = leveled(loads, [Pool(owners=those, amount=length) for those, length in zip(owners, lengths, strict=True)])
-    dealt: list[tuple[int, _Group, int, int]] = []
+    dealt: list[tuple[int, _FileGroup, int, int]] = []
     for those, length, wished in zip(owners, lengths, amounts, strict=True):
         dealt += _deal(lines[those], those, length, wished, loads)
-    return LeafWriters(loads, kinds, dealt)
+    return WriterPlan(loads, groups, dealt)
 
 
-def _kinds_of(
+def _group_leaves(
     layouts: Sequence[LeafLayout], chunks: Sequence[tuple[int, ...]], processes: int, keys: Sequence[str]
-) -> list[_Kind]:
-    kinds: dict[object, _Kind] = {}
+) -> list[_LeafGroup]:
+    groups: dict[object, _LeafGroup] = {}
     for leaf, (layout, chunk) in enumerate(zip(layouts, chunks, strict=True)):
         boxes = layout.boxes
         # Equal tuples that are not the same one become two kinds, which is slower and no harm.
         key = (layout.nbytes_per_item, layout.shape, chunk, boxes if len(boxes) <= _FEW_BOXES else id(boxes))
-        kind = kinds.get(key)
+        kind = groups.get(key)
         if kind is None:
             try:
-                kind = kinds[key] = _kind_of(layout, chunk, processes)
+                kind = groups[key] = _group_of(layout, chunk, processes)
             except Unsupported as error:
                 error.path = split_key(keys[leaf])
                 raise
         kind.leaves.append(leaf)
-    return list(kinds.values())
+    return list(groups.values())
 
 
-def _kind_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _Kind:
+def _group_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _LeafGroup:
     alone: dict[int, list[int]] = {}
     shared: dict[tuple[int, ...], list[int]] = {}
     for number, owners in enumerate(_holders(layout, chunk)):
@@ -289,7 +291,7 @@ def _kind_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _Kin
         else:
             shared.setdefault(owners, []).append(number)
     nbytes = math.prod(chunk) * layout.nbytes_per_item
-    return _Kind(nbytes=nbytes, leaves=[], alone=alone, shared=shared)
+    return _LeafGroup(nbytes=nbytes, leaves=[], alone=alone, shared=shared)
 
 
 def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -325,23 +327,23 @@ def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]
     return holders
 
 
-def _lines_of(kinds: Sequence[_Kind]) -> dict[tuple[int, ...], list[_Group]]:
+def _lines_of(groups: Sequence[_LeafGroup]) -> dict[tuple[int, ...], list[_FileGroup]]:
     """Return what each set of processes shares, the largest chunks first."""
-    lines: dict[tuple[int, ...], dict[int, _Group]] = {}
-    for kind in kinds:
+    lines: dict[tuple[int, ...], dict[int, _FileGroup]] = {}
+    for kind in groups:
         for owners, numbers in kind.shared.items():
             line = lines.setdefault(owners, {})
             group = line.get(kind.nbytes)
             if group is None:
-                group = line[kind.nbytes] = _Group(nbytes=kind.nbytes, kinds=[], ends=[])
-            group.kinds.append((kind, numbers))
+                group = line[kind.nbytes] = _FileGroup(nbytes=kind.nbytes, groups=[], ends=[])
+            group.groups.append((kind, numbers))
             group.ends.append((group.ends[-1] if group.ends else 0) + len(numbers) * len(kind.leaves))
     return {owners: [line[nbytes] for nbytes in sorted(line, reverse=True)] for owners, line in lines.items()}
 
 
 def _deal(
-    groups: Sequence[_Group], owners: tuple[int, ...], length: int, wished: Sequence[int], loads: list[int]
-) -> Iterator[tuple[int, _Group, int, int]]:
+    groups: Sequence[_FileGroup], owners: tuple[int, ...], length: int, wished: Sequence[int], loads: list[int]
+) -> Iterator[tuple[int, _FileGroup, int, int]]:
     """Deal out what ``owners`` share, so that their loads, of which ``wished`` are to be taken back, become level.
 
     Yields:

@@ -9,57 +9,65 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treering._arrays.source import Source
-from treering._leaves.branches import ALL, JudgedBranch, Leaves, Prefix, is_as_read, judged_leaves
+from treering._leaves.branches import ALL, Prefix, is_unchanged, read_branches
 from treering._leaves.chunks.arrays import LeavesArrays
-from treering._leaves.chunks.files import OpenBranch
-from treering._leaves.documents.join import opened_index
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.documents.index import IndexBranch
+from treering._leaves.documents.join import join_records
+from treering._leaves.documents.record import OpenBranch
+from treering._leaves.folder.leaves_folder import LeavesFolder
 
 
 class LeavesSource(Source):
     """A leaves directory open for reading.
 
-    Attributes:
+    Args:
         folder: the directory.
         branches: those that make up the tree; their stored leaves follow each other in the index.
+        read: what the index said of them when they were opened.
+        prefix: which branch is the tree; ``ALL``: a tree without prefix alone is it, else each prefix is a branch.
+        mapped: whether arrays may be maps of the files.
     """
 
-    def __init__(self, folder: OpenLeaves, leaves: Leaves, prefix: Prefix, *, mapped: bool) -> None:
+    def __init__(
+        self,
+        folder: LeavesFolder,
+        branches: Sequence[OpenBranch],
+        read: Sequence[IndexBranch],
+        *,
+        prefix: Prefix = ALL,
+        mapped: bool = False,
+    ) -> None:
         self.folder = folder
-        self.branches: Sequence[JudgedBranch] = leaves.branches
-        records = [branch.record for branch in leaves.branches]
+        self.branches = branches
+        records = [branch.record for branch in branches]
         if prefix is not ALL:
             # The tree of one branch, whatever it is called.
             records = [dataclasses.replace(record, prefix=None) for record in records]
-        index = opened_index(records, verified=all(branch.verified for branch in leaves.branches))
-        opened = [
-            OpenBranch(record=branch.record, arrays=branch.arrays, attempt=branch.attempt, verified=branch.verified)
-            for branch in leaves.branches
-        ]
+        index = join_records(records, verified=all(branch.verified for branch in branches))
         super().__init__(
             index,
-            LeavesArrays(index, opened, folder, mapped=mapped),
+            LeavesArrays(index, branches, folder, mapped=mapped),
             structured=index.verified,
             raw_keys=not index.verified,
             mapped=mapped,
-            is_current=lambda: is_as_read(folder, leaves.read),
+            is_current=lambda: is_unchanged(folder, read),
         )
 
 
-def opened_leaves(
+def open_source(
     path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool = False, prefix: Prefix = ALL
 ) -> LeavesSource:
     """Open a leaves directory; it stays open until ``files`` closes it.
 
     A branch of another program is read without checksums; the source's ``structured`` and ``index.verified`` say so.
-    The source's ``is_current`` tells whether a save has replaced what was opened: damage may come from that, and
-    whoever finds some opens it again, as `treering._checkpoint.retry_on_overwrite` does.
+    The source's ``is_current`` tells whether a save has replaced what was opened: damage may come from that, and then
+    the directory is opened again (`treering._checkpoint.retry_on_overwrite`).
 
     Args:
         path: the directory.
         files: closes it.
         mapped: whether arrays may be maps of the files.
-        prefix: which branch is the tree; ``ALL``: a tree without prefix alone is it, else each prefix is a branch.
+        prefix: which branch is the tree, as for `LeavesSource`.
 
     Raises:
         NotFound: there is no directory or no index.
@@ -67,5 +75,6 @@ def opened_leaves(
         Corrupt, Format, Unsupported: the index or a record is damaged, of another format, or newer.
         StoreFailed: the system refuses.
     """
-    folder = files.enter_context(OpenLeaves(Path(path)))
-    return LeavesSource(folder, judged_leaves(folder, prefix=prefix), prefix, mapped=mapped)
+    folder = files.enter_context(LeavesFolder(Path(path)))
+    branches, read = read_branches(folder, prefix=prefix)
+    return LeavesSource(folder, branches, read, prefix=prefix, mapped=mapped)

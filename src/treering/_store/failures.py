@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from types import TracebackType
+from typing import TypeVar
 
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import Format, NotFound, StoreFailed, TreeringError
+
+_Error = TypeVar("_Error", bound=OSError)
 
 _HINTS = {
     errno.ENOSPC: "free some space",
@@ -74,3 +77,14 @@ def _holds_something(path: str) -> bool:
     if os.path.isdir(path):
         return any(os.path.lexists(os.path.join(path, index)) for index in (INDEX, LEAVES_INDEX))
     return os.path.lexists(path)
+
+
+def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Error:
+    """Return an error of our own with what Python's programs read in it: errno, its text, and the path.
+
+    Example:
+        >>> with_errno(NotFound("there is no index"), errno.ENOENT, "ckpt").filename
+        'ckpt'
+    """
+    error.errno, error.strerror, error.filename = number, os.strerror(number), os.fspath(path)
+    return error

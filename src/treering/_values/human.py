@@ -74,6 +74,17 @@ def counted(count: int, things: str, form: str = "") -> str:
     return f"{count:{form}} {things}"
 
 
+def join_first(texts: Sequence[str], most: int) -> str:
+    """Join the first texts with commas, and say how many more there are.
+
+    Example:
+        >>> join_first(["a", "b"], 2), join_first(["a", "b", "c"], 1)
+        ('a, b', 'a and 2 more')
+    """
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
 def rate_text(count: int, seconds: float) -> str:
     """Write bytes per second, for ``count`` bytes moved in ``seconds``.
 

@@ -17,16 +17,15 @@ from treering._arrays.outgoing import outgoing
 from treering._codec.zarr import parse_zarray
 from treering._format.index import Index
 from treering._leaves.chunks.arrays import LeavesArrays
-from treering._leaves.chunks.files import OpenBranch
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry
-from treering._leaves.documents.join import opened_index
-from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.documents.join import join_records
+from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import planned_leaves
+from treering._leaves.plan import plan_leaves
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box, whole
 
@@ -45,7 +44,7 @@ class Saved:
         progress: Progress | None = None,
     ) -> None:
         flat = flatten(tree)
-        plan = planned_leaves(
+        plan = plan_leaves(
             flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes
         )  # fmt: skip
         self.path = path
@@ -74,14 +73,14 @@ class Saved:
 
     @property
     def index(self) -> Index:
-        return opened_index([self.record], verified=True)
+        return join_records([self.record], verified=True)
 
     def folder(self, key: str) -> Path:
         """Where the files of a leaf lie."""
         return Path(self.staged.path_of(key))
 
     def opened(self, *, mapped: bool = False) -> LeavesArrays:
-        return LeavesArrays(self.index, [self.branch], OpenLeaves(self.path), mapped=mapped)
+        return LeavesArrays(self.index, [self.branch], LeavesFolder(self.path), mapped=mapped)
 
 
 def write_foreign(path: Path, array: np.ndarray, **metadata: Any) -> None:
@@ -106,8 +105,8 @@ def foreign_branch(path: Path, folders: Sequence[str]) -> OpenBranch:
 
 def foreign(path: Path, *folders: str, mapped: bool = False) -> LeavesArrays:
     branch = foreign_branch(path, folders)
-    index = opened_index([branch.record], verified=False)
-    return LeavesArrays(index, [branch], OpenLeaves(path), mapped=mapped)
+    index = join_records([branch.record], verified=False)
+    return LeavesArrays(index, [branch], LeavesFolder(path), mapped=mapped)
 
 
 def read(arrays: LeavesArrays, leaf: int, *boxes: Box) -> list[np.ndarray]:

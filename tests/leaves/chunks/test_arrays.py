@@ -25,8 +25,8 @@ from treering._arrays.incoming import Wish
 from treering._leaves.chunks import arrays as chunk_arrays
 from treering._leaves.chunks import decode as chunk_decode
 from treering._leaves.chunks.arrays import LeavesArrays
-from treering._leaves.documents.join import opened_index
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.documents.join import join_records
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box, box_of_slices, slices
 from treering._values.dtypes import lookup, numpy_dtype
@@ -67,20 +67,20 @@ def sharding(number: int) -> NamedSharding:
 def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every file that is opened."""
     names: list[str] = []
-    opener = OpenLeaves.open
+    opener = LeavesFolder.open
 
-    def counted(self: OpenLeaves, folder: str, name: str, attempt: str | None) -> Any:
+    def counted(self: LeavesFolder, folder: str, name: str, attempt: str | None) -> Any:
         names.append(f"{folder}/{name}")
         return opener(self, folder, name, attempt)
 
-    small = OpenLeaves.read_small
+    small = LeavesFolder.read_small
 
-    def small_counted(self: OpenLeaves, folder: str, files: Any, attempt: str | None) -> list[bytes]:
+    def small_counted(self: LeavesFolder, folder: str, files: Any, attempt: str | None) -> list[bytes]:
         names.extend(f"{folder}/{name}" for name, _ in files)
         return small(self, folder, files, attempt)
 
-    monkeypatch.setattr(OpenLeaves, "open", counted)
-    monkeypatch.setattr(OpenLeaves, "read_small", small_counted)
+    monkeypatch.setattr(LeavesFolder, "open", counted)
+    monkeypatch.setattr(LeavesFolder, "read_small", small_counted)
     return names
 
 
@@ -198,14 +198,14 @@ def test_a_chunk_that_is_wanted_whole_is_undone_in_place(
 ) -> None:
     """Neither the leaf nor the runs that devices want of it pass through memory of their own."""
     rooms: list[int] = []
-    unset = chunk_decode._unset
+    unset = chunk_decode._allocate
 
     def counted(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         array = unset(shape, dtype)
         rooms.append(array.nbytes)
         return array
 
-    monkeypatch.setattr(chunk_decode, "_unset", counted)
+    monkeypatch.setattr(chunk_decode, "_allocate", counted)
     array = np.random.default_rng(0).integers(0, 9, (64, 512)).astype("f4")
     with Saved(tmp_path, {"w": array}, compressor=codec) as saved:
         assert np.array_equal(read(saved.opened(), 0)[0], array)
@@ -256,15 +256,15 @@ def test_thousands_of_large_leaves_need_few_descriptors(tmp_path: Path, monkeypa
     monkeypatch.setattr(incoming, "_SMALL_BYTES", 100)
     files: list[LocalFile] = []
     most = 0
-    opener = OpenLeaves.open
+    opener = LeavesFolder.open
 
-    def noted(self: OpenLeaves, folder: str, name: str, attempt: str | None) -> LocalFile:
+    def noted(self: LeavesFolder, folder: str, name: str, attempt: str | None) -> LocalFile:
         nonlocal most
         files.append(opener(self, folder, name, attempt))
         most = max(most, sum(file._descriptor >= 0 for file in files))
         return files[-1]
 
-    monkeypatch.setattr(OpenLeaves, "open", noted)
+    monkeypatch.setattr(LeavesFolder, "open", noted)
     tree = {f"n{n}": np.full(100, n) for n in range(200)}
     with Saved(tmp_path, tree) as saved:
         saved.opened().read([wish_for(leaf, (100,), None) for leaf in range(200)])
@@ -449,7 +449,7 @@ def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
         if first and second:
             for file in (tmp_path / "w" / str(first) / str(second)).iterdir():
                 file.unlink()
-    monkeypatch.setattr(chunk_arrays, "covering_chunks", noted)
+    monkeypatch.setattr(chunk_arrays, "find_chunks", noted)
     with pytest.raises(Corrupt, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):
         read(foreign(tmp_path, "w"), 0)
 
@@ -461,9 +461,9 @@ def test_checksums_hold_beside_a_branch_without_any(tmp_path: Path) -> None:
         other = foreign_branch(tmp_path, ["theirs"])
         record = dataclasses.replace(other.record, prefix="theirs")
         for records in ([saved.record, record], [record, saved.record]):
-            index = opened_index(records, verified=False)
+            index = join_records(records, verified=False)
             branches = [saved.branch if one is saved.record else other for one in records]
-            arrays = LeavesArrays(index, branches, OpenLeaves(tmp_path))
+            arrays = LeavesArrays(index, branches, LeavesFolder(tmp_path))
             for key, wanted in {"ours/large": tree["large"], "ours/cut": tree["cut"]}.items():
                 assert np.array_equal(read(arrays, index.keys.index(key))[0], wanted)
             theirs = next(leaf for leaf, key in enumerate(index.keys) if key.startswith("theirs"))
@@ -494,7 +494,7 @@ def test_files_are_found_in_either_place(tmp_path: Path, codec: dict[str, Any] |
         branch = dataclasses.replace(saved.branch, attempt=None)
         if len(moved) == 1:
             with pytest.raises(Corrupt, match="is missing"):
-                read(LeavesArrays(saved.index, [branch], OpenLeaves(tmp_path)), 0)
+                read(LeavesArrays(saved.index, [branch], LeavesFolder(tmp_path)), 0)
 
 
 def test_small_compressed_leaves_of_other_writers(tmp_path: Path, opens: list[str]) -> None:

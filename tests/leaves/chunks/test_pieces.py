@@ -12,7 +12,7 @@ from tests.properties.strategies import quick
 from treering._arrays.outgoing import Source
 from treering._arrays.parted import Parted
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
-from treering._leaves.chunks.pieces import LeafPieces, as_stored
+from treering._leaves.chunks.pieces import LeafPieces, to_stored
 from treering._values.boxes import shape_of, slices
 
 SHAPE = (12, 10)
@@ -38,7 +38,7 @@ def test_any_chunks_of_any_shards(sides: tuple[int, int, int, int]) -> None:
         box = chunk_box(zarr, number)
         wanted = np.zeros(zarr.chunks, "i2")
         wanted[slices(tuple((0, length) for length in shape_of(box)))] = ARRAY[slices(box)]
-        assert np.array_equal(as_stored(pieces.chunk(number), zarr), wanted)
+        assert np.array_equal(to_stored(pieces.chunk(number), zarr), wanted)
 
 
 def test_a_shard_that_is_a_chunk_is_not_copied() -> None:
@@ -46,7 +46,7 @@ def test_a_shard_that_is_a_chunk_is_not_copied() -> None:
     mine = sources(6, 10)
     pieces = LeafPieces(zarr, mine)
     assert pieces.chunk(1) is mine[1].data
-    assert np.shares_memory(as_stored(pieces.chunk(1), zarr), ARRAY)
+    assert np.shares_memory(to_stored(pieces.chunk(1), zarr), ARRAY)
 
 
 def test_a_part_of_a_shard_is_a_view_of_it() -> None:

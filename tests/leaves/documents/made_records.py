@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from treering._codec.zarr import chunk_count
 from treering._format.index import Container, LeafType
 from treering._leaves.documents.paths import folder_of
-from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of
 from treering._values.checksums import block_bytes, block_count, digest
 from treering._values.keys import join_key
 
@@ -24,7 +24,7 @@ ATTEMPT = "0123456789abcdef"
 F32 = LeafType(kind="jax", dtype="float32", shape=(4, 6))
 ZSTD = '{"id":"zstd","level":1}'
 
-Spec = tuple[LeafType, Layout | None]
+Spec = tuple[LeafType, ChunkLayout | None]
 """Type and layout of a stored leaf; ``(type, None)``: one plain chunk."""
 
 
@@ -33,13 +33,13 @@ def flat(leaves: Mapping[str, Spec | Any], *, prefix: str | None = None, attempt
     names = tuple(leaves)
     keys = [join_key((name,)) for name in names]
     types: list[LeafType] = []
-    layouts: list[Layout] = []
+    layouts: list[ChunkLayout] = []
     leaf_types, leaf_layouts, folders = [], [], []
     values: dict[int, Any] = {}
     for number, (key, spec) in enumerate(zip(keys, leaves.values(), strict=True)):
         if isinstance(spec, tuple):
             kind = spec[0]
-            layout = spec[1] or Layout(chunks=tuple(max(length, 1) for length in kind.shape or ()))
+            layout = spec[1] or ChunkLayout(chunks=tuple(max(length, 1) for length in kind.shape or ()))
             if layout not in layouts:
                 layouts.append(layout)
             leaf_layouts.append(layouts.index(layout))
@@ -119,7 +119,7 @@ def records(draw: st.DrawFn, *, prefixes: Sequence[str | None] = (None, "model",
             continue
         shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
         chunks = tuple(draw(st.integers(1, max(length, 1))) for length in shape)
-        layout = Layout(chunks=chunks, compressor=draw(st.sampled_from([None, None, ZSTD])))
+        layout = ChunkLayout(chunks=chunks, compressor=draw(st.sampled_from([None, None, ZSTD])))
         leaves[name] = (LeafType(kind="jax", dtype=draw(kinds), shape=shape), layout)
     return flat(leaves, prefix=draw(st.sampled_from(prefixes)), attempt=f"{draw(st.integers(1, 2**64 - 1)):016x}")
 

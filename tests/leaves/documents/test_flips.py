@@ -8,7 +8,7 @@ import pytest
 
 from tests.leaves.documents.made_records import F32, flat
 from treering._format.index import LeafType
-from treering._leaves.documents.index import Branch, LeavesIndex, parse_leaves_index, record_of
+from treering._leaves.documents.index import IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.record import LeavesRecord
 from treering._leaves.documents.update import LEAVES_RULES, update_for
 from treering.errors import TreeringError
@@ -43,7 +43,7 @@ def ours_with_markers(index: LeavesIndex) -> dict[str, bool]:
     return folders
 
 
-def reading(branch: Branch, folders: dict[str, bool]) -> LeavesRecord | str:
+def reading(branch: IndexBranch, folders: dict[str, bool]) -> LeavesRecord | str:
     """What a reader makes of a branch, or "damaged": `record_of`, then the markers, as that says."""
     try:
         record = record_of(branch)

@@ -17,8 +17,8 @@ from tests.leaves.documents.made_records import F32, flat, nested, records
 from tests.properties.strategies import quick
 from treering._format.index import LeafType
 from treering._leaves.documents.index import (
-    Branch,
     Entry,
+    IndexBranch,
     LeavesIndex,
     encode_leaves_index,
     encode_steps,
@@ -38,12 +38,12 @@ B = {"path": "b", "shape": [1], "dtype": "bfloat16"}
 RECORD = flat({"w": (F32, None), "n": 7, "text": (LeafType(kind="str", dtype="uint8", shape=(5000,)), None)})
 
 
-def branch_of(record: LeavesRecord, moving: tuple[str, ...] | None = None) -> Branch:
+def branch_of(record: LeavesRecord, moving: tuple[str, ...] | None = None) -> IndexBranch:
     entries = [Entry(node["path"], node) for node in entries_of(record)]
-    return Branch(prefix=record.prefix, entries=entries, record=encode_record(record), moving=moving)
+    return IndexBranch(prefix=record.prefix, entries=entries, record=encode_record(record), moving=moving)
 
 
-def index_of(*branches: Branch) -> LeavesIndex:
+def index_of(*branches: IndexBranch) -> LeavesIndex:
     return LeavesIndex(branches={branch.prefix: branch for branch in branches}, document={})
 
 
@@ -183,7 +183,7 @@ def test_what_is_unknown_in_our_member_stays() -> None:
     index = parse_leaves_index(written(document))
     again = json.loads(encode_leaves_index(index))
     assert again == document
-    branches: dict[str | None, Branch] = {None: dataclasses.replace(index.branches[None], moving=None)}
+    branches: dict[str | None, IndexBranch] = {None: dataclasses.replace(index.branches[None], moving=None)}
     settled = json.loads(encode_leaves_index(dataclasses.replace(index, branches=branches)))
     assert set(settled["treering"][""]) == {"record", "later"}
 

@@ -20,8 +20,8 @@ from treering._format.listing import list_index
 from treering._format.structure import build, keys_of
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry
-from treering._leaves.documents.join import opened_index
-from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, first_checksums
+from treering._leaves.documents.join import join_records
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, first_checksums
 
 ZSTD = '{"id":"zstd"}'
 
@@ -37,7 +37,7 @@ def foreign(**arrays: ZarrArray) -> LeavesRecord:
 
 def test_one_tree() -> None:
     record = flat({"w": (F32, None), "n": 7, "none": None})
-    index = opened_index([record], verified=True)
+    index = join_records([record], verified=True)
     assert (index.structure, index.keys, index.types) == (record.structure, record.keys, record.types)
     assert (index.leaf_types, index.values) == (record.leaf_types, record.values)
     assert (index.attempt, index.written, index.meshes) == (record.attempt, record.written, record.meshes)
@@ -50,15 +50,15 @@ def test_rows_are_the_plain_chunk_files() -> None:
         {
             "whole": (F32, None),
             "n": 7,
-            "cut": (F32, Layout(chunks=(2, 3))),
-            "ragged": (F32, Layout(chunks=(3, 6))),
-            "packed": (F32, Layout(chunks=(4, 6), compressor=ZSTD)),
+            "cut": (F32, ChunkLayout(chunks=(2, 3))),
+            "ragged": (F32, ChunkLayout(chunks=(3, 6))),
+            "packed": (F32, ChunkLayout(chunks=(4, 6), compressor=ZSTD)),
             "empty": (LeafType(kind="jax", dtype="float32", shape=(0, 6)), None),
             "scalar": (LeafType(kind="jax", dtype="float32", shape=()), None),
         },
         prefix="p",
     )
-    index = opened_index([record], verified=True)
+    index = join_records([record], verified=True)
     chunks = index.chunks
     assert chunks.leaf == [0, 2, 2, 2, 2, 6]
     assert chunks.box == [None, ((0, 2), (0, 3)), ((0, 2), (3, 6)), ((2, 4), (0, 3)), ((2, 4), (3, 6)), None]
@@ -84,7 +84,7 @@ def test_rows_are_the_plain_chunk_files() -> None:
 @quick(80)
 @given(st.lists(records(), min_size=1, max_size=3, unique_by=lambda record: record.prefix))
 def test_columns_fit_each_other(found: list[LeavesRecord]) -> None:
-    index = opened_index(found, verified=True)
+    index = join_records(found, verified=True)
     assert keys_of(index.structure) == list(index.keys)
     assert len(set(index.keys)) == len(index.keys) == len(index.leaf_types)
     assert {leaf for leaf, number in enumerate(index.leaf_types) if not index.types[number].stored} == set(index.values)
@@ -103,11 +103,11 @@ def test_columns_fit_each_other(found: list[LeavesRecord]) -> None:
 
 def test_branches_beside_each_other() -> None:
     plain, model, ema = flat({"w": (F32, None), "n": 7}), flat({"w": 1}, prefix="model"), flat({"w": 2}, prefix="a.b/c")
-    index = opened_index([plain, model], verified=True)
+    index = join_records([plain, model], verified=True)
     assert tree_of(index) == {"w": "w", "n": "n", "model": {"w": "model/w"}}
     assert index.values == {1: 7, 2: 1}
-    assert tree_of(opened_index([model], verified=True)) == {"model": {"w": "model/w"}}
-    index = opened_index([model, ema, plain], verified=True)
+    assert tree_of(join_records([model], verified=True)) == {"model": {"w": "model/w"}}
+    index = join_records([model, ema, plain], verified=True)
     assert tree_of(index) == {"model": {"w": "model/w"}, "a.b/c": {"w": "a.b~1c/w"}, "w": "w", "n": "n"}
     assert index.values == {0: 1, 1: 2, 3: 7}
 
@@ -116,7 +116,7 @@ def test_branches_beside_each_other() -> None:
 def test_a_tree_whose_keys_are_prefixes_has_a_branch_of_its_own(keys: tuple[Any, ...]) -> None:
     plain = flat({str(key): 1 for key in keys})
     plain = dataclasses.replace(plain, structure=[Container(node="dict", keys=keys), 2])
-    index = opened_index([plain, flat({"w": 2}, prefix=str(keys[0]))], verified=True)
+    index = join_records([plain, flat({"w": 2}, prefix=str(keys[0]))], verified=True)
     assert tree_of(index) == {
         "": {key: f"/{key}" for key in keys},
         str(keys[0]): {"w": f"{keys[0]}/w"},
@@ -126,16 +126,16 @@ def test_a_tree_whose_keys_are_prefixes_has_a_branch_of_its_own(keys: tuple[Any,
 
 def test_bare_arrays_and_empty_names() -> None:
     bare = dataclasses.replace(flat({"w": (F32, None)}), structure=[1], keys=[""], folders=["%-"])
-    assert tree_of(opened_index([bare], verified=True)) == ""
-    index = opened_index([bare, flat({"": 1, "w": 2}, prefix="p")], verified=True)
+    assert tree_of(join_records([bare], verified=True)) == ""
+    index = join_records([bare, flat({"": 1, "w": 2}, prefix="p")], verified=True)
     assert tree_of(index) == {"": "~", "p": {"": "p/", "w": "p/w"}}
     assert keys_of(index.structure) == index.keys
-    listed = opened_index([dataclasses.replace(bare, prefix="m", folders=["m"])], verified=True)
+    listed = join_records([dataclasses.replace(bare, prefix="m", folders=["m"])], verified=True)
     assert (tree_of(listed), listed.files[0].name) == ({"m": "m"}, "m/0.0")
 
 
 def test_nothing_at_all() -> None:
-    index = opened_index([], verified=True)
+    index = join_records([], verified=True)
     assert tree_of(index) == {}
     assert len(index.chunks) == len(index.files) == 0
 
@@ -143,23 +143,23 @@ def test_nothing_at_all() -> None:
 def test_the_latest_save_says_who_wrote_it() -> None:
     old, new = flat({"a": 1}, prefix="a"), flat({"b": 2}, prefix="b")
     new = dataclasses.replace(new, written={"by": "somebody", "at": "2027-01-01"}, meshes=["y=2", "x=2"])
-    index = opened_index([old, new], verified=True)
+    index = join_records([old, new], verified=True)
     assert (index.written["by"], index.meshes) == ("somebody", ["x=2", "y=2"])
 
 
 def test_branches_without_checksums() -> None:
     whole = ZarrArray(shape=(4,), chunks=(2,), dtype="float32")
     other = foreign(a=whole, big=dataclasses.replace(whole, big_endian=True), f=dataclasses.replace(whole, order="F"))
-    index = opened_index([other], verified=False)
+    index = join_records([other], verified=False)
     assert (index.verified, index.checksums) == (False, array("Q"))
     assert [file.name for file in index.files] == ["a/0", "a/1"]
-    slashed = foreign(a=ZarrArray(shape=(2, 2), chunks=(1, 2), dtype="int8", separator="/"))
-    assert [file.name for file in opened_index([slashed], verified=False).files] == ["a/0/0", "a/1/0"]
-    mixed = opened_index([flat({"w": (F32, None)}, prefix="ours"), other], verified=False)
+    to_slashed = foreign(a=ZarrArray(shape=(2, 2), chunks=(1, 2), dtype="int8", separator="/"))
+    assert [file.name for file in join_records([to_slashed], verified=False).files] == ["a/0/0", "a/1/0"]
+    mixed = join_records([flat({"w": (F32, None)}, prefix="ours"), other], verified=False)
     assert [file.name for file in mixed.files] == ["ours/w/0.0", "a/0", "a/1"]
     assert mixed.checksums == array("Q")
     root = foreign_record(None, [Entry("", {})], [whole])
-    assert [file.name for file in opened_index([root], verified=False).files] == ["0", "1"]
+    assert [file.name for file in join_records([root], verified=False).files] == ["0", "1"]
 
 
 def test_absurd_numbers_of_chunks_take_no_memory() -> None:
@@ -168,7 +168,7 @@ def test_absurd_numbers_of_chunks_take_no_memory() -> None:
     names = [f"m{number}" for number in range(50)]
     record = foreign(absurd=absurd, **dict.fromkeys(names, many), last=ZarrArray(shape=(2,), chunks=(2,), dtype="int8"))
     tracemalloc.start()
-    index = opened_index([record], verified=False)
+    index = join_records([record], verified=False)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 << 20

@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treering._leaves.documents.paths import (
-    escaped,
+    escape,
+    find_overlap,
     folder_of,
-    overlapping,
     parts_of_folder,
     prefix_folder,
-    unescaped,
+    unescape,
 )
 from treering._values.keys import join_key
 from treering.errors import Corrupt, Format, Unsupported
@@ -32,8 +32,8 @@ paths = st.lists(parts, max_size=4).map(tuple)
 @example("%C3%A9")
 @example("\ud83d\ude00")
 def test_a_part_survives_its_escape(part: str) -> None:
-    name = escaped(part)
-    assert unescaped(name) == part
+    name = escape(part)
+    assert unescape(name) == part
     assert name not in {"", ".", ".."}
     assert not any(character in name for character in "./\\:\0\n")
     name.encode()  # half surrogates would fail
@@ -41,19 +41,19 @@ def test_a_part_survives_its_escape(part: str) -> None:
 
 @given(parts, parts)
 def test_different_parts_have_different_names(one: str, other: str) -> None:
-    assert (escaped(one) == escaped(other)) == (one == other)
+    assert (escape(one) == escape(other)) == (one == other)
 
 
 @given(parts)
 def test_a_name_that_no_escape_gives_stands_for_itself(name: str) -> None:
-    part = unescaped(name)
-    assert part == name or escaped(part) == name
+    part = unescape(name)
+    assert part == name or escape(part) == name
 
 
 @given(paths)
 def test_the_parts_of_a_key_lie_in_their_folder(path: tuple[str, ...]) -> None:
     folder = folder_of(None, join_key(path))
-    assert folder == ("/".join(map(escaped, path)) or "%-")
+    assert folder == ("/".join(map(escape, path)) or "%-")
     if path:
         assert parts_of_folder(folder, None) == path
     assert parts_of_folder(folder_of("a.b", join_key(path)), "a.b") == path
@@ -161,13 +161,13 @@ def test_overlaps_are_found_as_a_naive_search_finds_them(folders: list[str]) -> 
         for (i, one), (j, other) in itertools.permutations(enumerate(folders), 2)
         if other.startswith(f"{one}/") or (one == other and i < j)
     }
-    found = overlapping(folders)
+    found = find_overlap(folders)
     assert (found in naive) if naive else found is None
 
 
 def test_overlaps_among_many_and_deep_folders_take_no_time_to_find() -> None:
     many = [f"params/layer_{number}/kernel" for number in range(50_000)]
-    assert overlapping(many) is None
-    assert overlapping([*many, "params/layer_7"]) == ("params/layer_7", "params/layer_7/kernel")
+    assert find_overlap(many) is None
+    assert find_overlap([*many, "params/layer_7"]) == ("params/layer_7", "params/layer_7/kernel")
     deep = "/".join("a" * 100_000)
-    assert overlapping([deep, deep[:-2]]) == (deep[:-2], deep)
+    assert find_overlap([deep, deep[:-2]]) == (deep[:-2], deep)

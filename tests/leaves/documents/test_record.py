@@ -19,7 +19,7 @@ from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._format.index import Container, LeafType
 from treering._leaves.documents.record import (
     UNMARKED,
-    Layout,
+    ChunkLayout,
     LeavesRecord,
     arrays_of,
     attempt_of,
@@ -31,8 +31,8 @@ from treering._leaves.documents.record import (
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 Document = dict[str, Any]
-RAGGED = Layout(chunks=(3, 6))
-PACKED = Layout(chunks=(2, 6), compressor=ZSTD)
+RAGGED = ChunkLayout(chunks=(3, 6))
+PACKED = ChunkLayout(chunks=(2, 6), compressor=ZSTD)
 RECORD = flat({"w": (F32, None), "n": 7, "ragged": (F32, RAGGED), "packed": (F32, PACKED)}, prefix="model")
 
 
@@ -102,7 +102,7 @@ def test_what_follows_from_a_record() -> None:
 
 def test_first_checksums_of_large_chunks() -> None:
     large = LeafType(kind="jax", dtype="float32", shape=(40_000,))
-    record = flat({"a": (large, Layout(chunks=(20_000,))), "b": (F32, None), "e": (E, None), "c": (large, None)})
+    record = flat({"a": (large, ChunkLayout(chunks=(20_000,))), "b": (F32, None), "e": (E, None), "c": (large, None)})
     # Blocks of 64 KiB: 80,000 bytes are two, 160,000 are three.
     assert first_checksums(record) == [0, 4, 5, 5, 8]
 
@@ -286,7 +286,7 @@ def test_a_key_too_long_for_a_folder_is_refused() -> None:
     long = "x" * 256
     record = dataclasses.replace(
         record, structure=[Container(node="dict", keys=(long,)), 1], keys=[long], types=[E], leaf_types=[0], values={},
-        layouts=[Layout(chunks=(1, 3))], leaf_layouts=[0], checksums=array("Q"),
+        layouts=[ChunkLayout(chunks=(1, 3))], leaf_layouts=[0], checksums=array("Q"),
     )  # fmt: skip
     with pytest.raises(Corrupt, match="file systems"):
         parse_record(encode_record(record))

@@ -12,7 +12,7 @@ from tests.leaves.documents.made_records import F32, changed, flat
 from treering._codec.zarr import zarray_bytes
 from treering._format.index import LeafType
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
-from treering._leaves.documents.record import Layout, LeavesRecord, arrays_of, encode_record
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
 from treering._leaves.documents.update import LEAVES_RULES, update_for
 from treering._leaves.folder.rules import Move
 from treering.errors import Corrupt, Format, Mismatch
@@ -255,7 +255,7 @@ def test_moves_of_a_damaged_record_are_none() -> None:
 
 
 def test_rules_about_arrays() -> None:
-    record = flat({"w": (F32, Layout(chunks=(2, 6)))}, attempt=FIRST)
+    record = flat({"w": (F32, ChunkLayout(chunks=(2, 6)))}, attempt=FIRST)
     (ours,) = arrays_of(record)
     zarray = zarray_bytes(ours)
     assert LEAVES_RULES.marker(zarray) == FIRST

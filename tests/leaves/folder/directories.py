@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treering._leaves.folder.commit import commit_pending
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.rules import Move, Update
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing
@@ -119,7 +119,7 @@ def update_for(
 
 def pending(path: Path) -> list[tuple[int, str, str, dict[str, list[str]]]]:
     """Return what was saved without an index: when, prefix, attempt, leaves; oldest first."""
-    with OpenLeaves(path) as directory:
+    with LeavesFolder(path) as directory:
         waiting = directory.pending()
         records = {attempt: json.loads(text) for attempt, text in directory.records().items() if attempt in waiting}
     return sorted((when, prefix, attempt, leaves) for attempt, (when, prefix, leaves) in records.items())
@@ -159,7 +159,7 @@ def take_up(path: Path) -> None:
 def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
     """Return the tree that is saved there, None when there is none. Its parts are all of one attempt."""
     for _ in range(50):
-        with OpenLeaves(path) as directory:
+        with LeavesFolder(path) as directory:
             branch = branches_of(directory.read_index()).get(prefix)
             if branch is None:
                 return None
@@ -178,7 +178,7 @@ def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
     raise AssertionError("always on the way")
 
 
-def whole(directory: OpenLeaves, branch: Mapping[str, Any]) -> dict[str, bytes] | None:
+def whole(directory: LeavesFolder, branch: Mapping[str, Any]) -> dict[str, bytes] | None:
     """Return the leaves of a branch; None when some are of another attempt."""
     attempt = branch["attempt"] if "moving" in branch else None
     found = {}

@@ -18,7 +18,7 @@ from torture.faults import Kind
 from torture.judging import NEW
 from torture.points import Report, sweep
 from torture.scenes import OLD, Scene
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.posix import descriptors
 from treering.errors import NotFound
 
@@ -82,7 +82,7 @@ class LeavesScene(Scene):
         tree: Tree | None = None
         try:
             if self.waits == "leave" and (waiting := directories.pending(path)):
-                with OpenLeaves(path) as directory:
+                with LeavesFolder(path) as directory:
                     _, _, attempt, names = waiting[-1]
                     branch = {"attempt": attempt, "leaves": names, "moving": []}
                     tree = directories.whole(directory, branch)

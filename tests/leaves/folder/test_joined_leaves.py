@@ -11,7 +11,7 @@ import pytest
 from tests.leaves.folder.directories import RULES, array_text, everything, expected, load, save, update_for
 from treering._coordination.message_board import FolderMessageBoard
 from treering._leaves.folder import staged_files
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.staged_files import JoinedLeaves
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.posix import descriptors
@@ -182,10 +182,10 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
 
 def test_notes_are_not_what_a_folder_holds(tmp_path: Path) -> None:
     (tmp_path / ".treering-waiting-00001").write_bytes(b"{}")
-    with OpenLeaves(tmp_path) as directory, pytest.raises(NotFound, match="it is empty"):
+    with LeavesFolder(tmp_path) as directory, pytest.raises(NotFound, match="it is empty"):
         directory.read_index()
     (tmp_path / "data").write_bytes(b"")
-    with OpenLeaves(tmp_path) as directory, pytest.raises(NotFound, match="it holds 'data'"):
+    with LeavesFolder(tmp_path) as directory, pytest.raises(NotFound, match="it holds 'data'"):
         directory.read_index()
 
 

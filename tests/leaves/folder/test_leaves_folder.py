@@ -10,7 +10,7 @@ import pytest
 from tests.leaves.folder.directories import INDEX, RULES, branches_of, everything, expected, load, save, write
 from treering._leaves.folder import commit
 from treering._leaves.folder.commit import commit_pending
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.rules import Update
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing, LinkRefused
@@ -25,7 +25,7 @@ def put(path: Path, name: str, content: bytes) -> None:
     (path / name).write_bytes(content)
 
 
-def content(directory: OpenLeaves, folder: str, name: str, attempt: str | None) -> bytes:
+def content(directory: LeavesFolder, folder: str, name: str, attempt: str | None) -> bytes:
     with directory.open(folder, name, attempt) as file:
         return file.read(0, file.size)
 
@@ -34,7 +34,7 @@ def test_staged_files_come_first_and_key_paths_second(tmp_path: Path) -> None:
     put(tmp_path, "a/b/0", b"old")
     put(tmp_path, "a/b/1", b"moved")
     put(tmp_path, f".treering/{ATTEMPT}/leaves/a/b/0", b"staged")
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert content(directory, "a/b", "0", None) == b"old"
         assert content(directory, "a/b", "0", ATTEMPT) == b"staged"
         assert content(directory, "a/b", "1", ATTEMPT) == b"moved"
@@ -47,7 +47,7 @@ def test_staged_files_come_first_and_key_paths_second(tmp_path: Path) -> None:
 
 def test_folders_that_were_replaced_meanwhile_are_found(tmp_path: Path) -> None:
     put(tmp_path, "a/b/c/0", b"old")
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert content(directory, "a/b/c", "0", None) == b"old"
         (tmp_path / "a").rename(tmp_path / "gone")
         (tmp_path / "gone" / "b" / "c" / "0").unlink()
@@ -58,7 +58,7 @@ def test_folders_that_were_replaced_meanwhile_are_found(tmp_path: Path) -> None:
 def test_a_leaf_that_became_a_branch_misses_its_files(tmp_path: Path) -> None:
     put(tmp_path, "a/0/0", b"1")
     put(tmp_path, "b", b"1")
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         for folder, name in (("a", "0"), ("b", "0"), ("b/c", "0")):
             with pytest.raises(DataFileMissing):
                 directory.open(folder, name, None)
@@ -66,13 +66,13 @@ def test_a_leaf_that_became_a_branch_misses_its_files(tmp_path: Path) -> None:
 
 def test_a_chunk_in_a_folder_of_its_own(tmp_path: Path) -> None:
     put(tmp_path, "a/0/1", b"chunk")
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert content(directory, "a", "0/1", None) == b"chunk"
 
 
 @pytest.mark.parametrize("text", ["..", "a/../b", "/etc", "a//b", ".", "a/", "\0", ".treering", ".treering/x"])
 def test_texts_that_lead_elsewhere(tmp_path: Path, text: str) -> None:
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         with pytest.raises(Corrupt, match="no folder of a leaf"):
             directory.open(text, "0", None)
         with pytest.raises(Corrupt, match="no folder of a leaf"):
@@ -93,14 +93,14 @@ def test_links_are_refused(tmp_path: Path, link: str) -> None:
     (path / link).rename(far)
     (path / link).symlink_to(far)
     attempt = ATTEMPT if link.startswith(".treering") else None
-    with OpenLeaves(path) as directory, pytest.raises(LinkRefused, match=r"is a link, which may lead anywhere"):
+    with LeavesFolder(path) as directory, pytest.raises(LinkRefused, match=r"is a link, which may lead anywhere"):
         directory.open("a/b", "0", attempt)
 
 
 def test_other_things_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "0")
-    with OpenLeaves(tmp_path) as directory, pytest.raises(StoreFailed, match="a pipe") as caught:
+    with LeavesFolder(tmp_path) as directory, pytest.raises(StoreFailed, match="a pipe") as caught:
         directory.open("a", "0", None)
     assert caught.value.errno == errno.EINVAL
 
@@ -110,7 +110,7 @@ def test_records_and_what_waits(tmp_path: Path) -> None:
     second = save(tmp_path, {"m/a": b"1"}, prefix="m", leave=True)
     (tmp_path / ".treering" / "notes").mkdir()
     (tmp_path / ".treering" / ATTEMPT).write_bytes(b"no folder")
-    with StagedLeaves(tmp_path, RULES) as living, OpenLeaves(tmp_path) as directory:
+    with StagedLeaves(tmp_path, RULES) as living, LeavesFolder(tmp_path) as directory:
         write(living, {"b": b"1"})
         assert {attempt: json.loads(text)[1] for attempt, text in directory.records().items()} == {
             first: "",
@@ -122,7 +122,7 @@ def test_records_and_what_waits(tmp_path: Path) -> None:
 def test_a_record_that_is_larger_than_any_takes_no_memory(tmp_path: Path) -> None:
     record = tmp_path / ".treering" / save(tmp_path, {"a": b"1"}) / "record.json"
     os.truncate(record, 1 << 42)
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert list(directory.records().values()) == [b""]
 
 
@@ -141,13 +141,13 @@ def test_array_folders(tmp_path: Path) -> None:
         put(tmp_path, name, b"")  # leaves directories of their own, and a group
     (tmp_path / "link").symlink_to(tmp_path / "b")
     (tmp_path / "d" / ".zarray").symlink_to(tmp_path / "a" / ".zarray")
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert list(directory.array_folders()) == [".hidden", "a", "a.b", "b/a", "b/c"]
 
 
 def test_what_is_there_instead_of_an_index(tmp_path: Path) -> None:
     def told() -> str:
-        with OpenLeaves(tmp_path) as directory, pytest.raises(NotFound) as caught:
+        with LeavesFolder(tmp_path) as directory, pytest.raises(NotFound) as caught:
             directory.read_index()
         assert caught.value.filename == str(tmp_path / INDEX)
         assert isinstance(caught.value, FileNotFoundError)
@@ -167,20 +167,20 @@ def test_what_is_there_instead_of_an_index(tmp_path: Path) -> None:
 def test_an_index_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "far.json").write_bytes(b"{}")
     (tmp_path / INDEX).symlink_to("far.json")
-    with OpenLeaves(tmp_path) as directory, pytest.raises(LinkRefused, match="is a link"):
+    with LeavesFolder(tmp_path) as directory, pytest.raises(LinkRefused, match="is a link"):
         directory.read_index()
     (tmp_path / INDEX).unlink()
     (tmp_path / INDEX).mkdir()
-    with OpenLeaves(tmp_path) as directory, pytest.raises(StoreFailed, match="Is a directory"):
+    with LeavesFolder(tmp_path) as directory, pytest.raises(StoreFailed, match="Is a directory"):
         directory.read_index()
 
 
 def test_nothing_or_a_file_at_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotFound):
-        OpenLeaves(tmp_path / "nothing")
+        LeavesFolder(tmp_path / "nothing")
     with pytest.raises(NotDirectory):
-        OpenLeaves(tmp_path / "file")
+        LeavesFolder(tmp_path / "file")
     with pytest.raises(NotFound):
         commit_pending(tmp_path / "nothing", RULES, lambda index: None)
     assert not (tmp_path / "nothing").exists()
@@ -197,12 +197,12 @@ def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
 def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, {"a": b"12345678", "b": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "moved", lambda tree, attempt: 1 / 0)
+        patch.setattr(commit, "move_staged", lambda tree, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new", "c": b"1"})
     moving = branches_of((tmp_path / INDEX).read_bytes())[""]
     assert sorted(moving["moving"]) == ["a", "b"]
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert content(directory, "a", "0", moving["attempt"]) == b"new"
     seen: list[bytes | None] = []
     commit_pending(tmp_path, RULES, seen.append)
@@ -214,7 +214,7 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
 
 def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "moved", lambda tree, attempt: 1 / 0)
+        patch.setattr(commit, "move_staged", lambda tree, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new"})
 

@@ -27,7 +27,7 @@ from tests.leaves.folder.directories import (
 from tests.store.checkpoints import open_descriptors
 from tests.store.listing import names
 from treering._leaves.folder import commit
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused
 from treering._store.posix import descriptors, folder, open_descriptor
@@ -385,7 +385,7 @@ def test_names_and_paths_that_are_too_long(tmp_path: Path) -> None:
     deep = {"n/" * 1800 + "n": b"1"}
     save(tmp_path, deep)
     assert load(tmp_path) == deep
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert list(directory.array_folders()) == list(deep)
     save(tmp_path, OLD)
     assert everything(tmp_path) == expected({"": OLD})
@@ -458,7 +458,7 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
 
     save(tmp_path, OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "moved", refused)
+        patch.setattr(commit, "move_staged", refused)
         with pytest.raises(StoreFailed, match="the new content is in place"):
             save(tmp_path, NEW)
     with StagedLeaves(tmp_path, RULES) as saving:
@@ -494,7 +494,7 @@ def test_a_lost_index_does_not_cost_the_records(tmp_path: Path) -> None:
     (unfinished / "leaves").mkdir(parents=True)
     (unfinished / "record.json").write_bytes(b"{}")
     second = save(tmp_path, {"m/a": b"1"}, prefix="m")
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         assert directory.records().keys() == {first, second}
 
 
@@ -567,7 +567,7 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
             saving.write_small(f"a/{number}", [(".zarray", b"{}"), ("0", b"1")])
         assert calls == ["mkdir", "open", "open", "write", "write", "close", "close"] * 10
         saving.commit(b"", update_for({"": (saving.attempt, {})}))
-    with OpenLeaves(tmp_path) as directory:
+    with LeavesFolder(tmp_path) as directory:
         directory.open("a/0", ".zarray", None).close()
         calls.clear()
         for number in range(1, 11):

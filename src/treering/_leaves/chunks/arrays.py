@@ -19,9 +19,17 @@ from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
-from treering._leaves.chunks.decode import as_stored_items, covering_chunks, decoding, read_chunk
-from treering._leaves.chunks.files import BranchFiles, ChunkFile, ChunkFiles, OpenBranch, OpenChunks, SmallFile, naming
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.chunks.decode import find_chunks, plan_decoding, read_chunk, view_as_stored
+from treering._leaves.chunks.files import (
+    BranchFiles,
+    ChunkFile,
+    ChunkFiles,
+    OpenChunks,
+    SmallFile,
+    name_leaf,
+)
+from treering._leaves.documents.record import OpenBranch
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import Box, picked_shape, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
@@ -121,14 +129,14 @@ class BranchArrays:
                 continue
             self._files.require_described(place)
             self._files.require_names(place)
-            covering = covering_chunks(arrays[place], wish)
+            covering = find_chunks(arrays[place], wish)
             rows = self._has_rows(wish.leaf)
             self._require_there(place, wish, covering, keep=rows)
             if rows:
                 as_they_lie.append(wish)
             else:
                 try:
-                    packed += decoding(self._files, place, wish, covering, self._dtype(wish.leaf))
+                    packed += plan_decoding(self._files, place, wish, covering, self._dtype(wish.leaf))
                 except Unsupported as error:
                     error.path = split_key(self._files.keys[place])
                     raise
@@ -192,8 +200,8 @@ class BranchArrays:
             elif zarr.plain and len(data) == small.nbytes:
                 room[at : at + small.nbytes] = data
             else:
-                with naming(self._files.keys[place], self._files.shown_chunk(place, 0)):
-                    decode(zarr, io.BytesIO(data).read, len(data), as_stored_items(zarr, array))
+                with name_leaf(self._files.keys[place], self._files.shown_chunk(place, 0)):
+                    decode(zarr, io.BytesIO(data).read, len(data), view_as_stored(zarr, array))
             wish.arrays = [array]
             at = _aligned(at + small.nbytes)
         return sum(small.nbytes for _, small, _ in group)
@@ -249,7 +257,7 @@ class LeavesArrays:
     """
 
     def __init__(
-        self, index: Index, branches: Sequence[OpenBranch], folder: OpenLeaves, *, mapped: bool = False
+        self, index: Index, branches: Sequence[OpenBranch], folder: LeavesFolder, *, mapped: bool = False
     ) -> None:
         self.index = index
         self.bytes_read = 0

@@ -18,7 +18,7 @@ from treering._arrays.incoming import Wish
 from treering._arrays.jobs import Job
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
 from treering._codec.zarr_chunks import decode
-from treering._leaves.chunks.files import BranchFiles, naming
+from treering._leaves.chunks.files import BranchFiles, name_leaf
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import flat_range, picked, picked_shape, size_of, slices, whole
 from treering._values.checksums import block_bytes, block_checksums
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 256 << 10
 
 
-def covering_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
+def find_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
     """Return the chunks that hold wanted items, in their order, each with the numbers of the boxes that want some.
 
     Example:
@@ -60,7 +60,7 @@ def covering_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def decoding(
+def plan_decoding(
     files: BranchFiles, leaf: int, wish: Wish, covering: dict[int, list[int]], dtype: np.dtype[Any]
 ) -> list[tuple[int, Job]]:
     """Allocate the arrays of a wish; return a job for each chunk that it takes, with the bytes that it counts.
@@ -69,27 +69,27 @@ def decoding(
         files: of the leaf's branch.
         leaf: its number among the stored leaves of the branch.
         wish: what is wanted.
-        covering: what `covering_chunks` gave.
+        covering: what `find_chunks` gave.
         dtype: of the arrays.
     """
     zarr = files.branch.arrays[leaf]
-    one_room = _one_room(zarr, wish, dtype)
+    one_room = _allocate_whole(zarr, wish, dtype)
     if one_room is not None:
-        straight = functools.partial(_straight, files, leaf, 0, one_room)
+        straight = functools.partial(_read_straight, files, leaf, 0, one_room)
         return [(one_room.nbytes, straight)]
-    wish.arrays = [_unset(picked_shape(box, wish.steps), dtype) for box in wish.boxes]
+    wish.arrays = [_allocate(picked_shape(box, wish.steps), dtype) for box in wish.boxes]
     jobs: list[tuple[int, Job]] = []
     for chunk, boxes in covering.items():
         nbytes = sum(_common_bytes(zarr, chunk, wish, number, dtype) for number in boxes)
         whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and wish.boxes[boxes[0]] == chunk_box(zarr, chunk)
         if whole_box and wish.steps is None:
-            jobs.append((nbytes, functools.partial(_straight, files, leaf, chunk, wish.arrays[boxes[0]])))
+            jobs.append((nbytes, functools.partial(_read_straight, files, leaf, chunk, wish.arrays[boxes[0]])))
         else:
             jobs.append((nbytes, functools.partial(_cut_out, files, leaf, chunk, wish, boxes)))
     return jobs
 
 
-def _one_room(zarr: ZarrArray, wish: Wish, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def _allocate_whole(zarr: ZarrArray, wish: Wish, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """Return memory for a leaf that is one chunk, of which the boxes are runs: they become views of it."""
     if zarr.chunks != zarr.shape or len(wish.boxes) == 1:
         return None
@@ -99,12 +99,12 @@ def _one_room(zarr: ZarrArray, wish: Wish, dtype: np.dtype[Any]) -> NDArray[Any]
         return None
     if any(a[1] != b[0] or b[0] * dtype.itemsize % ALIGNMENT for a, b in itertools.pairwise(found)):
         return None
-    room = _unset(zarr.shape, dtype)
+    room = _allocate(zarr.shape, dtype)
     wish.arrays = [room[slices(box)] for box in wish.boxes]
     return room
 
 
-def _straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> int:
+def _read_straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> int:
     read_chunk(files, leaf, chunk, into)
     return into.nbytes
 
@@ -112,7 +112,7 @@ def _straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> 
 def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Sequence[int]) -> int:
     """Read a chunk beside the arrays and copy from it what they want."""
     zarr = files.branch.arrays[leaf]
-    full = _unset(zarr.chunks, wish.arrays[boxes[0]].dtype)
+    full = _allocate(zarr.chunks, wish.arrays[boxes[0]].dtype)
     read_chunk(files, leaf, chunk, full)
     here = chunk_box(zarr, chunk)
     nbytes = 0
@@ -139,9 +139,9 @@ def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) ->
         Unsupported: a compressor that cannot be undone here.
     """
     zarr = files.branch.arrays[leaf]
-    with files.open_chunk(leaf, chunk) as file, naming(files.keys[leaf], files.shown_chunk(leaf, chunk)):
+    with files.open_chunk(leaf, chunk) as file, name_leaf(files.keys[leaf], files.shown_chunk(leaf, chunk)):
         content = _Content(file, files.checksums_of(leaf, chunk))
-        decode(zarr, content.read, file.size, as_stored_items(zarr, into))
+        decode(zarr, content.read, file.size, view_as_stored(zarr, into))
 
 
 class _Content:
@@ -177,12 +177,12 @@ class _Content:
             found = block_checksums(piece, self._block)
             wanted = self._checksums[first : first + len(found)]
             if found != wanted:
-                raise _not_those(found, wanted, first * self._block, self._block, self._file.size)
+                raise _mismatch_error(found, wanted, first * self._block, self._block, self._file.size)
         self._at += size
         return piece
 
 
-def _not_those(found: array[int], wanted: array[int], start: int, block: int, end: int) -> Corrupt:
+def _mismatch_error(found: array[int], wanted: array[int], start: int, block: int, end: int) -> Corrupt:
     number = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
     start += number * block
     where = f"bytes {start} to {min(start + block, end)}"
@@ -194,7 +194,7 @@ def _common_bytes(zarr: ZarrArray, chunk: int, wish: Wish, number: int, dtype: n
     return 0 if found is None else size_of(found[0]) * dtype.itemsize
 
 
-def as_stored_items(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
+def view_as_stored(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array as items of the dtype that its chunk files have."""
     known = lookup(zarr.dtype)
     if known is None:
@@ -203,6 +203,6 @@ def as_stored_items(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
     return array if array.dtype == dtype else array.reshape(-1).view(dtype).reshape(array.shape)
 
 
-def _unset(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array of unset, aligned memory."""
     return np.ndarray(shape, dtype, aligned_bytes(size_of(whole(shape)) * dtype.itemsize))

@@ -17,11 +17,11 @@ from typing import Final, Self, overload
 import xxhash
 
 from treering._codec.compressors import check_chunk_file
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
+from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._format.blocks import DAMAGE_HINT
 from treering._format.index import Index
-from treering._leaves.documents.record import LeavesRecord, first_checksums
-from treering._leaves.folder.leaves_folder import OpenLeaves
+from treering._leaves.documents.record import OpenBranch, first_checksums
+from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
@@ -29,20 +29,6 @@ from treering._values.human import counted
 from treering._values.keys import split_key
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, TreeringError
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OpenBranch:
-    """One branch of a leaves directory, as its record says."""
-
-    record: LeavesRecord
-    """What was saved, or what was made up for another writer's branch."""
-    arrays: Sequence[ZarrArray]
-    """The layout of each stored leaf, in leaf order."""
-    attempt: str | None
-    """Whose staged files are to be looked at first; None when all of them have been moved."""
-    verified: bool
-    """Whether the record came with the checksums of its saver."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +56,7 @@ class BranchFiles:
         folder: the open directory.
     """
 
-    def __init__(self, branch: OpenBranch, keys: Sequence[str], folder: OpenLeaves) -> None:
+    def __init__(self, branch: OpenBranch, keys: Sequence[str], folder: LeavesFolder) -> None:
         self.branch = branch
         self.keys = keys
         self._folder = folder
@@ -87,9 +73,9 @@ class BranchFiles:
         if self._described[leaf] or not self.branch.verified:
             return
         wanted = zarray_bytes(self.branch.arrays[leaf])
-        with self._opened(leaf, ZARRAY) as file:
+        with self._open(leaf, ZARRAY) as file:
             if file.size != len(wanted) or file.read(0, file.size) != wanted:
-                raise damaged(self.keys[leaf], f"{self._shown(leaf, ZARRAY)} is not the one that was saved")
+                raise damaged_error(self.keys[leaf], f"{self._shown(leaf, ZARRAY)} is not the one that was saved")
         self._described[leaf] = 1
 
     def require_names(self, leaf: int) -> None:
@@ -111,7 +97,7 @@ class BranchFiles:
             if len(found) < last:
                 names = map(str, itertools.count()) if zarr.separator == "/" else chunk_names(zarr)
                 lost = next(name for name in names if name not in found)
-                raise damaged(
+                raise damaged_error(
                     self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {counted(last, 'chunks')}"
                 )
         self._counted[leaf] = 1
@@ -121,14 +107,14 @@ class BranchFiles:
 
         None where it is not, or where that cannot be told so fast: whoever then opens the files finds out.
         """
-        found = [self._small_read(leaf, small) for leaf, small in leaves]
+        found = [self._read_small(leaf, small) for leaf, small in leaves]
         # Checked together: a turn to the system and back for each leaf costs the processor's caches.
         return [
-            None if files is None else self._small_checked(leaf, small, files)
+            None if files is None else self._check_small(leaf, small, files)
             for (leaf, small), files in zip(leaves, found, strict=True)
         ]
 
-    def _small_read(self, leaf: int, small: SmallFile) -> list[bytes] | None:
+    def _read_small(self, leaf: int, small: SmallFile) -> list[bytes] | None:
         branch = self.branch
         wanted = [] if self._described[leaf] or not branch.verified else [(ZARRAY, len(small.document))]
         size = self.size_of(leaf, 0) if branch.verified and not small.raw else None
@@ -138,12 +124,12 @@ class BranchFiles:
         except DataFileMissing:
             return None
 
-    def _small_checked(self, leaf: int, small: SmallFile, found: Sequence[bytes]) -> bytes | None:
+    def _check_small(self, leaf: int, small: SmallFile, found: Sequence[bytes]) -> bytes | None:
         data = found[-1]
         if not self.branch.verified:
             return data if len(data) <= small.most else None
         size = small.nbytes if small.raw else self.size_of(leaf, 0)
-        if len(data) != size or not self._is_checked(leaf, data):
+        if len(data) != size or not self._matches(leaf, data):
             return None
         if len(found) > 1:
             if found[0] != small.document:
@@ -151,7 +137,7 @@ class BranchFiles:
             self._described[leaf] = 1
         return data
 
-    def _is_checked(self, leaf: int, data: bytes) -> bool:
+    def _matches(self, leaf: int, data: bytes) -> bool:
         first = self.first_checksums[leaf]
         # Most small leaves are one block.
         if 0 < len(data) <= SMALLEST_BLOCK and self.first_checksums[leaf + 1] - first == 1:
@@ -171,9 +157,9 @@ class BranchFiles:
             Corrupt: it is missing, or not of its size.
         """
         name = chunk_name(self.branch.arrays[leaf], chunk)
-        file = self._opened(leaf, name)
+        file = self._open(leaf, name)
         try:
-            with naming(self.keys[leaf], self._shown(leaf, name)):
+            with name_leaf(self.keys[leaf], self._shown(leaf, name)):
                 self._check_size(leaf, chunk, file.size)
         except BaseException:  # an interrupt too; raised again below
             file.close()
@@ -224,11 +210,11 @@ class BranchFiles:
     def _packed_blocks(self) -> list[int]:
         return list(itertools.accumulate(map(_blocks, self.branch.record.sizes), initial=0))
 
-    def _opened(self, leaf: int, name: str) -> LocalFile:
+    def _open(self, leaf: int, name: str) -> LocalFile:
         try:
             return self._folder.open(self.branch.record.folders[leaf], name, self.branch.attempt)
         except DataFileMissing as error:
-            raise damaged(self.keys[leaf], f"{self._shown(leaf, name)} is missing") from error
+            raise damaged_error(self.keys[leaf], f"{self._shown(leaf, name)} is missing") from error
 
     def _shown(self, leaf: int, name: str) -> str:
         return f"{self.branch.record.folders[leaf]}/{name}"
@@ -238,18 +224,18 @@ def _blocks(size: int) -> int:
     return block_count(size, block_bytes(size))
 
 
-def damaged(key: str, what: str) -> Corrupt:
+def damaged_error(key: str, what: str) -> Corrupt:
     """Return the error for a leaf whose files are not what they have to be."""
     return Corrupt(f"leaf {key!r} is damaged: {what}", hint=DAMAGE_HINT)
 
 
 @contextlib.contextmanager
-def naming(key: str, file: str) -> Iterator[None]:
+def name_leaf(key: str, file: str) -> Iterator[None]:
     """Say which leaf, and which file of it, an error is about."""
     try:
         yield
     except Corrupt as error:
-        raise damaged(key, f"{file}: {error.message}") from error
+        raise damaged_error(key, f"{file}: {error.message}") from error
     except TreeringError as error:
         error.path = split_key(key)
         raise
@@ -259,7 +245,7 @@ _MOST: Final = 32
 
 
 @dataclasses.dataclass(slots=True)
-class _Held:
+class _KeptFile:
     file: LocalFile
     users: int = 0
 
@@ -280,7 +266,7 @@ class OpenChunks:
     """
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, _Held] = {}
+        self._held: dict[Hashable, _KeptFile] = {}
         self._readings = 0
         self._lock = threading.Lock()
 
@@ -308,7 +294,7 @@ class OpenChunks:
         with self._lock:
             held = self._held.pop(key, None)
             if held is None:
-                held = _Held(opener())
+                held = _KeptFile(opener())
             self._held[key] = held  # the one that was used last stands last
             held.users += 1
             self._close_down_to(_MOST)
@@ -363,7 +349,7 @@ class ChunkFile:
             return file.map()
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
-        return naming(self._files.keys[self._place], self._files.shown_chunk(self._place, self._chunk))
+        return name_leaf(self._files.keys[self._place], self._files.shown_chunk(self._place, self._chunk))
 
 
 class ChunkFiles(Sequence[ChunkFile]):

@@ -68,7 +68,7 @@ class LeafPieces:
                 host = self._hosts[source.box] = to_host(source.data)
             return host
 
-    def let_go(self) -> None:
+    def forget(self) -> None:
         """Forget what was fetched."""
         with self._lock:
             self._hosts.clear()
@@ -85,7 +85,7 @@ def _padding(filled: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype[An
             yield box, np.broadcast_to(nothing, shape_of(box))
 
 
-def as_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
+def to_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
     """Return a chunk as one run of memory of the dtype that its file has: the memory it is in, where that is one.
 
     A compressor gets a copy: it reads its input several times, and the owner of the memory may write into it meanwhile.

@@ -18,14 +18,14 @@ from treering._arrays.parted import to_host
 from treering._codec.array_bytes import holds_wire_bytes
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import encode
-from treering._leaves.chunks.pieces import LeafPieces, as_stored
+from treering._leaves.chunks.pieces import LeafPieces, to_stored
 from treering._leaves.folder.staged_files import StagedFiles
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class WriteForm:
     """What leaves of one layout have in common."""
 
     array: ZarrArray
@@ -42,10 +42,10 @@ class Form:
     """Of the file of a leaf that is one chunk and raw."""
 
 
-def form_of(zarr: ZarrArray) -> Form:
+def describe_form(zarr: ZarrArray) -> WriteForm:
     """Return what leaves of a layout have in common."""
     count, chunk = chunk_count(zarr), chunk_bytes(zarr)
-    return Form(
+    return WriteForm(
         array=zarr,
         document=zarray_bytes(zarr),
         count=count,
@@ -71,7 +71,7 @@ class WrittenLeaf:
     __slots__ = ("checksums", "folder", "form", "head", "numbers", "sizes", "sources")
 
     def __init__(
-        self, folder: str, form: Form, sources: Sequence[Source], numbers: Sequence[int], *, headed: bool
+        self, folder: str, form: WriteForm, sources: Sequence[Source], numbers: Sequence[int], *, headed: bool
     ) -> None:
         self.folder = folder
         self.form = form
@@ -94,7 +94,7 @@ _TOGETHER: Final = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class WriteShare:
     """What one process of several writes."""
 
     chunks: Mapping[int, Sequence[int]]
@@ -110,7 +110,7 @@ def write_leaves(
     arrays: Sequence[ZarrArray],
     *,
     progress: Progress | None = None,
-    share: Share | None = None,
+    share: WriteShare | None = None,
 ) -> tuple[list[int], array[int]]:
     """Write every stored leaf: its ``.zarray`` and its chunk files.
 
@@ -130,7 +130,7 @@ def write_leaves(
         Unsupported: a compressor that cannot be used here.
         StoreFailed: the system refuses.
     """
-    forms: dict[int, Form] = {}
+    forms: dict[int, WriteForm] = {}
     small: list[WrittenLeaf] = []
     large: list[WrittenLeaf] = []
     every: list[WrittenLeaf] = []
@@ -139,7 +139,7 @@ def write_leaves(
     for number, folder, zarr, sources in zip(leaves.sources, folders, arrays, leaves.sources.values(), strict=True):
         form = forms.get(id(zarr))  # thousands of leaves share a few layouts
         if form is None:
-            form = forms[id(zarr)] = form_of(zarr)
+            form = forms[id(zarr)] = describe_form(zarr)
         numbers = range(form.count) if share is None else share.chunks.get(number, ())
         if not (numbers or headed):
             continue
@@ -149,7 +149,7 @@ def write_leaves(
         (small if leaf.nbytes <= _SMALL_BYTES else large).append(leaf)
     large.sort(key=lambda leaf: -leaf.nbytes)
     tally = Tally(total, progress)
-    run_all(large_work(staged, large, tally), tally, _small_work(staged, small))
+    run_all(plan_large(staged, large, tally), tally, _plan_small(staged, small))
     sizes: list[int] = []
     checksums = array("Q")
     for leaf in every:
@@ -158,7 +158,7 @@ def write_leaves(
     return sizes, checksums
 
 
-def _small_work(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> Work:
+def _plan_small(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> Work:
     work = Work()
     for start in range(0, len(leaves), _TOGETHER):
         some = leaves[start : start + _TOGETHER]
@@ -183,7 +183,7 @@ def _write_small(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> int:
     return sum(leaf.nbytes for leaf in leaves)
 
 
-def _whole_bytes(data: Any, form: Form) -> bytes:
+def _whole_bytes(data: Any, form: WriteForm) -> bytes:
     """Return the bytes of an array that is one chunk."""
     host = to_host(data)
     if holds_wire_bytes(host.dtype):
@@ -197,7 +197,7 @@ def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
     files = list(leaf.head)
     checksums = array("Q")
     for number in leaf.numbers:
-        data = as_stored(pieces.chunk(number), form.array)
+        data = to_stored(pieces.chunk(number), form.array)
         content = data.tobytes() if form.array.compressor is None else encode(form.array, data)
         checksums += block_checksums(memoryview(content), block_bytes(len(content)))
         files.append((chunk_name(form.array, number), content))
@@ -207,7 +207,7 @@ def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
         leaf.sizes = [len(content) for _, content in files[len(leaf.head) :]]
 
 
-def large_work(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
+def plan_large(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
     """Return a job for each chunk file, those of the largest leaves first; their ``.zarray`` are written now."""
     work = Work()
     for leaf in leaves:
@@ -238,7 +238,7 @@ class _Large(abc.ABC):
         with self._lock:
             self._left -= 1
             if not self._left:
-                self._pieces.let_go()
+                self._pieces.forget()
                 self.finish()
         return 0
 
@@ -281,7 +281,7 @@ class _Packed(_Large):
 
     def write(self, place: int, number: int, name: str) -> None:
         form = self._form
-        content = encode(form.array, as_stored(self._pieces.chunk(number), form.array))
+        content = encode(form.array, to_stored(self._pieces.chunk(number), form.array))
         size = len(content)
         self._found[place] = (size, block_checksums(memoryview(content), block_bytes(size)))
         self._staged.write_file(self._leaf.folder, name, (content,), size)

@@ -13,7 +13,7 @@ from treering._format.index import MAX_LEVELS, Container, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
-from treering._leaves.documents.record import UNMARKED, Layout, LeavesRecord
+from treering._leaves.documents.record import UNMARKED, ChunkLayout, LeavesRecord
 from treering._values.keys import join_key
 from treering.errors import Corrupt, Unsupported
 
@@ -49,18 +49,18 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         >>> record.keys, record.folders
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
-    found = _in_order(_tree(prefix, entries))
+    found = _flatten(_tree(prefix, entries))
     check_hashes([this.shape for this in arrays], "the shapes of the arrays")
     check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
-    layouts: dict[Layout, int] = {}
+    layouts: dict[ChunkLayout, int] = {}
     leaf_types: list[int] = []
     leaf_layouts: list[int] = []
     known: dict[int, tuple[int, int]] = {}
     for number, path in zip(found.entries, found.paths, strict=True):
         this = arrays[number]
         if id(this) not in known:
-            kind, layout = _described(this, path)
+            kind, layout = _describe(this, path)
             known[id(this)] = types.setdefault(kind, len(types)), layouts.setdefault(layout, len(layouts))
         leaf_types.append(known[id(this)][0])
         leaf_layouts.append(known[id(this)][1])
@@ -82,13 +82,13 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
     )
 
 
-def _described(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, Layout]:
+def _describe(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, ChunkLayout]:
     try:
         shape = check_shape(list(this.shape), this.dtype, "the array")
     except (Corrupt, Unsupported) as error:
         error.path = path
         raise
-    layout = Layout(
+    layout = ChunkLayout(
         chunks=this.chunks,
         compressor=this.compressor,
         order=this.order,
@@ -109,15 +109,15 @@ def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
         for part in parts[:-1]:
             inner = node.setdefault(part, {})
             if isinstance(inner, int):
-                raise _clash(path, entries[inner].path)
+                raise _clash_error(path, entries[inner].path)
             node = inner
         there = node.setdefault(parts[-1], number)
         if there != number:
-            raise _clash(path, path if isinstance(there, dict) else entries[there].path)
+            raise _clash_error(path, path if isinstance(there, dict) else entries[there].path)
     return root or {"": {}}
 
 
-def _clash(one: str, other: str) -> Corrupt:
+def _clash_error(one: str, other: str) -> Corrupt:
     return Corrupt(
         f"{LEAVES_INDEX} lists an array in {one[:200] or '.'!r} and another one in {other[:200] or '.'!r} or below",
         hint="two keys met in one folder when they were saved, and one of the arrays is lost: "
@@ -125,7 +125,7 @@ def _clash(one: str, other: str) -> Corrupt:
     )
 
 
-def _in_order(root: _Nodes) -> _Found:
+def _flatten(root: _Nodes) -> _Found:
     found = _Found(structure=[], paths=[], entries=[])
     path: list[str] = []
     levels: list[Iterator[tuple[str, int | _Nodes]]] = [iter(root.items())]

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class IndexBranch:
     """What the index says of one prefix, or of the tree without prefix."""
 
     prefix: str | None
@@ -62,7 +62,7 @@ class Branch:
 class LeavesIndex:
     """All branches of a leaves directory."""
 
-    branches: Mapping[str | None, Branch]
+    branches: Mapping[str | None, IndexBranch]
     """Prefix -> branch, in the order of the document, the one without prefix last."""
     document: Mapping[str, Any]
     """The document as it was parsed, so that members that are unknown stay."""
@@ -117,12 +117,12 @@ def _index(document: Any) -> LeavesIndex:
         lists[None] = member(document, "arrays", list, "the index")
     ours = member(document, _OURS, dict, "the index") if _OURS in document else {}
     records = {prefix or None: _record_node(node, prefix) for prefix, node in ours.items()}
-    branches: dict[str | None, Branch] = {}
+    branches: dict[str | None, IndexBranch] = {}
     # A record whose list is lost has a branch without entries, so that the loss is seen.
     names = [*lists, *(name for name in records if name not in lists)]
     for branch in sorted(names, key=lambda name: name is None):
         record, moving = records.get(branch, (None, None))
-        branches[branch] = Branch(
+        branches[branch] = IndexBranch(
             prefix=branch, entries=_entries(lists.get(branch, []), branch), record=record, moving=moving
         )
     return LeavesIndex(branches=branches, document=document)
@@ -207,7 +207,7 @@ def entries_of(record: LeavesRecord) -> list[dict[str, Any]]:
     ]
 
 
-def record_of(branch: Branch) -> LeavesRecord | None:
+def record_of(branch: IndexBranch) -> LeavesRecord | None:
     """Return the record of a branch, None where it has none.
 
     Without one, or where its entries are other ones, the ``.zarray`` files of the entries decide: where none of them
@@ -231,7 +231,7 @@ def record_of(branch: Branch) -> LeavesRecord | None:
         raise
 
 
-def _read_record(data: bytes, branch: Branch) -> LeavesRecord:
+def _read_record(data: bytes, branch: IndexBranch) -> LeavesRecord:
     record = parse_record(data)
     if record.prefix != branch.prefix:
         raise Corrupt(f"the record is that of prefix {shown(record.prefix)}", hint=_DAMAGED)
@@ -270,7 +270,7 @@ def encode_leaves_index(index: LeavesIndex) -> bytes:
         >>> json.loads(encode_leaves_index(index))
         {'format': 'tensorstore', 'version': '1.0', 'prefixes': {}, 'arrays': [], 'by': 'me'}
     """
-    return _encoded(index, _lists(index))
+    return _encode(index, _lists(index))
 
 
 def encode_steps(index: LeavesIndex, moved: Collection[str | None]) -> tuple[bytes, bytes]:
@@ -285,7 +285,7 @@ def encode_steps(index: LeavesIndex, moved: Collection[str | None]) -> tuple[byt
         prefix: dataclasses.replace(branch, moving=None) if prefix in moved else branch
         for prefix, branch in index.branches.items()
     }
-    return _encoded(index, lists), _encoded(dataclasses.replace(index, branches=branches), lists)
+    return _encode(index, lists), _encode(dataclasses.replace(index, branches=branches), lists)
 
 
 def _lists(index: LeavesIndex) -> dict[str | None, str]:
@@ -293,7 +293,7 @@ def _lists(index: LeavesIndex) -> dict[str | None, str]:
     return {prefix: _list(branch.entries, 2 if prefix is None else 3) for prefix, branch in index.branches.items()}
 
 
-def _encoded(index: LeavesIndex, lists: Mapping[str | None, str]) -> bytes:
+def _encode(index: LeavesIndex, lists: Mapping[str | None, str]) -> bytes:
     members = ",\n".join(f"  {quoted(name)}: {text}" for name, text in _members(index, lists))
     return f"{{\n{members}\n}}".encode("ascii")
 
@@ -314,7 +314,7 @@ def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tu
             yield name, _text(value, 1)
 
 
-def _our_node(index: LeavesIndex, branch: Branch) -> dict[str, Any]:
+def _our_node(index: LeavesIndex, branch: IndexBranch) -> dict[str, Any]:
     # What is unknown there stays.
     node = dict(index.document.get(_OURS, {}).get(branch.prefix or "", {}))
     record = branch.record or b""

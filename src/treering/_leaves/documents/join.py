@@ -22,7 +22,7 @@ _Described: TypeAlias = tuple[int, list[Box | None], int]
 """Size, boxes and block of the chunk files of one array."""
 
 
-class ChunkFiles(Sequence[DataFile]):
+class ChunkFileColumn(Sequence[DataFile]):
     """The chunk files of plain leaves; ten thousand of them are two columns, and an object only when one is asked for.
 
     Args:
@@ -63,7 +63,7 @@ class ChunkFiles(Sequence[DataFile]):
         return DataFile(name=name, nbytes=chunk_bytes(this), header=0, digest=None)
 
 
-def opened_index(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
+def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
     """Return the records as one index.
 
     One record without prefix is its tree. Otherwise the tree is a dict: the keys of the tree without prefix, then a
@@ -79,7 +79,7 @@ def opened_index(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         records: of different prefixes.
         verified: whether all of them have checksums.
     """
-    structure, heads = _joined(records)
+    structure, heads = _join_structures(records)
     keys: list[str] = []
     types: dict[LeafType, int] = {}
     leaf_types: list[int] = []
@@ -88,7 +88,7 @@ def opened_index(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
     for record, head in zip(records, heads, strict=True):
         first = len(keys)
         rows.add(record, first)
-        keys.extend(_below(head, record.keys))
+        keys.extend(_prepend(head, record.keys))
         numbers = [types.setdefault(kind, len(types)) for kind in record.types]
         leaf_types.extend(map(numbers.__getitem__, record.leaf_types))
         values.update({first + leaf: value for leaf, value in record.values.items()})
@@ -106,7 +106,7 @@ def opened_index(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         values=values,
         chunks=rows.chunks(),
         checksums=rows.checksums,
-        files=ChunkFiles(rows.folders, rows.arrays, rows.firsts, rows.owners),
+        files=ChunkFileColumn(rows.folders, rows.arrays, rows.firsts, rows.owners),
         replaces=[],
         metadata={},
         verified=verified,
@@ -118,7 +118,7 @@ def _written(records: Sequence[LeavesRecord]) -> Mapping[str, Any]:
     return max((record.written for record in records), key=lambda written: str(written.get("at", "")), default={})
 
 
-def _joined(records: Sequence[LeavesRecord]) -> tuple[list[Token], list[str]]:
+def _join_structures(records: Sequence[LeavesRecord]) -> tuple[list[Token], list[str]]:
     """Return the containers around all leaves, and the key text in front of those of each record."""
     if len(records) == 1 and records[0].prefix is None:
         return list(records[0].structure), [""]
@@ -145,7 +145,7 @@ def _joined(records: Sequence[LeavesRecord]) -> tuple[list[Token], list[str]]:
     return [Container(node="dict", keys=tuple(names)), *tokens], heads
 
 
-def _below(head: str, keys: Sequence[str]) -> list[str]:
+def _prepend(head: str, keys: Sequence[str]) -> list[str]:
     """Return key texts as they are below another text; the one of a bare array is that text, and ``~`` an empty one."""
     if not head:
         return list(keys)
@@ -181,7 +181,7 @@ class _Rows:
         starts = first_checksums(record) if checked and self._verified else []
         arrays = arrays_of(record)
         most = None if checked else _MOST_UNCHECKED_ROWS
-        known = {key: _described(this, most) for key, this in {id(this): this for this in arrays}.items()}
+        known = {key: _describe(this, most) for key, this in {id(this): this for this in arrays}.items()}
         found = [known[id(this)] for this in arrays]
         leaves = [first + leaf for leaf in stored_leaves(record)]
         if checked and all(len(boxes) == 1 for _, boxes, _ in known.values()):
@@ -232,7 +232,7 @@ class _Rows:
         )
 
 
-def _described(this: ZarrArray, most: int | None) -> _Described:
+def _describe(this: ZarrArray, most: int | None) -> _Described:
     """Return size, boxes and block of the chunk files of a leaf; no boxes where they are not plain and whole."""
     count, nbytes = chunk_count(this), chunk_bytes(this)
     whole_chunks = not any(length % chunk for length, chunk in zip(this.shape, this.chunks, strict=True))

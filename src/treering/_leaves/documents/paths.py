@@ -57,7 +57,7 @@ def folder_of(prefix: str | None, key: str) -> str:
         below = key
     else:
         parts = split_key(key)
-        folders = [escaped(part) for part in parts]
+        folders = [escape(part) for part in parts]
         for folder in folders:
             if len(folder) > _LONGEST or len(folder.encode()) > _LONGEST:
                 raise Unsupported(
@@ -102,7 +102,7 @@ def prefix_folder(prefix: str) -> str:
     return "/".join(parts)
 
 
-def escaped(part: str) -> str:
+def escape(part: str) -> str:
     """Return one part of a key as the name of a folder; different parts have different names.
 
     Example:
@@ -111,15 +111,15 @@ def escaped(part: str) -> str:
     """
     if not part:
         return _EMPTY
-    return _ESCAPED_CHARACTERS.sub(_written, part) if _NOT_ORDINARY.search(part) else part
+    return _ESCAPED_CHARACTERS.sub(_percent_encode, part) if _NOT_ORDINARY.search(part) else part
 
 
-def _written(found: re.Match[str]) -> str:
+def _percent_encode(found: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
 
 
-def unescaped(name: str) -> str:
-    """Return the part that the name of a folder stands for; a name that `escaped` never gives stands for itself.
+def unescape(name: str) -> str:
+    """Return the part that the name of a folder stands for; a name that `escape` never gives stands for itself.
 
     Example:
         >>> unescaped("layer%2E0"), unescaped("%-"), unescaped("50%"), unescaped("%41")
@@ -130,13 +130,13 @@ def unescaped(name: str) -> str:
     if not _LOOKS_ESCAPED.search(name):
         return name
     try:
-        part = _ESCAPES.sub(_read, name)
+        part = _ESCAPES.sub(_percent_decode, name)
     except UnicodeDecodeError:
         return name
-    return part if escaped(part) == name else name
+    return part if escape(part) == name else name
 
 
-def _read(found: re.Match[str]) -> str:
+def _percent_decode(found: re.Match[str]) -> str:
     return bytes.fromhex(found[0].replace("%", "")).decode("utf-8", "surrogatepass")
 
 
@@ -164,10 +164,10 @@ def parts_of_folder(folder: str, prefix: str | None) -> tuple[str, ...]:
     above = [part for part in _PREFIX_SEPARATORS.split(prefix) if part] if prefix else []
     if parts[: len(above)] == above:
         parts = parts[len(above) :]
-    return tuple(map(unescaped, parts))
+    return tuple(map(unescape, parts))
 
 
-def overlapping(folders: Iterable[str]) -> tuple[str, str] | None:
+def find_overlap(folders: Iterable[str]) -> tuple[str, str] | None:
     """Return two folders that are equal, or of which the second lies in the first; None where there are none.
 
     Example:

@@ -30,7 +30,7 @@ from treering._format.columns import (
 )
 from treering._format.index import LeafType, Token
 from treering._format.signed import SignedForm
-from treering._leaves.documents.paths import folder_of, overlapping, prefix_folder
+from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
 from treering._values.checksums import block_bytes, block_count
 from treering._values.human import counted
 from treering.errors import Corrupt, Unsupported
@@ -57,7 +57,7 @@ _LIMIT: Final = 1 << 63
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ChunkLayout:
     """How an array is cut into chunk files; many leaves have the same."""
 
     chunks: tuple[int, ...]
@@ -96,7 +96,7 @@ class LeavesRecord:
     """Leaf number -> its Python value, for leaves that do not lie in files."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves. It follows from prefix and key, and is not written."""
-    layouts: Sequence[Layout]
+    layouts: Sequence[ChunkLayout]
     """The different layouts."""
     leaf_layouts: Sequence[int]
     """Number of the layout of each stored leaf."""
@@ -104,6 +104,20 @@ class LeavesRecord:
     """Bytes of each chunk file of the compressed leaves, leaf after leaf; those of plain ones follow."""
     checksums: array[int]
     """Checksums of the blocks of the chunk files: leaf after leaf, chunk after chunk in C order of the grid."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBranch:
+    """One branch of a leaves directory that can be read."""
+
+    record: LeavesRecord
+    """What is in it; made up from its ``.zarray`` files where another program wrote it."""
+    arrays: Sequence[ZarrArray]
+    """What the ``.zarray`` of each stored leaf has to say, in the order of the leaves."""
+    attempt: str | None
+    """The save whose staged files are not all moved yet: files are looked for there first. None: nothing is staged."""
+    verified: bool
+    """Whether the record has checksums; False for another program's branch."""
 
 
 # ------------------------------------------------------------------------------------------------- what follows from it
@@ -136,7 +150,7 @@ def _pairs(tree: LeavesRecord | TreeColumns, leaf_layouts: Sequence[int]) -> lis
     return list(zip(kinds, leaf_layouts, strict=True))
 
 
-def _array(kind: LeafType, layout: Layout, marker: str | None) -> ZarrArray:
+def _array(kind: LeafType, layout: ChunkLayout, marker: str | None) -> ZarrArray:
     return ZarrArray(
         shape=kind.shape or (),
         chunks=layout.chunks,
@@ -270,7 +284,7 @@ def _record(document: Any) -> LeavesRecord:
     return record
 
 
-def _layout(node: Any, number: int) -> Layout:
+def _layout(node: Any, number: int) -> ChunkLayout:
     what = f"layout {number}"
     chunks = member(node, "chunks", list, what)
     check_ints(chunks, _LIMIT, f"the chunk of {what}")
@@ -281,7 +295,7 @@ def _layout(node: Any, number: int) -> Layout:
         text = None if compressor is None else check_compressor(compressor)
     except Unsupported as error:
         raise Corrupt(f"{what}: {error.message}") from None
-    return Layout(chunks=tuple(chunks), compressor=text)
+    return ChunkLayout(chunks=tuple(chunks), compressor=text)
 
 
 def _folders(prefix: str | None, keys: Sequence[str]) -> list[str]:
@@ -291,7 +305,7 @@ def _folders(prefix: str | None, keys: Sequence[str]) -> list[str]:
         folders = list(map(functools.partial(folder_of, prefix), keys))
     except Unsupported as error:
         raise Corrupt(error.message, path=error.path) from None
-    clash = overlapping(folders)
+    clash = find_overlap(folders)
     if clash is not None:
         raise Corrupt(f"two leaves lie in {clash[0]!r:.200} and {clash[1]!r:.200}, the one inside the other")
     return folders

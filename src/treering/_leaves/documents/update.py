@@ -11,15 +11,15 @@ from typing import Final
 from treering._codec.zarr import number_of_chunk, parse_zarray
 from treering._leaves.documents.index import (
     LEAVES_INDEX,
-    Branch,
     Entry,
+    IndexBranch,
     LeavesIndex,
     encode_leaves_index,
     encode_steps,
     entries_of,
     parse_leaves_index,
 )
-from treering._leaves.documents.paths import overlapping
+from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._leaves.folder.rules import IndexRules, Move, Update
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
@@ -28,7 +28,13 @@ from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupporte
 _ATTEMPT: Final = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
 
 
-def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
+def update_for(
+    old: bytes | None,
+    records: Sequence[LeavesRecord],
+    *,
+    cleared: Mapping[str | None, Sequence[str]] = {},
+    dropped: Sequence[str] = (),
+) -> Update:
     """Return the two indexes that a save of these branches goes through: staged, and moved.
 
     Branches with other prefixes, and everything that is unknown, stay as they are.
@@ -36,6 +42,8 @@ def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
     Args:
         old: the present index, None where there is none.
         records: of different prefixes.
+        cleared: prefix -> folders that its save clears beside those of the branch that it replaces.
+        dropped: the attempts of saves without an index that these saves replace.
 
     Raises:
         Corrupt: the present index, or what it says of a replaced branch, is damaged; nothing is replaced in silence.
@@ -55,20 +63,21 @@ def update_for(old: bytes | None, records: Sequence[LeavesRecord]) -> Update:
     moves = []
     for record in records:
         before = branches.get(record.prefix)
-        cleared = () if before is None else _cleared(before, others)
-        branches[record.prefix] = Branch(
+        replaced = () if before is None else _replaced_folders(before, others)
+        moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
+        branches[record.prefix] = IndexBranch(
             prefix=record.prefix,
             entries=[Entry(node["path"], node) for node in entries_of(record)],
             record=encode_record(record),
-            moving=cleared,
+            moving=moving,
         )
-        moves.append(Move(attempt=record.attempt, cleared=cleared))
+        moves.append(Move(attempt=record.attempt, cleared=moving))
     _check_apart(records, others)
-    moving, settled = encode_steps(LeavesIndex(branches=branches, document=index.document), saved)
-    return Update(moving=moving, settled=settled, moves=tuple(moves))
+    first, second = encode_steps(LeavesIndex(branches=branches, document=index.document), saved)
+    return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
-def _cleared(before: Branch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
+def _replaced_folders(before: IndexBranch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
     """Return the folders of a branch that is replaced, those that an unfinished save was to clear among them.
 
     What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
@@ -102,7 +111,7 @@ def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Se
                     )
 
 
-def _folders(branch: Branch) -> list[str]:
+def _folders(branch: IndexBranch) -> list[str]:
     """Return where the leaves of a branch lie, as far as it can be known."""
     folders = [entry.path for entry in branch.entries]
     if branch.record is not None:
@@ -116,7 +125,7 @@ def _folders(branch: Branch) -> list[str]:
 
 def _clash(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
     there = set(others)
-    if "" not in there and overlapping((*mine, *there)) is None:
+    if "" not in there and find_overlap((*mine, *there)) is None:
         return None
     around = {above: other for other in others for above in _above(other)}
     for folder in mine:
@@ -182,7 +191,7 @@ class _Rules:
             return False
 
 
-def _branches(index: bytes) -> list[Branch]:
+def _branches(index: bytes) -> list[IndexBranch]:
     try:
         return list(parse_leaves_index(index).branches.values())
     except TreeringError:

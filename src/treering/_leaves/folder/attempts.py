@@ -97,7 +97,7 @@ class AttemptFolder:
         return found is not None and os.path.samestat(found, os.fstat(self._opened.number))
 
 
-def attempts_in(tree: FolderTree) -> list[str]:
+def list_attempts(tree: FolderTree) -> list[str]:
     """Return the attempts that have a folder.
 
     Raises:
@@ -166,7 +166,7 @@ def sweep_unfinished(tree: FolderTree) -> None:
         LinkRefused: ``.treering`` is a link.
     """
     with contextlib.suppress(OSError):
-        for attempt in attempts_in(tree):
+        for attempt in list_attempts(tree):
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
 
 

@@ -16,13 +16,13 @@ from typing import Self
 
 from treering._leaves.folder.attempts import (
     AttemptFolder,
-    attempts_in,
+    list_attempts,
     remove_attempt,
     remove_if_dead,
     sweep_unfinished,
 )
 from treering._leaves.folder.files import index_bytes
-from treering._leaves.folder.moves import Cleared, Targets, clear, moved, surveyed
+from treering._leaves.folder.moves import ReplacedFiles, TargetPaths, clear, move_staged, survey
 from treering._leaves.folder.rules import IndexRules, Move, Update
 from treering._leaves.folder.sync import sync_folders
 from treering._store.failures import naming
@@ -108,11 +108,11 @@ class LeavesCommit:
         change = update(self.index)
         if change is None:
             return
-        surveys = [surveyed(self._tree, move, self._rules) for move in change.moves]
-        going = Cleared()
-        for survey in surveys:
-            going.add(survey)
-        Targets(self._tree, going).require_free(wanted(change))
+        surveys = [survey(self._tree, move, self._rules) for move in change.moves]
+        going = ReplacedFiles()
+        for replaced in surveys:
+            going.add(replaced)
+        TargetPaths(self._tree, going).require_free(wanted(change))
         self._commit(change.moving)
         try:
             self._finish(change.moves, surveys, change.settled)
@@ -121,15 +121,15 @@ class LeavesCommit:
             raise StoreFailed.of(error, self._shown, "move all files to their places in", hint=hint) from error
         self._sweep(change.settled, change.dropped)
 
-    def moved(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
+    def move_unindexed(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
         """Move the own files to their key paths without an index, if nothing is there.
 
         Raises:
             LinkRefused: a folder on the way is a link.
             OSError: the system refused.
         """
-        if Targets(self._tree, Cleared()).are_bare(wanted):
-            sync_folders(self._folder, self._tree, moved(self._tree, self._own.attempt))
+        if TargetPaths(self._tree, ReplacedFiles()).are_bare(wanted):
+            sync_folders(self._folder, self._tree, move_staged(self._tree, self._own.attempt))
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -152,20 +152,20 @@ class LeavesCommit:
             self.index = self._rules.settled(index)
             before = self._own.kept
             try:
-                self._finish(moves, [surveyed(self._tree, move, self._rules) for move in moves], self.index)
+                self._finish(moves, [survey(self._tree, move, self._rules) for move in moves], self.index)
             finally:
                 self._own.kept = before  # that index names the dead one's, not this save's
         else:
             self._take_up(self._rules.attempts(index))
 
-    def _finish(self, moves: Sequence[Move], surveys: Sequence[Cleared], settled: bytes) -> None:
+    def _finish(self, moves: Sequence[Move], surveys: Sequence[ReplacedFiles], settled: bytes) -> None:
         """Clear, move, make that durable, and say so in the index."""
         into: set[Parts] = set()
-        for survey in surveys:
-            clear(self._tree, survey)
+        for replaced in surveys:
+            clear(self._tree, replaced)
         for move in moves:
             if is_attempt(move.attempt):
-                into.update(moved(self._tree, move.attempt))
+                into.update(move_staged(self._tree, move.attempt))
         sync_folders(self._folder, self._tree, into)
         self._replace(self._prepared(settled))
         self._tree.sync(())
@@ -173,7 +173,7 @@ class LeavesCommit:
 
     def _take_up(self, named: frozenset[str]) -> None:
         """What an index names waits for none: else a later save would leave it to be listed again."""
-        for attempt in attempts_in(self._tree):
+        for attempt in list_attempts(self._tree):
             if attempt in named:
                 self._tree.remove(attempt_folder(attempt), PENDING)
 
@@ -214,7 +214,7 @@ class LeavesCommit:
         named = self._rules.attempts(index)
         done = self._rules.attempts(self.index or b"").union(dropped)
         try:
-            for attempt in attempts_in(self._tree):
+            for attempt in list_attempts(self._tree):
                 if attempt == self._own.attempt or attempt in named:
                     continue
                 if attempt in done:
@@ -263,10 +263,10 @@ def commit_pending(path: Path, rules: IndexRules, update: Callable[[bytes | None
         sweep_unfinished(tree)
         held.callback(own.discard)
         with contextlib.closing(LeavesCommit(folder, tree, own, rules, shown)) as saving, saving:
-            saving.change(update, lambda change: _staged(tree, change))
+            saving.change(update, lambda change: _list_staged(tree, change))
 
 
-def _staged(tree: FolderTree, change: Update) -> Mapping[Parts, Sequence[str]]:
+def _list_staged(tree: FolderTree, change: Update) -> Mapping[Parts, Sequence[str]]:
     """Return all staged files of the attempts that are to be moved, as names by folder."""
     found: dict[Parts, list[str]] = {}
     for move in change.moves:

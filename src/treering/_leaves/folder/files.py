@@ -22,7 +22,7 @@ from treering.errors import Format
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 
-def opened_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
+def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
     """Open a file; the caller closes it.
 
     Raises:
@@ -45,7 +45,7 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         OSError: the system refuses.
     """
     try:
-        file = opened_below(tree, (), INDEX)
+        file = open_below(tree, (), INDEX)
     except FileNotFoundError:
         return None
     with file:
@@ -54,7 +54,7 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         return file.read(0, file.size)
 
 
-def missing(tree: FolderTree, parts: Parts, name: str) -> DataFileMissing:
+def missing_error(tree: FolderTree, parts: Parts, name: str) -> DataFileMissing:
     """Return the error for a file that is not where it should be."""
     shown = tree.shown(parts, name)
     error = DataFileMissing(f"{shown!r} is missing")

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from treering._leaves.folder.attempts import attempts_in, has_saver
-from treering._leaves.folder.files import index_bytes, missing, opened_below, read_small_files
+from treering._leaves.folder.attempts import has_saver, list_attempts
+from treering._leaves.folder.files import index_bytes, missing_error, open_below, read_small_files
 from treering._store.open_folder import LARGEST_INDEX, shown_names
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
@@ -38,7 +38,7 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _Found = TypeVar("_Found")
 
 
-class OpenLeaves:
+class LeavesFolder:
     """A leaves directory open for reading, a context manager. It takes no lock; any thread may ask.
 
     Folders and files are looked up from the directory that was opened, one part of a path after the other; links are
@@ -97,7 +97,7 @@ class OpenLeaves:
         if index is not None:
             return index
         message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
-        error = NotFound(message, hint=what_is_there(self._tree))
+        error = NotFound(message, hint=describe_folder(self._tree))
         error.errno = errno.ENOENT
         error.strerror = os.strerror(errno.ENOENT)
         error.filename = os.path.join(self._shown, INDEX)
@@ -125,10 +125,10 @@ class OpenLeaves:
             # Files only ever go from the first place to the second, so this order misses none.
             if attempt is not None:
                 with contextlib.suppress(*_ABSENT):
-                    return self._looked_up(lambda: opened_below(self._tree, (*_staging(attempt), *parts), name))
-            return self._looked_up(lambda: opened_below(self._tree, parts, name))
+                    return self._looked_up(lambda: open_below(self._tree, (*_staging(attempt), *parts), name))
+            return self._looked_up(lambda: open_below(self._tree, parts, name))
         except _ABSENT as error:
-            raise missing(self._tree, parts, name) from error
+            raise missing_error(self._tree, parts, name) from error
         except TreeringError:
             raise
         except OSError as error:
@@ -155,7 +155,7 @@ class OpenLeaves:
                     return self._looked_up(lambda: read_small_files(self._tree, (*_staging(attempt), *parts), files))
             return self._looked_up(lambda: read_small_files(self._tree, parts, files))
         except _ABSENT as error:
-            raise missing(self._tree, parts, files[0][0]) from error
+            raise missing_error(self._tree, parts, files[0][0]) from error
         except TreeringError:
             raise
         except OSError as error:
@@ -190,12 +190,12 @@ class OpenLeaves:
         """
         found: dict[str, bytes] = {}
         with _reading(self._shown):
-            for attempt in attempts_in(self._tree):
+            for attempt in list_attempts(self._tree):
                 parts = attempt_folder(attempt)
                 with contextlib.suppress(FileNotFoundError):
                     if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
                         continue
-                    with opened_below(self._tree, parts, RECORD) as file:
+                    with open_below(self._tree, parts, RECORD) as file:
                         found[attempt] = file.read(0, file.size) if file.size <= LARGEST_INDEX else b""
         return found
 
@@ -207,7 +207,7 @@ class OpenLeaves:
             StoreFailed: the system refuses.
         """
         with _reading(self._shown):
-            attempts = attempts_in(self._tree)
+            attempts = list_attempts(self._tree)
             return {one for one in attempts if self._tree.find(attempt_folder(one), PENDING) is not None}
 
     def array_folders(self) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             waiting += [(*here, name) for name in below if here or name != ATTEMPTS]
 
 
-def what_is_there(tree: FolderTree) -> str:
+def describe_folder(tree: FolderTree) -> str:
     """Say what a directory without an index holds, and what to do about it."""
     try:
         found = tree.scan(())

@@ -24,7 +24,7 @@ _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cleared:
+class ReplacedFiles:
     """What goes with the leaves that a save replaces."""
 
     files: dict[Parts, list[str]] = dataclasses.field(default_factory=dict)
@@ -34,14 +34,14 @@ class Cleared:
     replaced: set[Parts] = dataclasses.field(default_factory=set)
     """The folders of the leaves themselves, whether something of them is there or not."""
 
-    def add(self, other: Cleared) -> None:
+    def add(self, other: ReplacedFiles) -> None:
         """Let go what goes there as well."""
         self.files.update(other.files)
         self.found.update(other.found)
         self.replaced.update(other.replaced)
 
 
-def surveyed(tree: FolderTree, move: Move, rules: IndexRules) -> Cleared:
+def survey(tree: FolderTree, move: Move, rules: IndexRules) -> ReplacedFiles:
     """Return which files of the leaves that a save replaces are to go: chunks, and last the ``.zarray`` that proves it.
 
     A folder that is not there, or that has a link on its way, holds nothing of a leaf; one whose ``.zarray`` names the
@@ -50,7 +50,7 @@ def surveyed(tree: FolderTree, move: Move, rules: IndexRules) -> Cleared:
     Raises:
         OSError: the system refused.
     """
-    cleared = Cleared()
+    cleared = ReplacedFiles()
     for folder in move.cleared:
         try:
             parts = parts_of(folder)
@@ -67,7 +67,7 @@ def surveyed(tree: FolderTree, move: Move, rules: IndexRules) -> Cleared:
     return cleared
 
 
-def _survey_chunks(tree: FolderTree, parts: Parts, is_chunk: Callable[[str], bool], cleared: Cleared) -> None:
+def _survey_chunks(tree: FolderTree, parts: Parts, is_chunk: Callable[[str], bool], cleared: ReplacedFiles) -> None:
     """Note the chunk files of one array, those in folders of their own too."""
     waiting = [parts]
     while waiting:
@@ -83,7 +83,7 @@ def _survey_chunks(tree: FolderTree, parts: Parts, is_chunk: Callable[[str], boo
                 waiting.append((*here, name))
 
 
-def clear(tree: FolderTree, cleared: Cleared) -> None:
+def clear(tree: FolderTree, cleared: ReplacedFiles) -> None:
     """Remove those files, then the folders that this has emptied.
 
     Raises:
@@ -99,7 +99,7 @@ def clear(tree: FolderTree, cleared: Cleared) -> None:
             tree.remove_empty(parts)
 
 
-def moved(tree: FolderTree, attempt: str) -> list[Parts]:
+def move_staged(tree: FolderTree, attempt: str) -> list[Parts]:
     """Move the staged files of an attempt to their key paths: whole folders, or file by file into those that are there.
 
     Returns:
@@ -122,14 +122,14 @@ def moved(tree: FolderTree, attempt: str) -> list[Parts]:
         waiting += [
             (*below, name)
             for name in sorted(found, key=ZARRAY.__eq__)
-            if not _moved(tree, (*source, *below), name, below, folder=found[name] == FOLDER)
+            if not _rename(tree, (*source, *below), name, below, folder=found[name] == FOLDER)
         ]
     for below in reversed(into):
         tree.remove_empty((*source, *below))
     return into
 
 
-def _moved(tree: FolderTree, parts: Parts, name: str, to: Parts, *, folder: bool) -> bool:
+def _rename(tree: FolderTree, parts: Parts, name: str, to: Parts, *, folder: bool) -> bool:
     """Rename one thing; False for a folder where one with something in it is there already."""
     try:
         tree.replace(parts, name, to, name)
@@ -142,10 +142,10 @@ def _moved(tree: FolderTree, parts: Parts, name: str, to: Parts, *, folder: bool
     return True
 
 
-class Targets:
+class TargetPaths:
     """The key paths of a directory, while nobody else saves there."""
 
-    def __init__(self, tree: FolderTree, cleared: Cleared) -> None:
+    def __init__(self, tree: FolderTree, cleared: ReplacedFiles) -> None:
         """Look at a directory in which ``cleared`` goes."""
         self._tree = tree
         self._cleared = cleared.files

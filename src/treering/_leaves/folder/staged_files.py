@@ -45,13 +45,13 @@ class StagedFiles:
     attempt: str
 
     def __init__(self, shown: str) -> None:
-        """Nothing is open yet; `_opened` says where."""
+        """Nothing is open yet; `_open_at` says where."""
         self._shown = shown
         self._lock = threading.Lock()
         self._names: dict[Parts, list[str]] = {}
         self._folder: Folder | None = None
 
-    def _opened(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
+    def _open_at(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
         self._folder, self._tree, self.attempt = folder, tree, attempt
         self._staged = staged_leaves(attempt)
         self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
@@ -73,7 +73,7 @@ class StagedFiles:
             Unsupported: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
-            parts = self._noted(folder, [name for name, _ in files])
+            parts = self._note(folder, [name for name, _ in files])
             staged = self._staged + parts
             try:
                 self._tree.fill(staged, files)
@@ -95,7 +95,7 @@ class StagedFiles:
             Unsupported: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
-            parts = self._noted(folder, [name])
+            parts = self._note(folder, [name])
             self._tree.make((*self._staged, *parts))
             with self._tree.create((*self._staged, *parts), name) as opened:
                 write_content(opened.number, buffers, size)
@@ -110,14 +110,14 @@ class StagedFiles:
     @property
     def _open_folder(self) -> Folder:
         if self._folder is None:
-            raise _over()
+            raise _over_error()
         return self._folder
 
     def _sync_written(self) -> None:
         """Make what this process has written durable, and the names of all folders on the way to it."""
         sync_written(self._open_folder, self._tree, self._staged, self._names)
 
-    def _noted(self, folder: str, names: list[str]) -> Parts:
+    def _note(self, folder: str, names: list[str]) -> Parts:
         """Remember what is written, to see before the commit whether its place is free; return the folder's parts."""
         parts = self._parts_of(folder)
         with self._lock:
@@ -126,7 +126,7 @@ class StagedFiles:
 
     def _parts_of(self, folder: str) -> Parts:
         if self._folder is None:
-            raise _over()
+            raise _over_error()
         parts = parts_of(folder)
         # No character takes more than four bytes.
         if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
@@ -135,7 +135,7 @@ class StagedFiles:
         return parts
 
 
-def _over() -> RuntimeError:
+def _over_error() -> RuntimeError:
     return RuntimeError("this save is over")
 
 
@@ -162,8 +162,8 @@ class JoinedLeaves(StagedFiles):
             folder = undo.enter_context(Folder(resolved_folder(self._shown)))
             tree = FolderTree(folder, self._shown)
             undo.callback(tree.close)
-            self._opened(folder, tree, attempt)
-            self._found = self._awaited()
+            self._open_at(folder, tree, attempt)
+            self._found = self._await_attempt()
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -201,7 +201,7 @@ class JoinedLeaves(StagedFiles):
             self._tree.forget(())
             found = self._attempt_found()
             if found is None or not os.path.samestat(found, self._found):
-                raise _removed()
+                raise _removed_error()
 
     def withdraw(self) -> None:
         """Remove the files that this process has written, as far as that goes.
@@ -212,11 +212,11 @@ class JoinedLeaves(StagedFiles):
             with contextlib.suppress(OSError, LinkRefused):
                 self._tree.remove((*self._staged, *parts), *names)
 
-    def _awaited(self) -> os.stat_result:
+    def _await_attempt(self) -> os.stat_result:
         deadline = time.monotonic() + _PATIENCE
         while (found := self._attempt_found()) is None:
             if time.monotonic() >= deadline:
-                raise _removed()
+                raise _removed_error()
             time.sleep(_PAUSE)
         return found
 
@@ -224,5 +224,5 @@ class JoinedLeaves(StagedFiles):
         return self._tree.find((ATTEMPTS,), self.attempt)
 
 
-def _removed() -> OSError:
+def _removed_error() -> OSError:
     return OSError(errno.ESTALE, "the folder of this save was removed while it was written: process 0 gave up or died")

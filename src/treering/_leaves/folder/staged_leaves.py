@@ -15,7 +15,7 @@ from typing import Self
 
 from treering._leaves.folder.attempts import AttemptFolder, sweep_messages, sweep_unfinished
 from treering._leaves.folder.commit import LeavesCommit
-from treering._leaves.folder.files import missing, opened_below
+from treering._leaves.folder.files import missing_error, open_below
 from treering._leaves.folder.rules import IndexRules, Update
 from treering._leaves.folder.staged_files import StagedFiles
 from treering._leaves.folder.sync import sync_all
@@ -129,7 +129,7 @@ class StagedLeaves(StagedFiles):
             Unsupported: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
-            parts = self._noted(folder, [])
+            parts = self._note(folder, [])
             self._given.add(parts)
             self._tree.make((*self._staged, *parts[:-1]))
             return os.path.join(self._open_folder.path, *self._staged, *parts)
@@ -145,9 +145,9 @@ class StagedLeaves(StagedFiles):
         parts = (*self._staged, *parts_of(folder), *name.split("/"))
         with naming(self._shown, "read"):
             try:
-                return opened_below(self._tree, parts[:-1], parts[-1])
+                return open_below(self._tree, parts[:-1], parts[-1])
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise missing(self._tree, parts[:-1], parts[-1]) from error
+                raise missing_error(self._tree, parts[:-1], parts[-1]) from error
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a staged folder, sorted; none when it is not there.
@@ -209,7 +209,7 @@ class StagedLeaves(StagedFiles):
             self._own.kept = True
             # It is saved. Whatever cannot be moved now is moved when an index takes it up.
             with contextlib.suppress(OSError, LinkRefused), self._committing() as saving, saving:
-                saving.moved(self._wanted())
+                saving.move_unindexed(self._wanted())
 
     def _begin(self, target: str, attempt: str | None) -> None:
         """Make the directory and the folder of this attempt in it."""
@@ -228,7 +228,7 @@ class StagedLeaves(StagedFiles):
             sweep_messages(tree, folder, {own.attempt, *self._live})
             undo.pop_all()
         self._made, self._own = made, own
-        self._opened(folder, tree, own.attempt)
+        self._open_at(folder, tree, own.attempt)
 
     def _refuse_checkpoint(self, folder: Folder) -> None:
         """Of two forms in one folder, whoever reads it would see only one."""
