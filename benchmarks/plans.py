@@ -20,7 +20,7 @@ from benchmarks.workloads import LeafKind
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
 from treering._leaves.shares import WriterPlan, plan_writers
 from treering._plan.exchange import Grid, StoredChunk
-from treering._plan.load import LoadPlan, StoredLeaf, plan_loads
+from treering._plan.load import LeafLoadPlan, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
@@ -206,13 +206,13 @@ def turned_grid(axes: int, grid: tuple[int, int]) -> Grid:
 def load_group(name: str, leaves: Sequence[StoredLeaf], processes: int, unit: str) -> Group:
     """Plan a load for everybody, and list what one process reads."""
 
-    def work() -> list[LoadPlan]:
+    def work() -> list[LeafLoadPlan]:
         plans = plan_loads(leaves, processes)
         for plan in plans:
             plan.reads_of(processes // 2)
         return plans
 
-    def share(plans: list[LoadPlan]) -> float:
+    def share(plans: list[LeafLoadPlan]) -> float:
         there = sum(bytes_of(leaf, needed=unit == _NEEDED) for leaf in leaves)
         read = 0
         times = Counter(id(plan) for plan in plans)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ def compared(here: Evidence, there: Evidence) -> list[Proof]:
         Proof(
             claim=f"Moved to {there.mesh}, every bit is there",
             held=not unequal and bool(count),
-            detail=f"{counted(len(unequal), 'leaves differ')}, the first is {unequal[0]}"
+            detail=f"{pluralize(len(unequal), 'leaves differ')}, the first is {unequal[0]}"
             if unequal
-            else f"{count} of {counted(count, 'leaves')} equal by SHA-256 to those on {here.mesh}",
+            else f"{count} of {pluralize(count, 'leaves')} equal by SHA-256 to those on {here.mesh}",
         ),
         Proof(
             claim=f"Moved to {there.mesh}, training goes on unchanged",

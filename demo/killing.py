@@ -18,7 +18,7 @@ from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._store.run_folder import step_name
 from treering._values.checkpoint_names import INDEX
-from treering._values.human import bytes_text, count_text, counted
+from treering._values.human import bytes_text, count_text, pluralize
 from treering._values.keys import Glob
 from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines
@@ -99,7 +99,9 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
     if trained.killed is None:
         raise Failed("the training process ended before it was killed")
     losses, drawn = trained.losses, f"   {curve(trained.losses)}" if stage.symbols else ""
-    stage.say(f"{counted(len(losses), 'steps')}: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}")
+    stage.say(
+        f"{pluralize(len(losses), 'steps')}: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}"
+    )
     _show(stage, trained, trained.killed)
     return trained
 
@@ -168,9 +170,8 @@ def _show(stage: Stage, trained: Trained, killed: int) -> None:
     last = stage.run / step_name(trained.acknowledged or 0)
     listing = listing_of(last)
     size = listing.file_bytes
-    stage.say(
-        f"{counted(len(trained.saves), 'saves')} of {bytes_text(size)} were begun; {last.name} is the last that is safe"
-    )
+    begun = pluralize(len(trained.saves), "saves")
+    stage.say(f"{begun} of {bytes_text(size)} were begun; {last.name} is the last that is safe")
     layout = lay_out(listing.root, globs=[Glob.parse(glob) for glob in _SHOWN], depth=3)
     shown = tree_lines(layout, title=f"run/{last.name}", file_bytes=size, look=stage.look)
     stage.command(f"inspect run {' '.join(_SHOWN)} --depth 3", shown)

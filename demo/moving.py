@@ -14,7 +14,7 @@ from demo.stage import Stage
 from treering._inspect.inspect import listing_of
 from treering._runs.reports import listed_run
 from treering._store.run_folder import step_name
-from treering._values.human import bytes_text, counted, duration_text, rate_text
+from treering._values.human import bytes_text, duration_text, pluralize, rate_text
 from treering._view.run_text import log_lines
 
 _MESHES = ("2x2", "1x1")
@@ -57,7 +57,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
         _show(stage, here, resumed, size)
     steps = " ".join(f"{loss:.3f}" for loss in four.losses)
     stage.say(
-        f"on {_MESHES[0]} {counted(len(four.losses), 'more steps')}, loss {steps}; "
+        f"on {_MESHES[0]} {pluralize(len(four.losses), 'more steps')}, loss {steps}; "
         f"then it saved {step_name(killed)} again"
     )
     stage.command("log run", log_lines(listed_run(stage.run, shown="run"), now=time.time(), look=stage.look))
@@ -99,5 +99,5 @@ def nothing_left(stage: Stage, step: int) -> Proof:
         held=not left,
         detail=f"{left[0]} is still there"
         if left
-        else f"{counted(len(named), 'files')} in {folder.name}, each of them needed",
+        else f"{pluralize(len(named), 'files')} in {folder.name}, each of them needed",
     )

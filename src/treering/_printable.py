@@ -41,11 +41,11 @@ def kind_of(x: object) -> str:
     return "None" if x is None else f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
-def listed(lines: Sequence[str]) -> str:
+def list_lines(lines: Sequence[str]) -> str:
     r"""Return lines below each other for a message, each `printable`; of many the first, and how many more there are.
 
     Example:
-        >>> print("found:" + listed(["a", "b\nc"]))
+        >>> print("found:" + list_lines(["a", "b\nc"]))
         found:
           a
           b\nc

@@ -107,10 +107,10 @@ class TreeringError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).
-        return (_rebuilt, (type(self), self.message, self.__dict__))
+        return (_rebuild, (type(self), self.message, self.__dict__))
 
 
-def _rebuilt(cls: type[TreeringError], message: str, state: dict[str, object]) -> TreeringError:
+def _rebuild(cls: type[TreeringError], message: str, state: dict[str, object]) -> TreeringError:
     error = cls.__new__(cls, message)
     Exception.__init__(error, message)
     error.__dict__.update(state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO, TypeVar, overload
 
-from treering._codec.gzip import compressed, decompressed, default_limit
+from treering._codec.gzip import compress, decompress, default_limit
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
@@ -238,7 +238,7 @@ def compress_bytes(data: Readable) -> bytes:
         >>> decompress_bytes(compress_bytes(b"abc"))
         b'abc'
     """
-    return compressed(memoryview(data))
+    return compress(memoryview(data))
 
 
 def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
@@ -261,7 +261,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
         ...     print(error)
         the gzip data is damaged: ...
     """
-    return decompressed(memoryview(data), max_bytes)
+    return decompress(memoryview(data), max_bytes)
 
 
 def to_compressed_bytes(target: Any) -> bytes:

@@ -22,7 +22,7 @@ from treering._checkpoint.arrivals import plan_deliveries
 from treering._checkpoint.source import read_source
 from treering._format.selection import select
 from treering._tree.likeness import as_stored
-from treering._values.boxes import covered_once, size_of
+from treering._values.boxes import find_cover_error, size_of
 from treering.leaves import tree_serialize_leaves
 
 MESH = Mesh(np.array(jax.devices()), ("x",))
@@ -75,7 +75,7 @@ def test_only_leaves_over_several_processes_are_divided(saved: Path) -> None:
         divide(source, deliveries, 4)
         a, b, c, four = deliveries
         assert a.parts is not None
-        assert covered_once(SHAPE, list(a.wish.boxes)) is None  # all eight devices are here
+        assert find_cover_error(SHAPE, list(a.wish.boxes)) is None  # all eight devices are here
         assert all(box[1] == (0, SHAPE[1]) for box in a.wish.boxes)
         assert [b.parts, c.parts] == [None, None]
         assert [b.wish.boxes, c.wish.boxes] == wholes[1:3]

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from treering._arrays import exchange as room
 from treering._arrays.exchange import Parted, carried, exchanged, grid_of, part_boxes
 from treering._arrays.host import jax_holds
-from treering._plan.exchange import Parts, StoredChunk, parted
+from treering._plan.exchange import Parts, StoredChunk, plan_parts
 from treering._values.boxes import slices, whole
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def parts_for(array: np.ndarray, sharding: NamedSharding, **kwargs: Any) -> Part
     assert grid is not None
     if not kwargs:
         chunk = StoredChunk(box=whole(array.shape), block=64)
-        return parted(array.shape, array.itemsize, [chunk], grid)
+        return plan_parts(array.shape, array.itemsize, [chunk], grid)
     axis = kwargs.pop("axis", 0)
     return Parts(axis=axis, length=array.shape[axis], owners=grid.owners_along(axis), **kwargs)
 

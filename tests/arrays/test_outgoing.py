@@ -17,7 +17,7 @@ from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
 from treering._arrays.outgoing import checked_bytes, outgoing
 from treering._codec.array_bytes import wire_blocks
 from treering._tree.flatten import flatten
-from treering._values.boxes import covered_once
+from treering._values.boxes import find_cover_error
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.processes import Processes
 from treering.errors import Unsupported
@@ -87,7 +87,7 @@ def test_boxes_cover_a_leaf_once_and_hold_it(spec: Any, shape: tuple[int, int]) 
     leaf = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
     leaves = outgoing(flatten({"w": leaf}))
     boxes = [source.box for source in leaves.sources[0]]
-    assert covered_once(shape, boxes) is None
+    assert find_cover_error(shape, boxes) is None
     for source in leaves.sources[0]:
         part = whole[tuple(slice(*side) for side in source.box)]
         assert part.size == 0 or np.array_equal(np.asarray(source.data), part)
@@ -147,7 +147,7 @@ def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int
     flat = flatten({"w": jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))})
     seen = [outgoing(flat, Processes(this=this, count=4)) for this in range(4)]
     held = seen[0].held_by(0)
-    assert covered_once(shape, [box for box, _ in held]) is None
+    assert find_cover_error(shape, [box for box, _ in held]) is None
     for this, leaves in enumerate(seen):
         assert leaves.held_by(0) == held
         assert [source.box for source in leaves.sources[0]] == [box for box, owners in held if this in owners]

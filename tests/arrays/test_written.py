@@ -15,7 +15,7 @@ from treering._arrays import outgoing as room
 from treering._arrays.outgoing import outgoing
 from treering._arrays.written import Divided, Written, divided, merged
 from treering._tree.flatten import flatten
-from treering._values.boxes import covered_once, whole
+from treering._values.boxes import find_cover_error, whole
 from treering._values.checksums import block_count
 from treering._values.processes import Processes
 from treering.errors import ProcessFailed
@@ -91,7 +91,7 @@ def test_every_item_is_written_once(plans: list[Divided], limit: int) -> None:
     for leaf in leaves.sources:
         shape = leaves.types[leaves.leaf_types[leaf]].shape or ()
         boxes = [chunks.box[n] or whole(shape) for n, found in enumerate(chunks.leaf) if found == leaf]
-        assert covered_once(shape, boxes) is None
+        assert find_cover_error(shape, boxes) is None
 
 
 @pytest.mark.parametrize("limit", LIMITS)

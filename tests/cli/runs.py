@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import treering
-from treering._format.run_document import StepNote, noted
+from treering._format.run_document import StepNote, add_note
 from treering._runs.steps import note_step, step_path
 
 BEGAN = 1_700_000_000.0
@@ -28,7 +28,7 @@ def add_step(
     note = StepNote(step=step, saved=BEGAN + 60 * step, metrics=dict(metrics or {}), temporary=temporary)
     path = step_path(run, step)
     tree = {"w": np.arange(100.0) + step, "step": step}
-    treering.save(path, tree, metadata=noted({}, note))
+    treering.save(path, tree, metadata=add_note({}, note))
     note_step(run, step, keep=keep, **noted_of_it)
     return path
 

@@ -20,7 +20,7 @@ from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.diagnosis import Life
-from treering._format.document import names_in
+from treering._format.document import read_names
 from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor import diagnosed
 from treering._store.posix.seen_locks import Process
@@ -232,7 +232,7 @@ def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monk
 
 
 def test_gc_says_which_step_could_not_go(run: Path) -> None:
-    with CheckpointFolder(run / "step_00000001", overwrite=True, names_in=names_in):
+    with CheckpointFolder(run / "step_00000001", overwrite=True, names_in=read_names):
         out = inside("gc", str(run), "--yes", code=1)[0]
     assert "keep    1" in out
     assert "somebody is saving to it" in out

@@ -28,7 +28,7 @@ from treering._codec.zarr import (
     stored_dtype,
     zarray_bytes,
 )
-from treering._values.boxes import covered_once, shape_of
+from treering._values.boxes import find_cover_error, shape_of
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -334,7 +334,7 @@ def test_chunks_cover_the_array_once(array: ZarrArray) -> None:
     assert len(names) == len(set(names)) == count
     assert boxes == sorted(boxes)
     if count:
-        assert covered_once(array.shape, boxes) is None
+        assert find_cover_error(array.shape, boxes) is None
     else:
         assert 0 in array.shape
     for number, name in enumerate(names):

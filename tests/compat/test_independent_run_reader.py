@@ -15,10 +15,10 @@ from tests.compat import independent_run_reader as referee
 from treering._format.run_document import (
     RunDocument,
     StepNote,
+    add_note,
     encode_left,
     encode_run,
-    note_in,
-    noted,
+    find_note,
     parse_left,
     parse_run,
 )
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
 
 def save(run: Path, step: int, **note: Any) -> None:
-    described = noted({"by": "me"}, StepNote(step=step, saved=1795271101.25 + step, **note))
+    described = add_note({"by": "me"}, StepNote(step=step, saved=1795271101.25 + step, **note))
     tr.save(step_path(run, step), {"w": np.arange(5.0) + step}, metadata=described, overwrite=True)
 
 
@@ -42,10 +42,10 @@ def facts(run: Path) -> dict[int, tuple[Any, ...]]:
 def test_the_examples_of_the_page() -> None:
     note, document, list_of_left = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     metadata = json.loads(note)
-    found = note_in(metadata)
+    found = find_note(metadata)
     assert found is not None
     assert (found.step, math.isnan(found.metrics["loss"]), metadata["git"]) == (1200, True, "abc")
-    assert noted({"git": "abc"}, found) == metadata
+    assert add_note({"git": "abc"}, found) == metadata
     assert encode_run(parse_run(document.encode())) == document.encode()
     steps = referee.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import treering
-from treering._values.human import counted
+from treering._values.human import pluralize
 
 SOURCES = Path(treering.__file__).parent
 NOUN = re.compile(
@@ -78,5 +78,5 @@ def test_a_bare_number_is_found() -> None:
     ],
 )
 def test_one_is_singular(things: str, one: str) -> None:
-    assert counted(1, things) == one
-    assert counted(0, things) == f"0 {things}"
+    assert pluralize(1, things) == one
+    assert pluralize(0, things) == f"0 {things}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treering._format.blocks import first_blocks
 from treering._format.document import data_name
-from treering._format.headers import laid_out
+from treering._format.headers import lay_out_files
 from treering._format.index import Container, DataFile, Index, LeafType
 from treering._values.boxes import Box
 
@@ -30,7 +30,7 @@ def index_of(
     single: bool = False,
 ) -> Index:
     """An index of a flat dict, with checksums and digests made up."""
-    chunks, headers = laid_out(ATTEMPT, keys, types, leaf_types, files)
+    chunks, headers = lay_out_files(ATTEMPT, keys, types, leaf_types, files)
     sizes = [len(header) for header in headers]
     for file, nbytes in zip(chunks.file, chunks.nbytes, strict=True):
         sizes[file] += nbytes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.format.indexes import ATTEMPT, index_of, indexes
 from tests.properties.strategies import quick
-from treering._format.blocks import damage, file_digest, first_blocks
+from treering._format.blocks import damage_error, file_digest, first_blocks
 from treering._format.document import data_name, encode_index, parse_index
 from treering._format.index import Index, LeafType
 from treering._values.checkpoint_names import is_data
@@ -118,10 +118,10 @@ def test_a_digest_binds_header_and_checksums() -> None:
 
 def test_damage_names_everything() -> None:
     index = index_of(["a", "b"], [F32], [0, 0], [[(0, None)], [(1, ((0, 15_000),)), (1, ((15_000, 20_000),))]])
-    error = damage(index, 0, 1, 0x1234)
+    error = damage_error(index, 0, 1, 0x1234)
     name = data_name(ATTEMPT, 0, 2)
     assert str(error) == (
         f"leaf 'a' is damaged: bytes {4096 + 65536} to {4096 + 80000} of {name} have the checksum 0000000000001234 "
         f"instead of {index.checksums[1]:016x}; use another copy; `treering verify` lists all damage"
     )
-    assert "leaf 'b'[0:15000] is damaged" in str(damage(index, 1, 0, 0))
+    assert "leaf 'b'[0:15000] is damaged" in str(damage_error(index, 1, 0, 0))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
-from treering._codec.documents import MAX_NESTING, check_json, json_text, member, parsed
+from treering._codec.documents import MAX_NESTING, check_json, json_text, member, parse_json
 from treering.errors import Corrupt, Unsupported
 
 JSON = st.recursive(
@@ -36,7 +36,7 @@ def test_what_is_checked_comes_back(value: Any) -> None:
     check_json(value, "it")
     text = json_text(value)
     assert text.isascii()
-    assert types(parsed(text, "it")) == types(value)
+    assert types(parse_json(text, "it")) == types(value)
 
 
 def nested(levels: int) -> Any:
@@ -84,7 +84,7 @@ def test_what_would_come_back_as_something_else_is_refused(value: Any, words: st
 
 def test_the_deepest_that_is_taken_is_read_too() -> None:
     check_json(nested(MAX_NESTING), "it")
-    assert parsed(json_text(nested(MAX_NESTING)), "it") == nested(MAX_NESTING)
+    assert parse_json(json_text(nested(MAX_NESTING)), "it") == nested(MAX_NESTING)
 
 
 def test_the_same_list_twice_is_no_circle() -> None:
@@ -115,12 +115,12 @@ def test_the_same_list_twice_is_no_circle() -> None:
 )
 def test_no_json(text: str) -> None:
     with pytest.raises(Corrupt, match="it is no JSON"):
-        parsed(text, "it")
+        parse_json(text, "it")
 
 
 def test_members_that_stand_twice_are_named() -> None:
     with pytest.raises(Corrupt, match="'b' stands twice"):
-        parsed('[{"a": {"b": 1, "c": 2, "b": 1}}]', "it")
+        parse_json('[{"a": {"b": 1, "c": 2, "b": 1}}]', "it")
 
 
 @pytest.mark.parametrize(

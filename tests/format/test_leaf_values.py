@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
-from treering._codec.documents import json_text, parsed
+from treering._codec.documents import json_text, parse_json
 from treering._format.index import ForeignKey, OpaqueLeaf
-from treering._format.leaf_values import decoded_key, decoded_value, encoded_key, encoded_value
+from treering._format.leaf_values import decode_key, decode_value, encode_key, encode_value
 from treering.errors import Corrupt, Format, Unsupported
 
 ANY_TEXT = st.text(st.characters())  # with halves of surrogate pairs
@@ -63,20 +63,20 @@ def bits(value: Any) -> Any:
 def through_json(node: Any) -> Any:
     text = json_text(node)
     text.encode("ascii")
-    return parsed(text, "it")
+    return parse_json(text, "it")
 
 
 @quick(400)
 @given(VALUES)
 def test_values_come_back_bit_for_bit(pair: tuple[str, Any]) -> None:
     kind, value = pair
-    assert bits(decoded_value(kind, through_json(encoded_value(kind, value)), "it")) == bits(value)
+    assert bits(decode_value(kind, through_json(encode_value(kind, value)), "it")) == bits(value)
 
 
 @quick(400)
 @given(KEYS)
 def test_keys_come_back_bit_for_bit(key: Any) -> None:
-    assert bits(decoded_key(through_json(encoded_key(key)), "it")) == bits(key)
+    assert bits(decode_key(through_json(encode_key(key)), "it")) == bits(key)
 
 
 @quick(400)
@@ -95,25 +95,25 @@ def test_keys_come_back_bit_for_bit(key: Any) -> None:
 )
 def test_anything_else_is_refused_or_has_one_meaning(kind: str, node: Any) -> None:
     for decode, encode in (
-        (lambda: decoded_value(kind, node, "it"), lambda value: encoded_value(kind, value)),
-        (lambda: decoded_key(node, "it"), encoded_key),
+        (lambda: decode_value(kind, node, "it"), lambda value: encode_value(kind, value)),
+        (lambda: decode_key(node, "it"), encode_key),
     ):
         try:
             value = decode()
         except (Corrupt, Format):
             continue
         again = encode(value)
-        assert bits(
-            decoded_value(kind, again, "it") if encode is not encoded_key else decoded_key(again, "it")
-        ) == bits(value)
+        assert bits(decode_value(kind, again, "it") if encode is not encode_key else decode_key(again, "it")) == bits(
+            value
+        )
 
 
 def test_numbers_that_every_reader_keeps_stand_there_as_numbers() -> None:
-    assert encoded_value("int", 2**53) == 2**53
-    assert encoded_value("int", 2**53 + 1) == hex(2**53 + 1)
-    assert encoded_value("float", 0.1) == 0.1
-    assert encoded_value("float", math.nan) == "nan"
-    assert encoded_value("complex", complex(1, -math.inf)) == [1.0, "-inf"]
+    assert encode_value("int", 2**53) == 2**53
+    assert encode_value("int", 2**53 + 1) == hex(2**53 + 1)
+    assert encode_value("float", 0.1) == 0.1
+    assert encode_value("float", math.nan) == "nan"
+    assert encode_value("complex", complex(1, -math.inf)) == [1.0, "-inf"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_numbers_that_every_reader_keeps_stand_there_as_numbers() -> None:
 )
 def test_forms_that_no_writer_has(kind: str, node: Any) -> None:
     with pytest.raises(Corrupt, match="it"):
-        decoded_value(kind, node, "it")
+        decode_value(kind, node, "it")
 
 
 def test_keys_that_are_too_much() -> None:
@@ -153,8 +153,8 @@ def test_keys_that_are_too_much() -> None:
     for _ in range(40):
         deep = (deep,)
     with pytest.raises(Unsupported, match="32 levels"):
-        encoded_key(deep)
+        encode_key(deep)
     with pytest.raises(Unsupported, match="bits"):
-        encoded_key(2**5000)
+        encode_key(2**5000)
     with pytest.raises(Unsupported, match="set"):
-        encoded_key(frozenset())
+        encode_key(frozenset())

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._format.document import digest_in, glance, names_in
+from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
-    Branch,
     RunDocument,
     StepNote,
+    StepOrigin,
     StepRecord,
+    add_note,
     encode_run,
-    note_in,
-    noted,
+    find_note,
     parse_run,
-    without_note,
+    remove_note,
 )
 from treering._format.signed import SignedForm
 from treering._store.run_folder import HIGHEST_STEP
@@ -57,13 +57,13 @@ def same(one: Any, other: Any) -> bool:
     saved=times,
     metrics=metrics,
     temporary=st.booleans(),
-    branch=st.none() | st.builds(Branch, st.text(), steps),
+    branch=st.none() | st.builds(StepOrigin, st.text(), steps),
 )
 def test_a_note_comes_back_through_json(**members: Any) -> None:
     note = StepNote(**members)
-    metadata = json.loads(json.dumps(noted({"mine": [1]}, note), allow_nan=False))
-    assert same(note_in(metadata), note)
-    assert without_note(metadata) == {"mine": [1]}
+    metadata = json.loads(json.dumps(add_note({"mine": [1]}, note), allow_nan=False))
+    assert same(find_note(metadata), note)
+    assert remove_note(metadata) == {"mine": [1]}
 
 
 @given(
@@ -93,18 +93,18 @@ def test_a_document_comes_back(records: list[StepRecord], keep: str | None, save
 
 def test_what_is_not_finite_is_text() -> None:
     note = StepNote(step=0, saved=0.0, metrics={"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1})
-    assert noted({}, note)["treering"]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": 1.0}
+    assert add_note({}, note)["treering"]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": 1.0}
 
 
 def test_the_users_metadata_may_not_have_the_runs_member() -> None:
     with pytest.raises(Unsupported, match="'treering'"):
-        noted({"treering": None}, StepNote(step=0, saved=0.0))
+        add_note({"treering": None}, StepNote(step=0, saved=0.0))
 
 
 @pytest.mark.parametrize("saved", [math.nan, math.inf, 1e18, -1e18])
 def test_a_time_that_is_none_is_refused(saved: float) -> None:
     with pytest.raises(Unsupported, match="no time"):
-        noted({}, StepNote(step=0, saved=saved))
+        add_note({}, StepNote(step=0, saved=saved))
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_a_time_that_is_none_is_refused(saved: float) -> None:
     ids=str,
 )
 def test_a_note_that_is_none_counts_as_the_users(change: dict[str, Any]) -> None:
-    metadata = noted({}, StepNote(step=3, saved=0.0))
+    metadata = add_note({}, StepNote(step=3, saved=0.0))
     metadata["treering"] |= change
-    assert note_in(metadata) is None
-    assert without_note(metadata) == metadata
+    assert find_note(metadata) is None
+    assert remove_note(metadata) == metadata
 
 
 def signed(steps: Any, **members: Any) -> bytes:
@@ -202,15 +202,15 @@ METADATA = '"metadata": {"note":"\\n\\"attempt\\": \\"x\\","}'
 
 def test_the_members_that_do_not_grow_are_found_on_their_lines() -> None:
     data = index(ATTEMPT, '"leaves": {}', FILES, REPLACES, METADATA)
-    found = glance(data)
+    found = read_summary(data)
     assert (found.attempt, found.names, found.nbytes) == (
         "0123456789abcdef",
         ("data-a", "data-b", "data-c"),
         12 + len(data),
     )
     assert found.metadata == {"note": '\n"attempt": "x",'}
-    assert found.digest == digest_in(data[:96])
-    assert names_in(data) == found.names
+    assert found.digest == read_digest(data[:96])
+    assert read_names(data) == found.names
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_the_members_that_do_not_grow_are_found_on_their_lines() -> None:
 )
 def test_a_damaged_index_is_corrupt_at_a_glance_too(data: bytes) -> None:
     with pytest.raises(Corrupt):
-        glance(data)
+        read_summary(data)
 
 
 def test_a_newer_index_is_said_to_be_one() -> None:
     with pytest.raises(Format, match="newer"):
-        glance(index(ATTEMPT, FILES, REPLACES, METADATA, version=2))
+        read_summary(index(ATTEMPT, FILES, REPLACES, METADATA, version=2))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from treering._format.columns import decoded_checksums, encoded_checksums, free_json, matching, texts
+from treering._format.columns import check_name, check_texts, decode_checksums, encode_checksums, read_free_json
 from treering._format.signed import SignedForm
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
@@ -61,11 +61,11 @@ def test_what_its_reader_finds_is_said_of_the_document(error: TreeringError, sho
 
 def test_parts() -> None:
     table = array("Q", [0, 1, 2**64 - 1])
-    assert decoded_checksums(encoded_checksums(table)) == table
-    assert texts(["a"], "the list") == ["a"]
-    for broken in (lambda: texts(["a", 1], "the list"), lambda: matching(re.compile("a"), "b", "it")):
+    assert decode_checksums(encode_checksums(table)) == table
+    assert check_texts(["a"], "the list") == ["a"]
+    for broken in (lambda: check_texts(["a", 1], "the list"), lambda: check_name(re.compile("a"), "b", "it")):
         with pytest.raises(Corrupt):
             broken()
-    assert free_json({"a": {"b": [1]}}, "a", "it") == {"b": [1]}
+    assert read_free_json({"a": {"b": [1]}}, "a", "it") == {"b": [1]}
     with pytest.raises(Corrupt):
-        free_json({"a": [1]}, "a", "it")
+        read_free_json({"a": [1]}, "a", "it")

@@ -23,7 +23,7 @@ from tests.format.indexes import index_of
 from tests.properties.strategies import quick
 from treering._format.document import encode_index, parse_index
 from treering._format.index import LeafType
-from treering._format.leaf_values import decoded_type
+from treering._format.leaf_values import decode_type
 from treering._format.safetensors import parse_safetensors, single_file
 from treering._values.checksums import block_checksums, digest
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
@@ -50,10 +50,10 @@ from treering.errors import Corrupt, Format, TreeringError, Unsupported
 def test_the_data_of_keys(impl: str, dtype: str, shape: list[int], good: bool) -> None:
     node = {"kind": "key", "dtype": dtype, "shape": shape, "impl": impl}
     if good:
-        assert decoded_type(node, 0).impl == impl
+        assert decode_type(node, 0).impl == impl
     else:
         with pytest.raises(Corrupt, match="keys of"):
-            decoded_type(node, 0)
+            decode_type(node, 0)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -65,9 +65,9 @@ def test_keys_of_jax_are_as_the_table_says(tmp_path: Path, impl: str) -> None:
 
 
 def test_a_numpy_scalar_has_no_axes() -> None:
-    assert decoded_type({"kind": "numpy scalar", "dtype": "int8", "shape": []}, 0).shape == ()
+    assert decode_type({"kind": "numpy scalar", "dtype": "int8", "shape": []}, 0).shape == ()
     with pytest.raises(Corrupt, match="numpy scalar"):
-        decoded_type({"kind": "numpy scalar", "dtype": "int8", "shape": [1]}, 0)
+        decode_type({"kind": "numpy scalar", "dtype": "int8", "shape": [1]}, 0)
 
 
 # -------------------------------------------------------------------------------------------------------- newer writers

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
-from treering._codec.documents import json_text, parsed
+from treering._codec.documents import json_text, parse_json
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._format.structure import keys_of
 from treering._format.structure_text import (
     check_keys,
-    decoded_structure,
-    encoded_structure,
-    sound_key,
-    unsound_key,
+    decode_structure,
+    encode_structure,
+    escape_surrogates,
+    unescape_surrogates,
 )
 from treering._values.keys import join_key
 from treering.errors import Corrupt
@@ -67,9 +67,9 @@ def structures(draw: st.DrawFn) -> tuple[list[Token], list[str]]:
 @given(structures())
 def test_structures_come_back(pair: tuple[list[Token], list[str]]) -> None:
     tokens, keys = pair
-    text = json_text(encoded_structure(tokens))
+    text = json_text(encode_structure(tokens))
     assert text.isascii()
-    assert decoded_structure(parsed(text, "it"), len(keys)) == tokens
+    assert decode_structure(parse_json(text, "it"), len(keys)) == tokens
     assert keys_of(tokens) == keys
     if len(set(keys)) == len(keys):
         check_keys(tokens, keys)
@@ -102,12 +102,12 @@ def test_other_keys_and_structures_are_refused(pair: tuple[list[Token], list[str
 @given(st.lists(st.text(st.characters()), max_size=3))
 def test_key_texts_come_back_from_documents(path: list[str]) -> None:
     key = join_key(path)
-    assert unsound_key(sound_key(key)) == key
-    sound_key(key).encode("utf-8")
+    assert unescape_surrogates(escape_surrogates(key)) == key
+    escape_surrogates(key).encode("utf-8")
 
 
 def test_one_key_text_has_one_written_form() -> None:
-    assert len({sound_key(join_key([part])) for part in ("\ud800", "~ud800", "ud800", "~u", "/ud800")}) == 5
+    assert len({escape_surrogates(join_key([part])) for part in ("\ud800", "~ud800", "ud800", "~u", "/ud800")}) == 5
 
 
 def chain(levels: int) -> list[Any]:
@@ -125,13 +125,13 @@ def test_keys_of_one_text_are_refused_wherever_they_are() -> None:
     with pytest.raises(Corrupt, match="same key"):
         check_keys([two, 2], ["5", "5"])
     with pytest.raises(Corrupt, match="same name"):
-        decoded_structure([{"node": "dict", "keys": ["a", "a"]}, 2], 2)
+        decode_structure([{"node": "dict", "keys": ["a", "a"]}, 2], 2)
     with pytest.raises(Corrupt, match="same name"):
-        decoded_structure([{"node": "dict", "keys": [{"int": "1"}, {"bool": True}]}, 2], 2)
+        decode_structure([{"node": "dict", "keys": [{"int": "1"}, {"bool": True}]}, 2], 2)
 
 
 def test_equal_containers_are_made_once() -> None:
     layer = {"node": "dict", "keys": ["a", "b"]}
-    tokens = decoded_structure([{"node": "list", "length": 3}, layer, 2, layer, 2, layer, 2], 6)
+    tokens = decode_structure([{"node": "list", "length": 3}, layer, 2, layer, 2, layer, 2], 6)
     assert tokens[1] is tokens[3] is tokens[5]
     check_keys(tokens, [f"{number}/{name}" for number in range(3) for name in "ab"])

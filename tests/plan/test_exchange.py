@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import grid_boxes
-from treering._plan.exchange import Grid, Parts, StoredChunk, Turns, parted
+from treering._plan.exchange import Grid, Parts, StoredChunk, Turns, plan_parts
 from treering._plan.load import StoredLeaf, Strategy, covering_ranges, plan_loads
-from treering._values.boxes import Box, covered_once, shape_of, size_of
+from treering._values.boxes import Box, find_cover_error, shape_of, size_of
 from treering._values.checksums import block_bytes
 
 Shape = tuple[int, ...]
@@ -44,9 +44,9 @@ def read_by(boxes: Sequence[Box], chunks: Sequence[StoredChunk], itemsize: int) 
 
 def check(shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], grid: Grid) -> tuple[Parts, list[int]]:
     """Return the parts, and how much each process reads."""
-    parts = parted(shape, itemsize, chunks, grid)
+    parts = plan_parts(shape, itemsize, chunks, grid)
     boxes = [parts.boxes_of(process, shape) for process in range(max(grid.owners) + 1)]
-    assert covered_once(shape, list(itertools.chain.from_iterable(boxes))) is None
+    assert find_cover_error(shape, list(itertools.chain.from_iterable(boxes))) is None
     assert parts.first + parts.used <= len(grid.owners)
     assert parts.owners == grid.owners_along(parts.axis)
     read = [read_by(own, chunks, itemsize) for own in boxes]
@@ -77,9 +77,9 @@ def test_a_thousand_processes_of_eight_devices(leaf: tuple[int, int, int]) -> No
     *lengths, itemsize = leaf
     shape = tuple(lengths)
     grid = grid_over((1024, 8), ((), (0,)), 8)
-    parts = parted(shape, itemsize, stored(shape, itemsize, (8, 1)), grid)
+    parts = plan_parts(shape, itemsize, stored(shape, itemsize, (8, 1)), grid)
     boxes = [parts.boxes_of(process, shape) for process in range(1024)]
-    assert covered_once(shape, list(itertools.chain.from_iterable(boxes))) is None
+    assert find_cover_error(shape, list(itertools.chain.from_iterable(boxes))) is None
     read = sum(read_by(own, stored(shape, itemsize, (8, 1)), itemsize) for own in boxes if own)
     assert read <= 1.05 * math.prod(shape) * itemsize
 
@@ -207,5 +207,5 @@ def test_parts_of_every_place_tile_the_leaf() -> None:
         assert parts.padded == rows * places
         boxes = [box for place in range(places) if (box := parts.box_of(place, (2, length))) is not None]
         assert len(boxes) == parts.used
-        assert covered_once((2, length), boxes) is None
+        assert find_cover_error((2, length), boxes) is None
         assert {shape_of(box)[0] for box in boxes} == {2}

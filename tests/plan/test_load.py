@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
 from treering._plan.exchange import Grid, StoredChunk
-from treering._plan.load import LoadPlan, StoredLeaf, Strategy, plan_load, plan_loads
-from treering._values.boxes import Box, covered_once, intersection, relative, runs, shape_of, size_of, whole
+from treering._plan.load import LeafLoadPlan, StoredLeaf, Strategy, plan_load, plan_loads
+from treering._values.boxes import Box, find_cover_error, intersection, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 
 plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,7 +41,7 @@ def grid_of(mesh: tuple[int, ...], spec: tuple[int | None, ...], devices: int = 
     return Grid(shape=mesh, owners=owners, spec=tuple(() if axis is None else (axis,) for axis in spec))
 
 
-def total(plan: LoadPlan) -> int:
+def total(plan: LeafLoadPlan) -> int:
     return sum(read.nbytes for reads in plan.reads for read in reads)
 
 
@@ -51,7 +51,7 @@ def wanted_bytes(wanted: Wanted, itemsize: int) -> int:
 
 def check(
     shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], wanted: Wanted, grid: Grid | None = None
-) -> LoadPlan:
+) -> LeafLoadPlan:
     plan = plan_load(shape, itemsize, chunks, wanted, grid)
     sizes = [size_of(chunk.box) * itemsize for chunk in chunks]
     for process, reads in enumerate(plan.reads):
@@ -70,11 +70,11 @@ def check(
             corner = [start for start, _ in box]
             moved = [tuple((a - c, b - c) for (a, b), c in zip(part, corner, strict=True)) for part in parts]
             lengths = tuple(stop - start for start, stop in box)
-            assert covered_once(lengths, moved) is None if size_of(box) else not parts
+            assert find_cover_error(lengths, moved) is None if size_of(box) else not parts
     if plan.strategy is Strategy.EXCHANGE:
         # Each item is read by one process, and few blocks by more than one.
         everything = [box for process in range(len(wanted)) for box in plan.boxes_of(process)]
-        assert covered_once(shape, everything) is None
+        assert find_cover_error(shape, everything) is None
         assert total(plan) <= 1.05 * sum(sizes)
     return plan
 
@@ -271,7 +271,7 @@ def test_leaves_that_are_stored_and_wanted_alike_share_a_plan(monkeypatch: pytes
 
     planned = 0
 
-    def counting(*arguments: Any) -> LoadPlan:
+    def counting(*arguments: Any) -> LeafLoadPlan:
         nonlocal planned
         planned += 1
         return plan_load(*arguments)

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import any_layouts, grid_boxes, mesh_layout, mesh_layouts, replicated
-from treering._plan.balance import Pool, leveled, poured
-from treering._plan.save import LeafLayout, Part, SavePlan, plan_save
-from treering._values.boxes import Box, boxes_of_range, contains, covered_once, size_of, whole
+from treering._plan.balance import Pool, level_loads, pour
+from treering._plan.save import LeafLayout, PlannedPart, SavePlan, plan_save
+from treering._values.boxes import Box, boxes_of_range, contains, find_cover_error, size_of, whole
 from treering.errors import Unsupported
 
 plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,7 +64,7 @@ def check(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
         nbytes = sum(size_of(part.box) * layouts[part.leaf].nbytes_per_item for part in parts)
         assert nbytes == plan.loads[process]
     for layout, boxes in zip(layouts, written, strict=True):
-        assert covered_once(layout.shape, boxes) is None
+        assert find_cover_error(layout.shape, boxes) is None
     share = least_possible(layouts, plan.loads)
     assert max(plan.loads) <= max(1.10 * share, share + CRUMBS)
     return plan
@@ -122,7 +122,7 @@ def test_one_process_writes_the_boxes_as_they_are() -> None:
     boxes = [box for _, box in grid_boxes((13, 7), (4, 2))]
     sharded = LeafLayout(nbytes_per_item=4, shape=(13, 7), boxes=tuple((box, (0,)) for box in boxes))
     plan = plan_save([sharded, replicated((), 8, 1)], 1)
-    assert plan.parts == ((*(Part(0, box) for box in boxes), Part(1, ())),)
+    assert plan.parts == ((*(PlannedPart(0, box) for box in boxes), PlannedPart(1, ())),)
 
 
 def test_cuts_fall_between_rows() -> None:
@@ -212,7 +212,7 @@ def test_empty_boxes_of_a_sharding_are_nobodys() -> None:
     plan = check([mesh_layout((5,), 4, (4,), (0,))], 4)
     assert plan.loads == (8, 8, 4, 0)
     no_items = mesh_layout((0, 8), 4, (4,), (None, 0))
-    assert plan_save([no_items], 4).parts == ((Part(0, whole((0, 8))),), (), (), ())
+    assert plan_save([no_items], 4).parts == ((PlannedPart(0, whole((0, 8))),), (), (), ())
 
 
 def test_nothing_to_save() -> None:
@@ -221,7 +221,7 @@ def test_nothing_to_save() -> None:
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
 def test_water_lies_level(amount: int, levels: list[int]) -> None:
-    result = poured(amount, levels)
+    result = pour(amount, levels)
     assert sum(result) == amount
     assert min(result) >= 0
     surfaces = [level + water for level, water in zip(levels, result, strict=True) if water]
@@ -234,7 +234,7 @@ def test_water_lies_level(amount: int, levels: list[int]) -> None:
 @pytest.mark.parametrize("count", [2, 10, 100, 1023])
 def test_a_chain_of_pools_is_leveled(count: int) -> None:
     loads = [0] * (count + 1)
-    amounts = leveled(loads, [Pool(owners=(place, place + 1), amount=1_000_000) for place in range(count)])
+    amounts = level_loads(loads, [Pool(owners=(place, place + 1), amount=1_000_000) for place in range(count)])
     assert max(loads) <= 1.01 * 1_000_000
     assert max(loads) <= 1.05 * count * 1_000_000 / (count + 1)
     assert [sum(parts) for parts in amounts] == [1_000_000] * count

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._format.document import encode_index, glance, names_in, parse_index
-from treering._format.run_document import Branch, StepNote, note_in, noted
+from treering._format.document import encode_index, parse_index, read_names, read_summary
+from treering._format.run_document import StepNote, StepOrigin, add_note, find_note
 from treering._inspect.verify import verify
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect, remove_steps
@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
 
 def save(path: Path, step: int, **note: Any) -> None:
     tree = {"w": np.arange(1000.0) + step, "name": "x"}
-    metadata = noted({"by": "me"}, StepNote(step=step, saved=1000.5, metrics={"loss": float("nan")}, **note))
+    metadata = add_note({"by": "me"}, StepNote(step=step, saved=1000.5, metrics={"loss": float("nan")}, **note))
     tr.save(path, tree, metadata=metadata, overwrite=True)
 
 
@@ -54,11 +54,11 @@ def test_a_step_with_its_data_under_a_second_name(run: Path, tmp_path: Path) -> 
         assert one.samefile(other)
     assert tr.load(new)["w"][0] == 10
     assert verify(step_path(new, 10)).ok
-    found = glance((step_path(new, 10) / "treering.json").read_bytes())
-    note = note_in(found.metadata)
+    found = read_summary((step_path(new, 10) / "treering.json").read_bytes())
+    note = find_note(found.metadata)
     assert note is not None
     assert (note.step, note.saved, repr(note.metrics)) == (10, 1000.5, "{'loss': nan}")
-    assert note.branch == Branch(os.fspath(run), 10)
+    assert note.branch == StepOrigin(os.fspath(run), 10)
     assert found.metadata["by"] == "me"
     assert records_of(new).keep == "KeepLast(3)"
     assert {path.name for path in new.iterdir()} == {"run.json", "step_00000010"}
@@ -88,9 +88,9 @@ def test_a_checkpoint_that_was_saved_by_hand(run: Path, tmp_path: Path) -> None:
 
 def test_what_the_step_replaced_is_not_the_branchs(run: Path, tmp_path: Path) -> None:
     save(step_path(run, 10), 10)
-    assert len(names_in((step_path(run, 10) / "treering.json").read_bytes())) == 2
+    assert len(read_names((step_path(run, 10) / "treering.json").read_bytes())) == 2
     branch(run, tmp_path / "new")
-    assert len(names_in((step_path(tmp_path / "new", 10) / "treering.json").read_bytes())) == 1
+    assert len(read_names((step_path(tmp_path / "new", 10) / "treering.json").read_bytes())) == 1
 
 
 @pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM])
@@ -213,7 +213,7 @@ def test_every_error_leaves_no_run_or_a_whole_one(run: Path, tmp_path: Path, mon
 def test_an_index_that_is_written_again_is_the_same(index: Path) -> None:
     data = index.read_bytes()
     assert encode_index(parse_index(data)) == data
-    assert glance(data).names == tuple(file["name"] for file in json.loads(data)["files"])
+    assert read_summary(data).names == tuple(file["name"] for file in json.loads(data)["files"])
 
 
 def test_an_index_of_another_hand_is_refused(run: Path, tmp_path: Path) -> None:

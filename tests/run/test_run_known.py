@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import treering as tr
 from tests.run.naive import kept_by, metric_values, policies, stays
-from treering._format.run_document import StepNote, noted, parse_run
+from treering._format.run_document import StepNote, add_note, parse_run
 from treering._runs.gc import collect_after
 from treering._runs.known_steps import KnownSteps, deciders
 from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
@@ -145,7 +145,7 @@ histories = st.dictionaries(
 def put(path: Path, facts: StepFacts) -> None:
     """Save a step with these facts."""
     note = StepNote(step=facts.step, saved=facts.saved, metrics=facts.metrics, temporary=facts.temporary)
-    tr.save(step_path(path, facts.step), {"w": 1.5}, metadata=noted({}, note), overwrite=True)
+    tr.save(step_path(path, facts.step), {"w": 1.5}, metadata=add_note({}, note), overwrite=True)
 
 
 def after(path: Path, step: int, keep: Policy | None) -> None:

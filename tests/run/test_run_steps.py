@@ -15,7 +15,7 @@ import treering as tr
 from treering._checkpoint import source
 from treering._checkpoint.detect import Form, detect
 from treering._format import document
-from treering._format.run_document import RunDocument, StepNote, StepRecord, encode_run, noted, parse_run
+from treering._format.run_document import RunDocument, StepNote, StepRecord, add_note, encode_run, parse_run
 from treering._runs import gc, steps
 from treering._runs.gc import collect, collect_after, remove_steps
 from treering._runs.known_steps import KnownSteps
@@ -30,7 +30,7 @@ from treering.retention import KeepBest, KeepLast, Policy, StepFacts, retained
 def save(run: Path, step: int, **note: Any) -> None:
     facts: dict[str, Any] = {"saved": 1000.0 + step, "metrics": {"loss": 1 / (step + 1)}} | note
     tree = {"w": np.arange(10.0) + step}
-    tr.save(step_path(run, step), tree, metadata=noted({"by": "me"}, StepNote(step=step, **facts)), overwrite=True)
+    tr.save(step_path(run, step), tree, metadata=add_note({"by": "me"}, StepNote(step=step, **facts)), overwrite=True)
 
 
 def after(run: Path, step: int, keep: Policy | None, known: KnownSteps | None = None) -> None:
@@ -56,8 +56,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(data))
         return real(data)
 
-    real = document.glance
-    monkeypatch.setattr(steps, "glance", counted)
+    real = document.read_summary
+    monkeypatch.setattr(steps, "read_summary", counted)
     return sizes
 
 

@@ -14,7 +14,7 @@ from treering._values.boxes import (
     Box,
     boxes_of_range,
     contains,
-    covered_once,
+    find_cover_error,
     flat_range,
     intersection,
     relative,
@@ -120,7 +120,7 @@ def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
 
 @given(tilings())
 def test_tilings_cover_once(case: tuple[tuple[int, ...], list[Box]]) -> None:
-    assert covered_once(*case) is None
+    assert find_cover_error(*case) is None
 
 
 @given(st.data(), tilings())
@@ -131,14 +131,14 @@ def test_covered_once_is_what_counting_says(data: st.DataObject, case: tuple[tup
     counted = np.zeros(shape, int)
     for box in boxes:
         counted[slices(box)] += 1
-    assert (covered_once(shape, boxes) is None) == bool((counted == 1).all())
+    assert (find_cover_error(shape, boxes) is None) == bool((counted == 1).all())
 
 
 def test_a_pinwheel_covers_once() -> None:
     pinwheel = [((0, 2), (0, 1)), ((0, 1), (1, 3)), ((1, 3), (2, 3)), ((2, 3), (0, 2)), ((1, 2), (1, 2))]
-    assert covered_once((3, 3), pinwheel) is None
+    assert find_cover_error((3, 3), pinwheel) is None
     # As many items, one of them twice, one never.
-    assert "overlap, and as many" in (covered_once((3, 3), [*pinwheel[:4], ((0, 1), (1, 2))]) or "")
+    assert "overlap, and as many" in (find_cover_error((3, 3), [*pinwheel[:4], ((0, 1), (1, 2))]) or "")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_pinwheel_covers_once() -> None:
     ],
 )
 def test_covered_once_says_what_is_wrong(shape: tuple[int, ...], boxes: list[Box], said: str | None) -> None:
-    found = covered_once(shape, boxes)
+    found = find_cover_error(shape, boxes)
     assert found == said if said is None else said in (found or "")
 
 
@@ -179,5 +179,5 @@ def test_covering_is_checked_once_for_each_box(monkeypatch: pytest.MonkeyPatch) 
             looks += 1
             return super().__iter__()
 
-    assert covered_once((side, side), [Counted(box) for box in boxes]) is None
+    assert find_cover_error((side, side), [Counted(box) for box in boxes]) is None
     assert looks <= 8 * len(boxes)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from treering._values.processes import DEFAULT_TIMEOUT, Processes, named, timeout_seconds
+from treering._values.processes import DEFAULT_TIMEOUT, Processes, format_processes, timeout_seconds
 from treering.errors import Unsupported
 
 
@@ -21,7 +21,7 @@ from treering.errors import Unsupported
     ],
 )
 def test_named(numbers: list[int], text: str) -> None:
-    assert named(numbers) == text
+    assert format_processes(numbers) == text
 
 
 def test_process_0_leads_and_the_others_are_all_but_this_one() -> None:

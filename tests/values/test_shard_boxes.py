@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._values.boxes import Box, box_of_slices, covered_once, held_boxes, slices
+from treering._values.boxes import Box, box_of_slices, find_cover_error, held_boxes, slices
 
 
 def _process(device: Any) -> int:
@@ -35,7 +35,7 @@ def test_jax_shardings(shape: tuple[int, ...], spec: P, count: int) -> None:
     sharding = NamedSharding(mesh, spec)
     held = held_boxes(sharding.devices_indices_map(shape), shape, _process)
     assert len(held) == count
-    assert covered_once(shape, [box for box, _ in held]) is None
+    assert find_cover_error(shape, [box for box, _ in held]) is None
     assert set().union(*(owners for _, owners in held)) == {0, 1, 2, 3}
     items = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     for shard in jax.device_put(items, sharding).addressable_shards:

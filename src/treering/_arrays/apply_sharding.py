@@ -18,7 +18,7 @@ from treering._tree.registry import opened_node, text_keyed
 from treering._tree.rules import spec_of
 from treering._tree.state_dict import TooDeep
 from treering._tree.walk import mapped_with_path
-from treering._values.keys import Trail, join_key, unwound
+from treering._values.keys import Trail, join_key, unwind
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, NotSharded, TreeringError, Unsupported
 
@@ -217,7 +217,7 @@ def paired(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any, Any
             children, below = _children(x), _children(place)
             # A function may be a tree too, as a module of equinox is: where an array is, it is a function.
             if children is None and (below is None or callable(place)):
-                pairs.append((unwound(trail), x, place))
+                pairs.append((unwind(trail), x, place))
                 continue
             if depth > MAX_DEPTH:
                 raise TooDeep(f"more than {MAX_DEPTH} containers deep; it may hold itself")
@@ -263,5 +263,5 @@ def _kind(x: Any, children: Mapping[Any, Any] | None) -> str:
 
 
 def _shown(trail: Trail) -> str:
-    text = join_key(unwound(trail)) or "."
+    text = join_key(unwind(trail)) or "."
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

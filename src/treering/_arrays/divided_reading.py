@@ -15,7 +15,7 @@ from treering._arrays.incoming import Wish
 from treering._arrays.source import Source
 from treering._plan.load import StoredLeaf, plan_loads
 from treering._values.boxes import Box, box_of_slices, size_of
-from treering._values.checksums import digest, packed
+from treering._values.checksums import digest, pack_checksums
 
 Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
 """Process -> the boxes that it wants."""
@@ -93,7 +93,7 @@ def state_digest(source: Source) -> str:
     head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))
     keys = "\0".join(index.keys)
     return digest(
-        [head.encode("utf-8", "surrogatepass"), keys.encode("utf-8", "surrogatepass"), packed(index.checksums)]
+        [head.encode("utf-8", "surrogatepass"), keys.encode("utf-8", "surrogatepass"), pack_checksums(index.checksums)]
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from treering._arrays.buffers import aligned_bytes
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
-from treering._format.blocks import damage, first_blocks
+from treering._format.blocks import damage_error, first_blocks
 from treering._format.index import Index
 from treering._plan.exchange import StoredChunk
 from treering._plan.load import covering_ranges
@@ -228,7 +228,7 @@ class StoredArrays:
         wanted = self.index.checksums[first : first + len(found)]
         if found != wanted:
             number = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
-            raise damage(self.index, chunk, start // block + number, found[number])
+            raise damage_error(self.index, chunk, start // block + number, found[number])
 
     # ---------------------------------------------------------------------------------------------- small ones together
 
@@ -343,7 +343,7 @@ def _scatter(items: NDArray[Any], first: int, chunk_box: Box, wish: Wish) -> Non
         at += size
         place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
         for box, array in zip(wish.boxes, wish.arrays, strict=True):
-            found = box_sums.picked(place, box, wish.steps)
+            found = box_sums.pick_overlap(place, box, wish.steps)
             if found is not None:
                 array[box_sums.slices(found[0])] = source[found[1]]
 

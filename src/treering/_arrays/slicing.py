@@ -7,7 +7,7 @@ from types import EllipsisType
 from typing import Any, TypeAlias
 
 from treering._values.boxes import Box
-from treering._values.human import counted
+from treering._values.human import pluralize
 
 Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None
 
@@ -36,7 +36,7 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...]
     parts = list(key) if isinstance(key, tuple) else [key]
     used = sum(part is not None and part is not Ellipsis for part in parts)
     if used > len(shape):
-        raise IndexError(f"too many indices: the leaf has {counted(len(shape), 'axes')}, {used} were indexed")
+        raise IndexError(f"too many indices: the leaf has {pluralize(len(shape), 'axes')}, {used} were indexed")
     dots = [at for at, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")

@@ -13,12 +13,12 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import Outgoing, checked_bytes
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.document import data_name
-from treering._format.headers import Row, laid_out
+from treering._format.headers import Row, lay_out_files
 from treering._format.index import Chunks
 from treering._plan.save import FILE_BYTES, SavePlan, file_counts, files_by_position, plan_save
 from treering._values.boxes import size_of, whole
 from treering._values.checksums import block_count
-from treering._values.processes import named
+from treering._values.processes import format_processes
 from treering.errors import ProcessFailed
 
 
@@ -131,7 +131,7 @@ class Divided:
             names += [data_name(attempt, firsts[process] + file, firsts[-1]) for file in found]
             writers += [process] * len(found)
         leaves = self.leaves
-        chunks, headers = laid_out(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
+        chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
         return FilesOfProcesses(
             layout=Layout(leaves=leaves, chunks=chunks, headers=headers), names=names, writers=writers
         )
@@ -185,7 +185,7 @@ def merged(files: FilesOfProcesses, parts: Sequence[array[int]]) -> array[int]:
     wrong = [process for process, part in enumerate(parts) if len(part) != taken[process]]
     if wrong:
         error = ProcessFailed(
-            f"{named(wrong)} handed in the checksums of other chunks than were planned here",
+            f"{format_processes(wrong)} handed in the checksums of other chunks than were planned here",
             hint="let all processes run the same version of treering, on the same tree",
         )
         error.processes = tuple(wrong)

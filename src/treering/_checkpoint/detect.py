@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from treering._codec.gzip import first_unzipped
+from treering._codec.gzip import unzip_first
 from treering._printable import kind_of
 from treering._store.posix.reading import LocalFile
 from treering._store.run_folder import RunFolder
@@ -122,7 +122,7 @@ def detect(path: str | os.PathLike[str]) -> Form:
         raise
     if zipped is not None:
         if ".msgpack" not in place.name:
-            _require_holder(shown, first_unzipped(zipped))
+            _require_holder(shown, unzip_first(zipped))
         return Form.GZIP
     return _file(shown, first, size)
 

@@ -27,7 +27,7 @@ from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._tree.placement import current_mesh, is_placement
 from treering._tree.rules import spec_of
-from treering._values.processes import Processes, named, timeout_seconds
+from treering._values.processes import Processes, format_processes, timeout_seconds
 from treering.errors import Busy, Mismatch, NotFound, NotShared, TreeringError
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class LoadGroup:
         others = _differing(said, "state")
         if others:
             error = NotShared(
-                f"could not {self._doing}: {named(others)} found another state of it there than process 0",
+                f"could not {self._doing}: {format_processes(others)} found another state of it there than process 0",
                 hint=_SHARE,
             )
             error.processes = others
@@ -128,7 +128,7 @@ class LoadGroup:
         others = _differing(said, "plan")
         if others:
             self.over = True
-            text = f"{named(others)} wants other leaves, dtypes, shardings or batches than process 0"
+            text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
             raise Mismatch(f"could not {self._doing}: {text}", hint="all processes have to ask for the same")
 
     def end(self) -> None:
@@ -225,7 +225,8 @@ class LoadGroup:
         nothing = tuple(n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFound.__name__)
         if nothing and any("state" in one for one in heard):
             error = NotShared(
-                f"could not {self._doing}: {named(nothing)} did not find there what others found", hint=_SHARE
+                f"could not {self._doing}: {format_processes(nothing)} did not find there what others found",
+                hint=_SHARE,
             )
             error.processes = nothing
             raise error

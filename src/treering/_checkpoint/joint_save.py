@@ -24,10 +24,10 @@ from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
-from treering._format.document import encode_index, names_in
+from treering._format.document import encode_index, read_names
 from treering._format.index import DataFile
-from treering._values.checksums import packed, unpacked
-from treering._values.processes import Processes, named
+from treering._values.checksums import pack_checksums, unpack_checksums
+from treering._values.processes import Processes, format_processes
 from treering.errors import Mismatch
 
 _COUNT: Final = struct.Struct("<Q")
@@ -91,7 +91,7 @@ class _CheckpointShare:
         folder = CheckpointFolder(
             self._options.path,
             overwrite=self._options.overwrite,
-            names_in=names_in,
+            names_in=read_names,
             attempt=call.attempt,
             live=call.live_attempts,
         )
@@ -127,7 +127,7 @@ class _CheckpointShare:
         for number, (name, header, size) in enumerate(zip(files.names, layout.headers, sizes, strict=True)):
             folder.write_file(name, content(header, written.data_of(number)), size)
         digests = local_digests(self._flat, self._plan.leaves) if self._options.host_local == "equal" else b""
-        return _COUNT.pack(len(written.checksums)) + packed(written.checksums) + digests
+        return _COUNT.pack(len(written.checksums)) + pack_checksums(written.checksums) + digests
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         files, folder = self._files, self._folder
@@ -137,7 +137,7 @@ class _CheckpointShare:
         if self._options.host_local == "equal":
             check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
-            raise Mismatch(f'{named(strict)} passed host_local="equal", and process 0 did not')
+            raise Mismatch(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
         checksums = merged(files, [found for found, _ in opened])
         layout = files.layout
         columns = zip(files.names, layout.sizes(), layout.headers, files.writers, strict=True)
@@ -171,4 +171,4 @@ def _opened(payload: bytes) -> tuple[array[int], bytes]:
     """Return the checksums and the digests that a process handed in."""
     (count,) = _COUNT.unpack(payload[: _COUNT.size])
     stop = _COUNT.size * (1 + count)
-    return unpacked(payload[_COUNT.size : stop]), payload[stop:]
+    return unpack_checksums(payload[_COUNT.size : stop]), payload[stop:]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._arrays.source import Source, held_index
-from treering._codec.gzip import decompressed
-from treering._codec.msgpack.scan import Leaves, Scanner
+from treering._codec.gzip import decompress
+from treering._codec.msgpack.scan import LeafBuilder, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, Token
 from treering._store.posix.reading import LocalFile
-from treering._values.keys import Trail, join_key, unwound
+from treering._values.keys import Trail, join_key, unwind
 from treering._wire.loaded import PlannedArrays
 from treering.errors import Corrupt, Format
 
@@ -49,7 +49,7 @@ def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
 
 
 def _unzipped(file: LocalFile) -> Any:
-    data = decompressed(file.read(0, file.size), None)
+    data = decompress(file.read(0, file.size), None)
     return _scanned(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data))
 
 
@@ -64,7 +64,7 @@ def _read(file: LocalFile) -> Any:
     return state
 
 
-def _scanned(first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: Leaves) -> Any:
+def _scanned(first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: LeafBuilder) -> Any:
     return Scanner(first, size, fetch, leaves).run()
 
 
@@ -83,7 +83,7 @@ def _flattened(state: Any) -> tuple[list[Token], list[str], list[Any]]:
             below = [((trail, str(name)), child) for name, child in zip(names, children, strict=True)]
             pending.extend(reversed(below))
             continue
-        keys.append(join_key(unwound(trail)))
+        keys.append(join_key(unwind(trail)))
         leaves.append(value)
         if structure and isinstance(structure[-1], int):
             structure[-1] += 1

@@ -22,7 +22,7 @@ from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
 from treering._printable import printable
 from treering._values.boxes import whole
-from treering._values.human import bytes_text, counted
+from treering._values.human import bytes_text, pluralize
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
 
 if TYPE_CHECKING:
@@ -187,7 +187,11 @@ class Checkpoint(Mapping[str, Any]):
         near = difflib.get_close_matches(str(key), self.index.keys[:2000], n=1)
         branch = sum(text.startswith(f"{key}/") for text in self.index.keys)
         found = (
-            f"; {counted(branch, 'leaves lie')} below it" if branch else f"; did you mean {near[0]!r}?" if near else ""
+            f"; {pluralize(branch, 'leaves lie')} below it"
+            if branch
+            else f"; did you mean {near[0]!r}?"
+            if near
+            else ""
         )
         hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
         return NoSuchLeaf(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
@@ -197,7 +201,7 @@ class Checkpoint(Mapping[str, Any]):
         shown = [f"  {printable(key)}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
         return "\n".join(
-            [f"Checkpoint({self._path!r}: {counted(len(self), 'leaves')}, {bytes_text(arrays)})", *shown, *more]
+            [f"Checkpoint({self._path!r}: {pluralize(len(self), 'leaves')}, {bytes_text(arrays)})", *shown, *more]
         )
 
     def _short(self, number: int) -> str:

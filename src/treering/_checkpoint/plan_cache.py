@@ -17,7 +17,7 @@ from treering._arrays.snapshot import snapshot
 from treering._arrays.written import Divided, Layout, divided
 from treering._checkpoint.signature import signature_of
 from treering._format.blocks import leaf_bytes
-from treering._format.headers import Row, laid_out, of_attempt
+from treering._format.headers import Row, lay_out_files, of_attempt
 from treering._format.index import Chunks
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import Flattened, flatten
@@ -65,7 +65,7 @@ class TreePlan:
         if common.layout is None:
             leaves = self.leaves
             rows = _shared_out(leaves, _rows(leaves))
-            common.layout = laid_out(_MAKING, self.flat.keys, leaves.types, leaves.leaf_types, rows)
+            common.layout = lay_out_files(_MAKING, self.flat.keys, leaves.types, leaves.leaf_types, rows)
         chunks, headers = common.layout
         return Layout(leaves=self.leaves, chunks=chunks, headers=[of_attempt(header, attempt) for header in headers])
 

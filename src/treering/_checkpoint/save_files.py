@@ -22,7 +22,7 @@ from treering._checkpoint.save_folder import make_index
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
 from treering._codec.msgpack.write import Block, Piece, pieces_size
-from treering._format.headers import laid_out
+from treering._format.headers import lay_out_files
 from treering._format.index import DataFile
 from treering._format.safetensors import check_single_file, check_single_metadata, single_file
 from treering._store.posix.local import replace_file
@@ -122,7 +122,7 @@ class SafetensorsSave:
         _require_free(options)
         attempt = secrets.token_hex(8)
         rows = [(number, None) for number in leaves.sources]
-        chunks, headers = laid_out(attempt, keys, leaves.types, leaves.leaf_types, [rows])
+        chunks, headers = lay_out_files(attempt, keys, leaves.types, leaves.leaf_types, [rows])
         layout = Layout(leaves=leaves, chunks=chunks, headers=headers)
         first = Written(layout, None)
         for _ in first.data_of(0, kept=False):

@@ -21,7 +21,7 @@ from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.blocks import file_digests
-from treering._format.document import data_name, encode_index, names_in
+from treering._format.document import data_name, encode_index, read_names
 from treering._format.index import DataFile, Index
 from treering._tree.flatten import Flattened
 
@@ -45,7 +45,10 @@ class FolderSave:
         """Write the folder; ``treering.save`` says more."""
         metadata = options.json_metadata()
         watch.move()
-        with closing(CheckpointFolder(options.path, overwrite=options.overwrite, names_in=names_in)) as folder, folder:
+        with (
+            closing(CheckpointFolder(options.path, overwrite=options.overwrite, names_in=read_names)) as folder,
+            folder,
+        ):
             layout = self.plan.layout(folder.attempt)
             written = Written(layout, options.progress)
             files = _write(layout, written, folder)

@@ -17,12 +17,12 @@ from treering._arrays.outgoing import HeldBoxes, Outgoing
 from treering._arrays.parted import Parted, host_blocks
 from treering._codec.documents import json_text
 from treering._format.index import LeafType
-from treering._format.leaf_values import encoded_value
+from treering._format.leaf_values import encode_value
 from treering._tree.flatten import Flattened
 from treering._values.boxes import text_of
-from treering._values.checksums import packed, unpacked
-from treering._values.human import counted
-from treering._values.processes import named
+from treering._values.checksums import pack_checksums, unpack_checksums
+from treering._values.human import pluralize
+from treering._values.processes import format_processes
 from treering.errors import Mismatch
 
 _BYTES: Final = 8
@@ -50,7 +50,7 @@ def signature_of(flat: Flattened, leaves: Outgoing) -> bytes:
         if facts is None:
             facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
         signature.append(_leaf_digest(key, facts))
-    return packed(signature)
+    return pack_checksums(signature)
 
 
 def claimed(flat: Flattened, leaves: Outgoing, theirs: bytes, this: int) -> Outgoing:
@@ -74,7 +74,7 @@ def claimed(flat: Flattened, leaves: Outgoing, theirs: bytes, this: int) -> Outg
         if kind in ("jax", "key") and number not in spread and _part(theirs, number) != _part(mine, number):
             held = tuple((source.box, (this,)) for source in leaves.sources[number])
             digest = _leaf_digest(flat.keys[number], _facts(leaves.types[leaves.leaf_types[number]], held))
-            if packed(array("Q", [digest])) == _part(theirs, number):
+            if pack_checksums(array("Q", [digest])) == _part(theirs, number):
                 spread[number] = equal.setdefault(held, held)
     return leaves if len(spread) == len(leaves.spread) else dataclasses.replace(leaves, spread=spread)
 
@@ -103,7 +103,7 @@ def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]
             return
         differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
         if len(theirs) != len(mine):
-            found = f"process 0 has {counted(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
+            found = f"process 0 has {pluralize(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
             first = f"; the first that is not the same is {keys[differing[0]]!r:.200}" if differing else ""
             raise Mismatch(f"the processes have different trees: {found}{first}")
         lines = [f"leaf {keys[n]!r:.200} is not what it is there; here it is {text(n)}" for n in differing[:_SHOWN]]
@@ -132,8 +132,8 @@ def leaf_text(leaves: Outgoing, leaf: int) -> str:
     held = _shared(leaves, leaf)
     if held is None:
         return f"{what}, held by each process alone"
-    boxes = [f"[{text_of(box)}] by {named(owners)}" for box, owners in held[:_SHOWN_BOXES]]
-    more = f" and {counted(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""
+    boxes = [f"[{text_of(box)}] by {format_processes(owners)}" for box, owners in held[:_SHOWN_BOXES]]
+    more = f" and {pluralize(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""
     return f"{what}, held: {', '.join(boxes)}{more}"
 
 
@@ -145,7 +145,7 @@ def local_digests(flat: Flattened, leaves: Outgoing) -> bytes:
     digests = array("Q")
     for number in _local(leaves):
         if number in leaves.values:
-            value = encoded_value(flat.kinds[number], leaves.values[number])
+            value = encode_value(flat.kinds[number], leaves.values[number])
             digests.append(xxhash.xxh3_64_intdigest(json_text(value).encode("ascii")) or 1)
         elif number in leaves.spread:
             digests.append(_NOTHING)
@@ -154,7 +154,7 @@ def local_digests(flat: Flattened, leaves: Outgoing) -> bytes:
             for piece in _bytes_of(leaves, number):
                 state.update(piece)
             digests.append(state.intdigest() or 1)
-    return packed(digests)
+    return pack_checksums(digests)
 
 
 def check_local(keys: Sequence[str], leaves: Outgoing, digests: Sequence[bytes]) -> None:
@@ -166,8 +166,8 @@ def check_local(keys: Sequence[str], leaves: Outgoing, digests: Sequence[bytes])
     numbers = _local(leaves)
     wrong = [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]
     if wrong:
-        raise Mismatch(f'{named(wrong)} did not pass host_local="equal", as process 0 did')
-    columns = list(map(unpacked, digests))
+        raise Mismatch(f'{format_processes(wrong)} did not pass host_local="equal", as process 0 did')
+    columns = list(map(unpack_checksums, digests))
     wanted = columns[0]
     differing: dict[int, list[int]] = {}
     for process, found in enumerate(columns[1:], 1):
@@ -177,7 +177,9 @@ def check_local(keys: Sequence[str], leaves: Outgoing, digests: Sequence[bytes])
                     differing.setdefault(number, []).append(process)
     if not differing:
         return
-    lines = [f"leaf {keys[number]!r:.200} differs on {named(differing[number])}" for number in sorted(differing)]
+    lines = [
+        f"leaf {keys[number]!r:.200} differs on {format_processes(differing[number])}" for number in sorted(differing)
+    ]
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     shown = "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
     hint = 'host_local="first" saves what process 0 has'

@@ -22,7 +22,7 @@ from treering._printable import kind_of
 from treering._store.failures import DataFileMissing
 from treering._store.open_folder import OpenFolder
 from treering._store.posix.reading import LocalFile
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Unsupported
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
@@ -107,7 +107,7 @@ def check_data_file(index: Index, number: int, file: LocalFile) -> None:
     entry = index.files[number]
     if file.size != entry.nbytes:
         how = "cut short" if file.size < entry.nbytes else "too long"
-        wanted = f"{counted(entry.nbytes, 'bytes were')} written, {file.size} are there"
+        wanted = f"{pluralize(entry.nbytes, 'bytes were')} written, {file.size} are there"
         raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
     if entry.digest is not None and file_digest(index, number, _pieces(file, entry.header)) != entry.digest:
         raise Corrupt(
@@ -161,7 +161,7 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | N
 
 def _lost(index: Index, number: int, path: Path) -> Corrupt:
     lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
-    more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
+    more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
     held = f", and with it {lost[0]!r:.200}{more}" if lost else ""
     return Corrupt(
         f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import TypeAlias
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Format
 
 Part: TypeAlias = int | slice
@@ -71,7 +71,7 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
     count = len(before) + len(behind or ())
     if count > len(shape):
         axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
-        raise Format(f"[{text}] has {counted(count, 'indices')}, the array has {axes}: {list(shape)}", hint=_EXAMPLES)
+        raise Format(f"[{text}] has {pluralize(count, 'indices')}, the array has {axes}: {list(shape)}", hint=_EXAMPLES)
     parts: list[Part] = [*before, *[slice(None)] * (len(shape) - count), *(behind or ())]
     return [_selected(part, length, axis) for axis, (part, length) in enumerate(zip(parts, shape, strict=True))]
 

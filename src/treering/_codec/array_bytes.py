@@ -43,14 +43,14 @@ def wire_blocks(array: NDArray[Any], start: int, stop: int) -> Iterator[memoryvi
         return
     slabs = _slabs(array) if (start, stop) == (0, array.size) else _flat_pieces(array, start, stop)
     for slab in slabs:
-        yield _bytes_of(slab if plain else _converted(slab))
+        yield _bytes_of(slab if plain else _convert(slab))
 
 
 def _bytes_of(flat: NDArray[Any]) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def _converted(flat: NDArray[Any]) -> NDArray[Any]:
+def _convert(flat: NDArray[Any]) -> NDArray[Any]:
     little = flat.astype(flat.dtype.newbyteorder("<"))
     if flat.dtype.type not in _LONG_DOUBLES:
         return little

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from treering._codec.chunk_reader import DAMAGED
-from treering._codec.documents import shown
+from treering._codec.documents import show
 from treering._codec.in_tensorstore import fill_in_compressor
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Unsupported
 
 # The level that TensorStore takes where none is said, the least, and the greatest.
@@ -96,13 +96,13 @@ def check_chunk_file(array: ZarrArray, nbytes: int) -> None:
     wanted = chunk_bytes(array)
     if array.compressor is None:
         if nbytes != wanted:
-            raise Corrupt(f"a chunk has {counted(wanted, 'bytes')}, the file has {nbytes}", hint=DAMAGED)
+            raise Corrupt(f"a chunk has {pluralize(wanted, 'bytes')}, the file has {nbytes}", hint=DAMAGED)
         return
     codec = codec_of(array.compressor)
     if codec not in _RATIOS:
-        raise Unsupported(f"the chunks are compressed with {shown(codec)}, which cannot be undone here")
+        raise Unsupported(f"the chunks are compressed with {show(codec)}, which cannot be undone here")
     if nbytes * _RATIOS[codec] < wanted:
         raise Corrupt(
-            f"a chunk has {counted(wanted, 'bytes')}, which no {codec} of {counted(nbytes, 'bytes')} holds",
+            f"a chunk has {pluralize(wanted, 'bytes')}, which no {codec} of {pluralize(nbytes, 'bytes')} holds",
             hint=DAMAGED,
         )

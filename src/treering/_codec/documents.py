@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
 from treering._printable import kind_of
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 MAX_NESTING: Final = 100
@@ -27,7 +27,7 @@ _SHOWN: Final = 60
 
 _Kind = TypeVar("_Kind")
 
-quoted = json.encoder.encode_basestring_ascii
+quote = json.encoder.encode_basestring_ascii
 """``quoted(text)`` is the text as a JSON string in ASCII."""
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 # Python's own coincidences stay below: 35 floats that are powers of two have one hash, 17 ints of 64 bits.
@@ -39,14 +39,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise Corrupt(f"the member {shown(twice)} stands twice in one JSON object")
+        raise Corrupt(f"the member {show(twice)} stands twice in one JSON object")
     return found
 
 
 def _float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{shown(text)} is too large for a number")
+        raise ValueError(f"{show(text)} is too large for a number")
     return number
 
 
@@ -57,7 +57,7 @@ def _constant(text: str) -> NoReturn:
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
 
 
-def parsed(text: str, what: str) -> Any:
+def parse_json(text: str, what: str) -> Any:
     """Return the value of a JSON text.
 
     Args:
@@ -68,9 +68,9 @@ def parsed(text: str, what: str) -> Any:
         Corrupt: it is no JSON, or holds a member twice, a number that is not finite, or thousands of nested lists.
 
     Example:
-        >>> parsed('{"a": [1, 2.5]}', "the note")
+        >>> parse_json('{"a": [1, 2.5]}', "the note")
         {'a': [1, 2.5]}
-        >>> parsed('{"a": 1, "a": 2}', "the note")
+        >>> parse_json('{"a": 1, "a": 2}', "the note")
         Traceback (most recent call last):
         ...
         treering.errors.Corrupt: the note: the member 'a' stands twice in one JSON object
@@ -113,7 +113,7 @@ def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
         raise Corrupt(f"{what} has no member {name!r}")
     found = node[name]
     if type(found) is not kind:
-        raise Corrupt(f"{what}: the member {name!r} is {shown(found)}, it has to be of type {kind.__name__}")
+        raise Corrupt(f"{what}: the member {name!r} is {show(found)}, it has to be of type {kind.__name__}")
     return found
 
 
@@ -144,8 +144,8 @@ def check_json(value: Any, what: str) -> None:
         if type(item) is dict:
             for key in item:
                 if type(key) is not str:
-                    raise Unsupported(f"{what}{where} has the key {shown(key)}; keys in JSON are str")
-            inner = ((f"[{shown(key)}]", below) for key, below in item.items())
+                    raise Unsupported(f"{what}{where} has the key {show(key)}; keys in JSON are str")
+            inner = ((f"[{show(key)}]", below) for key, below in item.items())
         elif type(item) is list:
             inner = ((f"[{number}]", below) for number, below in enumerate(item))
         else:
@@ -162,7 +162,7 @@ def _check_scalar(item: Any, where: str) -> None:
         return
     if type(item) is int:
         if item.bit_length() > _MAX_INT_BITS:
-            raise Unsupported(f"{where} is an int of {counted(item.bit_length(), 'bits')}", hint="write it as text")
+            raise Unsupported(f"{where} is an int of {pluralize(item.bit_length(), 'bits')}", hint="write it as text")
         return
     if type(item) is float:
         if not math.isfinite(item):
@@ -172,11 +172,11 @@ def _check_scalar(item: Any, where: str) -> None:
     raise Unsupported(f"{where} is {kind_of(item)}, which JSON cannot hold", hint=hint)
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """Return a parsed value for a message: short, however long or deep it is.
 
     Example:
-        >>> shown("x" * 1000)[:10], shown(7), shown({"a": 1})
+        >>> show("x" * 1000)[:10], show(7), show({"a": 1})
         ("'xxxxxxxxx", '7', 'a dict')
     """
     if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
@@ -185,13 +185,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def colliding(values: Collection[Hashable]) -> bool:
+def have_one_hash(values: Collection[Hashable]) -> bool:
     """Tell whether more than 64 different values have one hash, as numbers and tuples of numbers can be made to have.
 
     Text and bytes cannot: Python hashes them with a secret key. The answer takes time in proportion to the values.
 
     Example:
-        >>> colliding(range(100_000)), colliding([number * (2**61 - 1) for number in range(100)])
+        >>> have_one_hash(range(100_000)), have_one_hash([number * (2**61 - 1) for number in range(100)])
         (False, True)
     """
     if len(values) <= _MOST_OF_ONE_HASH:
@@ -221,5 +221,5 @@ def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringEr
         ...
         treering.errors.Corrupt: more than 64 of the keys have one hash, which would make a dict of them quadratic
     """
-    if colliding(values):
+    if have_one_hash(values):
         raise error(f"more than {_MOST_OF_ONE_HASH} of {what} have one hash, which would make a dict of them quadratic")

@@ -9,7 +9,7 @@ import gzip
 import zlib
 from typing import Final
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt
 
 _LEVEL: Final = 6
@@ -31,19 +31,19 @@ class ShortGzip(Corrupt, EOFError):
     """gzip.decompress raises EOFError for a file that is cut short."""
 
 
-def compressed(data: bytes | memoryview) -> bytes:
+def compress(data: bytes | memoryview) -> bytes:
     """Return ``data`` as one gzip member of level 6, without a time stamp.
 
     Data that would shrink to less than a fiftieth (and is large) is packed less tightly, so that ``decompressed``
     never refuses what this wrote.
     """
-    packed = _packed(data, zlib.Z_DEFAULT_STRATEGY)
+    packed = _pack(data, zlib.Z_DEFAULT_STRATEGY)
     if memoryview(data).nbytes > default_limit(len(packed)):
-        packed = _packed(data, zlib.Z_HUFFMAN_ONLY)
+        packed = _pack(data, zlib.Z_HUFFMAN_ONLY)
     return packed
 
 
-def _packed(data: bytes | memoryview, strategy: int) -> bytes:
+def _pack(data: bytes | memoryview, strategy: int) -> bytes:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW, zlib.DEF_MEM_LEVEL, strategy)
     return packer.compress(data) + packer.flush()
 
@@ -53,11 +53,11 @@ def default_limit(nbytes: int) -> int:
     return _FREE_BYTES + _FREE_RATIO * nbytes
 
 
-def first_unzipped(beginning: bytes) -> bytes:
+def unzip_first(beginning: bytes) -> bytes:
     """Return the first bytes, at most 16, of what begins with these bytes; b"" where they are damaged or too few.
 
     Example:
-        >>> first_unzipped(compressed(b"tree")[:20])
+        >>> unzip_first(compress(b"tree")[:20])
         b'tree'
     """
     try:
@@ -66,7 +66,7 @@ def first_unzipped(beginning: bytes) -> bytes:
         return b""
 
 
-def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
+def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
     """Return what ``data``, one or more gzip members, holds.
 
     Raises:
@@ -89,8 +89,9 @@ def decompressed(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             waiting = reader.unconsumed_tail
             total += len(piece)
             if total > limit:
+                most = pluralize(limit, "bytes")
                 raise Corrupt(
-                    f"the gzip data of {counted(len(view), 'bytes')} unpacks to more than {counted(limit, 'bytes')}",
+                    f"the gzip data of {pluralize(len(view), 'bytes')} unpacks to more than {most}",
                     hint="pass max_bytes= if you trust it",
                 )
             pieces.append(piece)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def encode_by_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
         store.write(items).result()
     except ValueError as error:
         raise Unsupported(
-            f"the compressor {compressor[:200]} takes no chunk of {counted(items.nbytes, 'bytes')}: {_reason(error)}",
+            f"the compressor {compressor[:200]} takes no chunk of {pluralize(items.nbytes, 'bytes')}: {_reason(error)}",
             hint="make the chunks smaller",
         ) from None
     data: bytes = store.kvstore["0"]
@@ -71,7 +71,7 @@ def decode_blosc(file: ChunkReader, target: memoryview) -> None:
         Corrupt: it is damaged, or holds less or more than ``target``.
     """
     if not _BLOSC_HEADER < file.left <= len(target) + _BLOSC_HEADER:
-        raise damaged_error(f"no blosc data of {counted(len(target), 'bytes')} takes {file.left}")
+        raise damaged_error(f"no blosc data of {pluralize(len(target), 'bytes')} takes {file.left}")
     import tensorstore
 
     data = file.take(file.left)

@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, parsed, shown
+from treering._codec.documents import check_json, member, parse_json, show
 from treering._values.boxes import Box, whole
 from treering._values.dtypes import lookup
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
 
 _MOST_AXES: Final = 32
@@ -131,20 +131,20 @@ def parse_zarray(data: bytes) -> ZarrArray:
 
 def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
-        raise Corrupt(f".zarray has {counted(len(data), 'bytes')}, which no array needs", hint=_DAMAGED)
+        raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, which no array needs", hint=_DAMAGED)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Corrupt(".zarray is no UTF-8", offset=error.start, hint=_DAMAGED) from None
-    node = parsed(text, ".zarray")
+    node = parse_json(text, ".zarray")
     version = member(node, "zarr_format", int, ".zarray")
     if version != 2:
-        raise Format(f".zarray is of zarr version {shown(version)}, this reads version 2")
+        raise Format(f".zarray is of zarr version {show(version)}, this reads version 2")
     shape = _sizes(node, "shape", 0)
     chunks = _sizes(node, "chunks", 1)
     if len(shape) != len(chunks):
         raise Corrupt(
-            f".zarray: the shape has {counted(len(shape), 'axes')} and a chunk has {len(chunks)}", hint=_DAMAGED
+            f".zarray: the shape has {pluralize(len(shape), 'axes')} and a chunk has {len(chunks)}", hint=_DAMAGED
         )
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
@@ -170,11 +170,11 @@ def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     sizes = member(node, name, list, ".zarray")
     if len(sizes) > _MOST_AXES:
         raise Unsupported(
-            f".zarray: {counted(len(sizes), 'axes are')} more than {_MOST_AXES}, the most that numpy and jax take"
+            f".zarray: {pluralize(len(sizes), 'axes are')} more than {_MOST_AXES}, the most that numpy and jax take"
         )
     for size in sizes:
         if type(size) is not int or not least <= size < _SIZE_LIMIT:
-            raise Corrupt(f".zarray: {shown(size)} in {name!r} is no size", hint=_DAMAGED)
+            raise Corrupt(f".zarray: {show(size)} in {name!r} is no size", hint=_DAMAGED)
     return tuple(sizes)
 
 
@@ -194,7 +194,7 @@ def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
     text = member(node, "dtype", str, ".zarray")
     found = _READ.get(text)
     if found is None:
-        raise Unsupported(f".zarray: the dtype {shown(text)} is none that arrays are read in")
+        raise Unsupported(f".zarray: the dtype {show(text)} is none that arrays are read in")
     return found
 
 
@@ -212,7 +212,7 @@ def _compressor(node: dict[str, Any]) -> str | None:
 def _choice(node: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
     text = member(node, name, str, ".zarray")
     if text not in choices:
-        raise Corrupt(f".zarray: {name!r} is {shown(text)}, it has to be one of {', '.join(choices)}", hint=_DAMAGED)
+        raise Corrupt(f".zarray: {name!r} is {show(text)}, it has to be one of {', '.join(choices)}", hint=_DAMAGED)
     return text
 
 
@@ -221,7 +221,7 @@ def _marker(node: dict[str, Any]) -> str | None:
         return None
     text = member(node, "treering", str, ".zarray")
     if not _MARKER.fullmatch(text):
-        raise Corrupt(f".zarray: the marker {shown(text)} is none that this writes", hint=_DAMAGED)
+        raise Corrupt(f".zarray: the marker {show(text)} is none that this writes", hint=_DAMAGED)
     return text
 
 
@@ -280,7 +280,7 @@ def check_compressor(config: Mapping[str, Any]) -> str:
     """
     if not isinstance(config, Mapping):
         raise Unsupported(
-            f"compressor is {shown(config)}, it has to be a mapping", hint='for example {"id": "zstd", "level": 1}'
+            f"compressor is {show(config)}, it has to be a mapping", hint='for example {"id": "zstd", "level": 1}'
         )
     node = dict(config)
     check_json(node, "compressor")
@@ -288,7 +288,7 @@ def check_compressor(config: Mapping[str, Any]) -> str:
         raise Unsupported("compressor has no 'id', the name of a codec", hint='for example {"id": "zstd", "level": 1}')
     text = json.dumps(node, sort_keys=True, separators=(",", ":"))
     if len(text) > _LONGEST_COMPRESSOR:
-        raise Unsupported(f"compressor takes {counted(len(text), 'bytes')} as JSON, which no codec needs")
+        raise Unsupported(f"compressor takes {pluralize(len(text), 'bytes')} as JSON, which no codec needs")
     return text
 
 

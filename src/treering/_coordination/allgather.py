@@ -19,8 +19,8 @@ import jax
 
 from treering._coordination.gathered import allgather
 from treering._coordination.heartbeat import Heartbeat
-from treering._values.human import counted
-from treering._values.processes import Processes, named
+from treering._values.human import pluralize
+from treering._values.processes import Processes, format_processes
 from treering.errors import ProcessFailed, Timeout
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
         Timeout: another process is in a call that this one has given up, or the other way round.
     """
     if len(payload) > PAYLOAD_BYTES:
-        raise ValueError(f"a payload of {counted(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
+        raise ValueError(f"a payload of {pluralize(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
     if processes.count == 1:
         return [payload]
     rows = allgather((_HEADER.pack(_order.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
@@ -145,7 +145,7 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
     if behind:
         # All raise, and all are at the same call again.
         _order.given_up = latest
-        text = f"could not {doing}: {named(behind)} came to a call that the others had given up"
+        text = f"could not {doing}: {format_processes(behind)} came to a call that the others had given up"
         error = _MissedCall(text) if processes.this in behind else Timeout(text)
         error.missing = tuple(number for number in behind if number != processes.this)
         raise error
@@ -231,7 +231,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
             raise
         silent = signs.silent_after(_AFTER_ERROR_SECONDS) or ()
         signs.part()
-        who = named(silent) if silent else "another process"
+        who = format_processes(silent) if silent else "another process"
         reason = f"{text.splitlines()[0]:.200}"
         if "DEADLINE_EXCEEDED" in text:
             # jax connects processes when they first need each other, and gives them 30 s on CPU.
@@ -239,7 +239,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
             late.missing = silent
             raise late from error
         # A process that is elsewhere, and has not heard of it, gives no sign either.
-        several = f"one of {named(silent)} broke off: none gave a sign of life"
+        several = f"one of {format_processes(silent)} broke off: none gave a sign of life"
         what = several if silent[1:] else f"{who} broke off"
         failed = ProcessFailed(f"could not {doing}: {what} ({reason})")
         failed.processes = silent
@@ -249,7 +249,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
 def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
     silent = signs.silent()
     if silent:
-        what = f"{named(silent)} did not come within {timeout:g} s"
+        what = f"{format_processes(silent)} did not come within {timeout:g} s"
     elif silent is None:
         what = (
             f"other processes did not come within {timeout:g} s; which, cannot be told: no messages can be left there"

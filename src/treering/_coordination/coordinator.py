@@ -31,7 +31,7 @@ from treering._coordination.steps import (
     roll_back,
 )
 from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
-from treering._values.processes import named
+from treering._values.processes import format_processes
 from treering.errors import Corrupt, Timeout
 
 _TIMES_SAID: Final = 5
@@ -124,7 +124,7 @@ def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operat
     processes = tuple(failed)
     failure = failed[processes[0]]
     if others := processes[1:]:
-        failure = dataclasses.replace(failure, message=f"{failure.message} ({named(others)} failed as well)")
+        failure = dataclasses.replace(failure, message=f"{failure.message} ({format_processes(others)} failed as well)")
     yield from _announce_failure(call, failure, processes)
     return OutcomeKnown(failure.error(describe_failure(call), processes), kept=False)
 
@@ -135,7 +135,7 @@ def _report_missing(
     """Tell all that some processes did not come, and return what to raise."""
     missing = tuple(waiting)
     absent = [process for process in missing if waiting[process] is None]
-    reasons = [f"{named(absent)} did not come within {call.timeout:g} s"] if absent else []
+    reasons = [f"{format_processes(absent)} did not come within {call.timeout:g} s"] if absent else []
     for process, part in waiting.items():
         if isinstance(part, VoteMessage):
             reasons.append(f"{describe_process(process, part.who)} has not ended its part within {call.timeout:g} s")

@@ -21,7 +21,7 @@ from typing import Final, Self, TypeVar
 
 import jax
 
-from treering._codec.documents import json_text, parsed
+from treering._codec.documents import json_text, parse_json
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, give_up, run_in_order
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
@@ -30,7 +30,7 @@ from treering._store.failures import naming
 from treering._store.posix import open_descriptor
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
 from treering._values.checkpoint_names import heartbeat_name
-from treering._values.processes import Processes, named
+from treering._values.processes import Processes, format_processes
 from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
 
 T = TypeVar("T")
@@ -222,7 +222,7 @@ class _JobHandshake:
         if unseen:
             verb = "does" if len(unseen) == 1 else "do"
             error = NotShared(
-                f"could not {self._doing}: {named(unseen)} {verb} not see what process 0 writes there",
+                f"could not {self._doing}: {format_processes(unseen)} {verb} not see what process 0 writes there",
                 hint="use a file system that all processes share",
             )
             error.processes = unseen
@@ -244,7 +244,7 @@ class _JobHandshake:
         if failed and self._failed is not None:
             raise self._failed
         if failed:
-            failure = Failure.from_node(parsed(failed.decode(), "what process 0 says"), "what process 0 says")
+            failure = Failure.from_node(parse_json(failed.decode(), "what process 0 says"), "what process 0 says")
             raise failure.error(f"process 0 could not {self._doing}", (0,))
 
     def _begin(self) -> None:
@@ -283,7 +283,7 @@ class _JobHandshake:
                     gone.append(number)
         if gone:
             give_up()
-            error = Timeout(f"could not {self._doing}: {named(gone)} had given up before this process came")
+            error = Timeout(f"could not {self._doing}: {format_processes(gone)} had given up before this process came")
             error.missing = tuple(gone)
             raise error
 

@@ -20,7 +20,7 @@ from treering._store.pieces import write_all
 from treering._store.posix import open_descriptor
 from treering._store.posix.folder import Folder
 from treering._values.checkpoint_names import attempt_of_message, is_message, is_prepare, temporary_name
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt
 
 LARGEST_MESSAGE: Final = 64 << 20
@@ -89,7 +89,7 @@ class FolderMessageBoard:
         if not is_message(name):
             raise ValueError(f"{name!r} is no name of a message")
         if len(data) > LARGEST_MESSAGE:
-            raise OSError(errno.EFBIG, f"a message of {counted(len(data), 'bytes')}, more than {LARGEST_MESSAGE}")
+            raise OSError(errno.EFBIG, f"a message of {pluralize(len(data), 'bytes')}, more than {LARGEST_MESSAGE}")
         aside = temporary_name(name, secrets.token_hex(8))
         opened = self._folder.create(aside)
         try:

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from treering import errors
-from treering._codec.documents import json_text, member, parsed
+from treering._codec.documents import json_text, member, parse_json
 from treering.errors import Corrupt, NotShared, ProcessFailed, Timeout, TreeringError
 
 # What another process raised is raised here as the same class where a caller would do the same about it.
@@ -318,7 +318,7 @@ def _decode_decision(data: bytes) -> DecisionMessage:
 
 def _parse_object(data: bytes, what: str) -> dict[str, Any]:
     try:
-        node = parsed(data.decode("ascii"), what)
+        node = parse_json(data.decode("ascii"), what)
     except UnicodeDecodeError as error:
         raise Corrupt(f"{what} is no JSON in ASCII", offset=error.start) from None
     if type(node) is not dict:

@@ -10,7 +10,7 @@ from typing import Final
 
 from treering._format.index import Chunks, Index, LeafType
 from treering._values.boxes import text_of
-from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, packed
+from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, pack_checksums
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt
 
@@ -71,17 +71,17 @@ def _digest(index: Index, mine: Sequence[int], header: bytes | Iterable[bytes], 
         for chunk in mine:
             in_order.extend(table[starts[chunk] : starts[chunk + 1]])
     pieces = (header,) if isinstance(header, bytes) else header
-    return digest(itertools.chain(pieces, (packed(in_order),)))
+    return digest(itertools.chain(pieces, (pack_checksums(in_order),)))
 
 
-def shown_chunk(index: Index, chunk: int) -> str:
+def format_chunk(index: Index, chunk: int) -> str:
     """Return the key of a chunk's leaf for people, with the box where the chunk is a part of it."""
     key = index.keys[index.chunks.leaf[chunk]]
     box = index.chunks.box[chunk]
     return repr(key) if box is None else f"{key!r}[{text_of(box)}]"
 
 
-def damage(index: Index, chunk: int, block: int, found: int) -> Corrupt:
+def damage_error(index: Index, chunk: int, block: int, found: int) -> Corrupt:
     """Return the error for a block whose bytes are not those that were saved.
 
     Args:
@@ -97,7 +97,7 @@ def damage(index: Index, chunk: int, block: int, found: int) -> Corrupt:
     wanted = index.checksums[first_blocks(chunks)[chunk] + block]
     name = index.files[chunks.file[chunk]].name or "the file"
     return Corrupt(
-        f"leaf {shown_chunk(index, chunk)} is damaged: bytes {start} to {stop} of {name} "
+        f"leaf {format_chunk(index, chunk)} is damaged: bytes {start} to {stop} of {name} "
         f"have the checksum {found:016x} instead of {wanted:016x}",
         hint=DAMAGE_HINT,
     )

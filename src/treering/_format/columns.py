@@ -15,22 +15,28 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from treering._codec.documents import check_hashes, check_json, member, shown
+from treering._codec.documents import check_hashes, check_json, member, show
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.index import Chunks, DataFile, Index, LeafType, Token
 from treering._format.leaf_values import (
-    decoded_type,
-    decoded_value,
-    encoded_type,
-    encoded_value,
+    decode_type,
+    decode_value,
+    encode_type,
+    encode_value,
     from_base64,
     to_base64,
 )
-from treering._format.structure_text import check_keys, decoded_structure, encoded_structure, sound_key, unsound_key
-from treering._values.boxes import Box, covered_once, size_of, text_of
-from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, packed
+from treering._format.structure_text import (
+    check_keys,
+    decode_structure,
+    encode_structure,
+    escape_surrogates,
+    unescape_surrogates,
+)
+from treering._values.boxes import Box, find_cover_error, size_of, text_of
+from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums
 from treering._values.dtypes import lookup
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
 
 _COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
@@ -40,7 +46,7 @@ _SHOWN_KEYS: Final = 4
 _CHECKSUM: Final = "xxh3-64"
 
 
-def encoded_chunks(chunks: Chunks) -> dict[str, Any]:
+def encode_chunks(chunks: Chunks) -> dict[str, Any]:
     """Return the chunks as JSON, a list for each column."""
     columns: dict[str, Any] = {name: list(getattr(chunks, name)) for name in _COLUMNS}
     return columns | {"box": list(chunks.box), "codec": None}
@@ -65,7 +71,7 @@ def check_ints(column: list[Any], limit: int, what: str) -> None:
         raise Corrupt(f"{what} holds a number that is not from 0 to {limit - 1}")
 
 
-def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
+def decode_chunks(node: Any, leaves: int, files: int) -> Chunks:
     """Return the columns of chunks; `check_chunks` says whether they fit the rest.
 
     Raises:
@@ -74,7 +80,7 @@ def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
     """
     what = "the table of chunks"
     if type(node) is dict and node.get("codec") is not None:
-        raise Format(f"the chunks are packed with the codec {shown(node['codec'])}", hint="use a newer treering")
+        raise Format(f"the chunks are packed with the codec {show(node['codec'])}", hint="use a newer treering")
     columns = {name: member(node, name, list, what) for name in _COLUMNS}
     boxes = member(node, "box", list, what)
     if len({len(column) for column in (*columns.values(), boxes)}) != 1:
@@ -83,14 +89,14 @@ def decoded_chunks(node: Any, leaves: int, files: int) -> Chunks:
     for name, column in columns.items():
         check_ints(column, limits.get(name, _LIMIT), f"the column {name!r} of the chunks")
     if boxes.count(None) != len(boxes):
-        boxes = [None if box is None else _decoded_box(box, number) for number, box in enumerate(boxes)]
+        boxes = [None if box is None else _decode_box(box, number) for number, box in enumerate(boxes)]
         sides = itertools.chain.from_iterable(box for box in boxes if box is not None)
         check_ints([*itertools.chain.from_iterable(sides)], _LIMIT, "the column 'box' of the chunks")
         check_hashes(boxes, "the boxes of the chunks")
     return Chunks(**columns, box=boxes)
 
 
-def _decoded_box(node: Any, number: int) -> Box:
+def _decode_box(node: Any, number: int) -> Box:
     try:
         return tuple([(start, stop) for start, stop in node])
     except (TypeError, ValueError):
@@ -116,9 +122,8 @@ def check_chunks(index: Index) -> None:
     if index.verified:
         blocks = first_blocks(chunks)[-1]
         if blocks != len(index.checksums):
-            raise Corrupt(
-                f"the chunks have {counted(blocks, 'blocks')}, there are {counted(len(index.checksums), 'checksums')}"
-            )
+            found = pluralize(len(index.checksums), "checksums")
+            raise Corrupt(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
 
 
 def _check_parts(index: Index, expected: list[int]) -> None:
@@ -149,13 +154,13 @@ def _check_sizes(index: Index) -> None:
             continue
         if len(box) != len(kind.shape or ()):
             raise Corrupt(
-                f"a box of leaf {index.keys[leaf]!r:.200} has {counted(len(box), 'axes')}, its shape {kind.shape}"
+                f"a box of leaf {index.keys[leaf]!r:.200} has {pluralize(len(box), 'axes')}, its shape {kind.shape}"
             )
         wanted = size_of(box) * _itemsize(kind)
         if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
             raise Corrupt(
-                f"leaf {index.keys[leaf]!r:.200}{place} takes {counted(wanted, 'bytes')}, "
+                f"leaf {index.keys[leaf]!r:.200}{place} takes {pluralize(wanted, 'bytes')}, "
                 f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
             )
         fit.add(one)
@@ -164,7 +169,7 @@ def _check_sizes(index: Index) -> None:
         cut = (index.leaf_types[leaf], tuple(boxes))
         if cut in whole_again:
             continue
-        wrong = covered_once(index.type_of(leaf).shape or (), boxes)
+        wrong = find_cover_error(index.type_of(leaf).shape or (), boxes)
         if wrong is not None:
             raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not make it up: {wrong}")
         whole_again.add(cut)
@@ -217,7 +222,7 @@ def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap:
     return f"{where} cannot belong to {named}: the file ends there, or its header or another leaf lies there"
 
 
-def texts(nodes: list[Any], what: str) -> list[str]:
+def check_texts(nodes: list[Any], what: str) -> list[str]:
     """Return a list that has to hold nothing but text.
 
     Raises:
@@ -228,14 +233,14 @@ def texts(nodes: list[Any], what: str) -> list[str]:
     return nodes
 
 
-def matching(pattern: re.Pattern[str], text: str, what: str) -> str:
+def check_name(pattern: re.Pattern[str], text: str, what: str) -> str:
     """Return a name that has to match a pattern.
 
     Raises:
         Corrupt: it does not.
 
     Example:
-        >>> matching(re.compile("[a-f]+"), "fade", "the attempt")
+        >>> check_name(re.compile("[a-f]+"), "fade", "the attempt")
         'fade'
     """
     if not pattern.fullmatch(text):
@@ -243,7 +248,7 @@ def matching(pattern: re.Pattern[str], text: str, what: str) -> str:
     return text
 
 
-def free_json(document: dict[str, Any], name: str, what: str) -> dict[str, Any]:
+def read_free_json(document: dict[str, Any], name: str, what: str) -> dict[str, Any]:
     """Return a member that is an object of people's own, no deeper than a walk over it can go.
 
     Raises:
@@ -257,18 +262,18 @@ def free_json(document: dict[str, Any], name: str, what: str) -> dict[str, Any]:
     return found
 
 
-def encoded_checksums(checksums: array[int]) -> dict[str, str]:
+def encode_checksums(checksums: array[int]) -> dict[str, str]:
     """Return the table of checksums as JSON.
 
     Example:
-        >>> encoded_checksums(array("Q", [1]))
+        >>> encode_checksums(array("Q", [1]))
         {'algorithm': 'xxh3-64', 'table': 'AQAAAAAAAAA='}
     """
-    return {"algorithm": _CHECKSUM, "table": to_base64(packed(checksums))}
+    return {"algorithm": _CHECKSUM, "table": to_base64(pack_checksums(checksums))}
 
 
-def decoded_checksums(node: Any) -> array[int]:
-    """Return the table that `encoded_checksums` wrote.
+def decode_checksums(node: Any) -> array[int]:
+    """Return the table that `encode_checksums` wrote.
 
     Raises:
         Corrupt: it is no table of numbers of 8 bytes.
@@ -280,7 +285,7 @@ def decoded_checksums(node: Any) -> array[int]:
         raise Format(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
     table = from_base64(member(node, "table", str, what), what)
     if len(table) % 8:
-        raise Corrupt(f"{what} has {counted(len(table), 'bytes')}, not 8 for each")
+        raise Corrupt(f"{what} has {pluralize(len(table), 'bytes')}, not 8 for each")
     found = array("Q", table)
     if sys.byteorder == "big":
         found.byteswap()
@@ -322,29 +327,29 @@ class TreeColumns:
     values: Mapping[int, Any]
 
 
-def encoded_tree(tree: Tree) -> Iterator[tuple[str, Any]]:
+def encode_tree(tree: Tree) -> Iterator[tuple[str, Any]]:
     """Yield the members of a tree.
 
     Raises:
         Unsupported: a key or static field of the structure has no form in a document.
     """
-    yield "structure", encoded_structure(tree.structure)
-    yield "types", [encoded_type(kind) for kind in tree.types]
+    yield "structure", encode_structure(tree.structure)
+    yield "types", [encode_type(kind) for kind in tree.types]
     keys = list(tree.keys)
     if not "".join(keys).isascii():
-        keys = [sound_key(key) for key in keys]
+        keys = [escape_surrogates(key) for key in keys]
     yield "leaves", {"key": keys, "type": list(tree.leaf_types)}
     values = tree.values
     yield (
         "values",
         [
-            None if kind == "none" else encoded_value(kind, values[leaf])
-            for leaf, kind in _unstored(tree.types, tree.leaf_types)
+            None if kind == "none" else encode_value(kind, values[leaf])
+            for leaf, kind in _iter_unstored(tree.types, tree.leaf_types)
         ],
     )
 
 
-def decoded_tree(document: Any, what: str) -> TreeColumns:
+def decode_tree(document: Any, what: str) -> TreeColumns:
     """Return the tree that a parsed document holds, with everything in it checked.
 
     Args:
@@ -357,29 +362,31 @@ def decoded_tree(document: Any, what: str) -> TreeColumns:
         Unsupported: it has a dtype that this version does not know.
     """
     leaves = member(document, "leaves", dict, what)
-    keys = texts(member(leaves, "key", list, "leaves"), "the column of keys")
+    keys = check_texts(member(leaves, "key", list, "leaves"), "the column of keys")
     leaf_types = member(leaves, "type", list, "leaves")
-    types = [decoded_type(node, number) for number, node in enumerate(member(document, "types", list, what))]
+    types = [decode_type(node, number) for number, node in enumerate(member(document, "types", list, what))]
     check_hashes([kind.shape for kind in types], "the shapes of the types")
     check_ints(leaf_types, len(types), "the column of leaf types")
     if len(leaf_types) != len(keys):
-        raise Corrupt(f"there are {counted(len(keys), 'keys')} and {counted(len(leaf_types), 'leaf types')}")
+        raise Corrupt(f"there are {pluralize(len(keys), 'keys')} and {pluralize(len(leaf_types), 'leaf types')}")
     if "~u" in "".join(keys):
-        keys = [unsound_key(key) for key in keys]
-    structure = decoded_structure(member(document, "structure", list, what), len(keys))
+        keys = [unescape_surrogates(key) for key in keys]
+    structure = decode_structure(member(document, "structure", list, what), len(keys))
     check_keys(structure, keys)
-    unstored = list(_unstored(types, leaf_types))
+    unstored = list(_iter_unstored(types, leaf_types))
     nodes = member(document, "values", list, what)
     if len(unstored) != len(nodes):
-        raise Corrupt(f"{counted(len(unstored), 'leaves lie')} in no file, there are {counted(len(nodes), 'values')}")
+        raise Corrupt(
+            f"{pluralize(len(unstored), 'leaves lie')} in no file, there are {pluralize(len(nodes), 'values')}"
+        )
     values = {
-        leaf: decoded_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}")
+        leaf: decode_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}")
         for (leaf, kind), node in zip(unstored, nodes, strict=True)
     }
     return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
 
 
-def _unstored(types: Sequence[LeafType], leaf_types: Sequence[int]) -> Iterator[tuple[int, str]]:
+def _iter_unstored(types: Sequence[LeafType], leaf_types: Sequence[int]) -> Iterator[tuple[int, str]]:
     kinds = [None if kind.stored else kind.kind for kind in types]
     for leaf, number in enumerate(leaf_types):
         kind = kinds[number]

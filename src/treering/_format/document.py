@@ -15,18 +15,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, parsed, shown
+from treering._codec.documents import check_json, member, parse_json, show
 from treering._format.columns import (
     check_chunks,
-    decoded_checksums,
-    decoded_chunks,
-    decoded_tree,
-    encoded_checksums,
-    encoded_chunks,
-    encoded_tree,
-    free_json,
-    matching,
-    texts,
+    check_name,
+    check_texts,
+    decode_checksums,
+    decode_chunks,
+    decode_tree,
+    encode_checksums,
+    encode_chunks,
+    encode_tree,
+    read_free_json,
 )
 from treering._format.index import DataFile, Index
 from treering._format.signed import SignedForm
@@ -98,9 +98,9 @@ def _members(index: Index) -> Iterator[tuple[str, Any]]:
     yield "written", index.written
     yield "processes", index.processes
     yield "meshes", list(index.meshes)
-    yield from encoded_tree(index)
-    yield "chunks", encoded_chunks(index.chunks)
-    yield "checksums", encoded_checksums(index.checksums)
+    yield from encode_tree(index)
+    yield "chunks", encode_chunks(index.chunks)
+    yield "checksums", encode_checksums(index.checksums)
     yield "files", list(map(_file_members, index.files))
     yield "replaces", list(index.replaces)
     yield "metadata", index.metadata
@@ -132,25 +132,25 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
 
 def _index(document: Any, *, embedded: bool) -> Index:
     what = INDEX_NAME
-    tree = decoded_tree(document, what)
+    tree = decode_tree(document, what)
     files = [_file(node, embedded=embedded) for node in member(document, "files", list, what)]
     if len({file.name for file in files}) != len(files) or (embedded and len(files) != 1):
         raise Corrupt("two data files have the same name")
     index = Index(
-        attempt=matching(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
-        written=free_json(document, "written", what),
+        attempt=check_name(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        written=read_free_json(document, "written", what),
         processes=member(document, "processes", int, what),
-        meshes=texts(member(document, "meshes", list, what), "the list of meshes"),
+        meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         structure=tree.structure,
         keys=tree.keys,
         types=tree.types,
         leaf_types=tree.leaf_types,
         values=tree.values,
-        chunks=decoded_chunks(document.get("chunks"), len(tree.keys), len(files)),
-        checksums=decoded_checksums(document.get("checksums")),
+        chunks=decode_chunks(document.get("chunks"), len(tree.keys), len(files)),
+        checksums=decode_checksums(document.get("checksums")),
         files=files,
-        replaces=[matching(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
-        metadata=free_json(document, "metadata", what),
+        replaces=[check_name(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
+        metadata=read_free_json(document, "metadata", what),
     )
     writers = {0, *(file.process for file in files if file.process is not None)}
     if not 0 <= min(writers) <= max(writers) < index.processes or not {file.name for file in files}.isdisjoint(
@@ -162,7 +162,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
 
 
 def _replaced(document: dict[str, Any]) -> list[str]:
-    return texts(member(document, "replaces", list, INDEX_NAME), "the list of replaced files")
+    return check_texts(member(document, "replaces", list, INDEX_NAME), "the list of replaced files")
 
 
 def _file(node: Any, *, embedded: bool) -> DataFile:
@@ -173,17 +173,17 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
             raise Corrupt(f"{what} names another file, {name[:100]!r}")
         checksum = None
     else:
-        matching(_DATA_NAME, name, "a data file")
-        checksum = matching(_DIGEST, member(node, "digest", str, what), "a digest")
+        check_name(_DATA_NAME, name, "a data file")
+        checksum = check_name(_DIGEST, member(node, "digest", str, what), "a digest")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
     if not 0 < header <= nbytes < _LIMIT or header % _ALIGNMENT:
-        raise Corrupt(f"{name or 'the file'} cannot have {shown(nbytes)} bytes of which {shown(header)} are its header")
+        raise Corrupt(f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header")
     process = member(node, "process", int, what) if "process" in node else None
     return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum, process=process)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class IndexSummary:
     """What an index says of its checkpoint as a whole."""
 
     attempt: str
@@ -196,18 +196,18 @@ class Glance:
     metadata: Mapping[str, Any]
 
 
-def digest_in(head: bytes) -> str | None:
+def read_digest(head: bytes) -> str | None:
     r"""Return the digest that stands in the first line of an index; None when that is no first line.
 
     Example:
-        >>> digest_in(b'{"treering": 1, "digest": "xxh3-128:0123456789abcdef0123456789abcdef",\n"attempt": ')
+        >>> read_digest(b'{"treering": 1, "digest": "xxh3-128:0123456789abcdef0123456789abcdef",\n"attempt": ')
         'xxh3-128:0123456789abcdef0123456789abcdef'
     """
     found = _FIRST_LINE.match(head)
     return found[1].decode() if found else None
 
 
-def glance(data: bytes) -> Glance:
+def read_summary(data: bytes) -> IndexSummary:
     """Return what an index says of its checkpoint as a whole; its digest is checked, its leaves are not looked at.
 
     Raises:
@@ -215,27 +215,27 @@ def glance(data: bytes) -> Glance:
         Format: a newer version wrote it.
         Unsupported: it has a dtype that this version does not know.
     """
-    digest = digest_in(data)
+    digest = read_digest(data)
     if digest is not None and data.startswith(_IS_FIRST) and _FORM.is_whole(data):
         members = _lone_members(data)
         if members is not None:
-            return _glance(members, digest, len(data))
+            return _read_summary(members, digest, len(data))
     # Damaged, of another version, or laid out by another writer: who reads all of it says which.
     index = parse_index(data)
     sizes = sum(file.nbytes for file in index.files)
     names = (*(file.name for file in index.files), *index.replaces)
-    return Glance(
+    return IndexSummary(
         attempt=index.attempt, digest=digest or "", names=names, nbytes=sizes + len(data), metadata=index.metadata
     )
 
 
-def names_in(data: bytes) -> tuple[str, ...]:
+def read_names(data: bytes) -> tuple[str, ...]:
     """Return the data files that an index mentions: its own, and those that it superseded.
 
     Raises:
-        Corrupt, Format, Unsupported: as `glance` says.
+        Corrupt, Format, Unsupported: as `read_summary` says.
     """
-    return glance(data).names
+    return read_summary(data).names
 
 
 def _lone_members(data: bytes) -> dict[str, Any] | None:
@@ -244,23 +244,23 @@ def _lone_members(data: bytes) -> dict[str, Any] | None:
     if len(lines) != _MEMBERS or len({name for name, _ in lines}) != _MEMBERS:
         return None
     try:
-        return {name.decode(): parsed(text.decode("ascii"), INDEX_NAME) for name, text in lines}
+        return {name.decode(): parse_json(text.decode("ascii"), INDEX_NAME) for name, text in lines}
     except (Corrupt, UnicodeDecodeError):
         return None
 
 
-def _glance(members: dict[str, Any], digest: str, size: int) -> Glance:
+def _read_summary(members: dict[str, Any], digest: str, size: int) -> IndexSummary:
     files = member(members, "files", list, INDEX_NAME)
-    names = texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
-    replaced = texts(member(members, "replaces", list, INDEX_NAME), "the list of replaced files")
+    names = check_texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
+    replaced = check_texts(member(members, "replaces", list, INDEX_NAME), "the list of replaced files")
     sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
-    attempt = matching(_ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
+    attempt = check_name(_ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
     if min(sizes, default=0) < 0 or sum(sizes) >= _LIMIT:
         raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
-    return Glance(
+    return IndexSummary(
         attempt=attempt,
         digest=digest,
         names=(*names, *replaced),
         nbytes=sum(sizes) + size,
-        metadata=free_json(members, "metadata", INDEX_NAME),
+        metadata=read_free_json(members, "metadata", INDEX_NAME),
     )

@@ -114,7 +114,7 @@ class BadBlock:
     """As in ``Finding``."""
 
 
-def merged(index: Index, blocks: Iterable[BadBlock], names: list[str]) -> Iterator[Finding]:
+def merge_blocks(index: Index, blocks: Iterable[BadBlock], names: list[str]) -> Iterator[Finding]:
     """Yield a finding for each stretch of bad blocks of one chunk.
 
     Args:

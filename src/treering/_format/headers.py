@@ -11,10 +11,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import json_text, quoted
+from treering._codec.documents import json_text, quote
 from treering._format.blocks import leaf_bytes
 from treering._format.index import Chunks, Index, LeafType
-from treering._format.structure_text import sound_key
+from treering._format.structure_text import escape_surrogates
 from treering._values.boxes import Box, shape_of, size_of, text_of
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import lookup
@@ -94,7 +94,7 @@ def lay_out(nbytes: Sequence[int]) -> tuple[list[int], list[int]]:
     return order, offsets
 
 
-def laid_out(
+def lay_out_files(
     attempt: str,
     keys: Sequence[str],
     types: Sequence[LeafType],
@@ -115,7 +115,7 @@ def laid_out(
 
     Example:
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(16,))
-        >>> chunks, headers = laid_out("0" * 16, ["a", "b"], [kind], [0, 0], [[(0, None), (1, None)]])
+        >>> chunks, headers = lay_out_files("0" * 16, ["a", "b"], [kind], [0, 0], [[(0, None), (1, None)]])
         >>> chunks.offset, [len(header) for header in headers]
         ([4096, 4160], [4096])
     """
@@ -133,7 +133,7 @@ def laid_out(
         ]
         order, offsets = lay_out(sizes)
         rows = [(*parts[place], offsets[place], sizes[place]) for place in order]
-        header = framed(header_text(keys, types, leaf_types, rows, _data_note(attempt)))
+        header = frame(header_text(keys, types, leaf_types, rows, _data_note(attempt)))
         headers.append(header)
         base = len(header)
         leaf += [n for n, _ in parts]
@@ -155,8 +155,8 @@ def of_attempt(header: bytes, attempt: str) -> bytes:
 
     Example:
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(16,))
-        >>> _, one = laid_out("0" * 16, ["a"], [kind], [0], [[(0, None)]])
-        >>> _, other = laid_out("1" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> _, one = lay_out_files("0" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> _, other = lay_out_files("1" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> of_attempt(one[0], "1" * 16) == other[0]
         True
     """
@@ -177,7 +177,7 @@ def header_bytes(index: Index, file: int) -> bytes:
         file: number of the file.
     """
     rows = rows_of_file(index, file)
-    return framed(header_text(index.keys, index.types, index.leaf_types, rows, _data_note(index.attempt)))
+    return frame(header_text(index.keys, index.types, index.leaf_types, rows, _data_note(index.attempt)))
 
 
 def rows_of_file(index: Index, file: int) -> list[tuple[int, Box | None, int, int]]:
@@ -221,8 +221,8 @@ def header_text(
         if key == "__metadata__":
             key = "~__metadata__"
         elif not key.isascii():
-            key = sound_key(key)
-        entries.append(f"{quoted(key)}:{entry}[{offset},{offset + nbytes}]}}")
+            key = escape_surrogates(key)
+        entries.append(f"{quote(key)}:{entry}[{offset},{offset + nbytes}]}}")
     return "{" + ",".join([note_entry, *entries]) + "}"
 
 
@@ -238,22 +238,22 @@ def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
     return f'{{"dtype":"{shown}","shape":{json_text(list(shape))},"data_offsets":'
 
 
-def framed(text: str, size: int | None = None) -> bytes:
+def frame(text: str, size: int | None = None) -> bytes:
     r"""Return a header: the length, the JSON, and spaces up to a multiple of 4,096 bytes, or up to ``size``.
 
     Example:
-        >>> framed("{}")[:12], len(framed("{}"))
+        >>> frame("{}")[:12], len(frame("{}"))
         (b'\xf8\x0f\x00\x00\x00\x00\x00\x00{}  ', 4096)
     """
-    size = rounded(8 + len(text)) if size is None else size
+    size = round_up(8 + len(text)) if size is None else size
     return struct.pack("<Q", size - 8) + text.ljust(size - 8).encode("ascii")
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Return the next multiple of 4,096.
 
     Example:
-        >>> rounded(1), rounded(4096)
+        >>> round_up(1), round_up(4096)
         (4096, 4096)
     """
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -12,10 +12,10 @@ import re
 import struct
 from typing import Any, Final
 
-from treering._codec.documents import member, shown
+from treering._codec.documents import member, show
 from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, ForeignKey, LeafType, OpaqueLeaf
 from treering._values.dtypes import lookup
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
 
 _EXACT_INT: Final = 1 << 53
@@ -64,7 +64,7 @@ def from_base64(text: str, what: str) -> bytes:
         raise Corrupt(f"{what} is not base64: {error}") from None
 
 
-def encoded_value(kind: str, value: Any) -> Any:
+def encode_value(kind: str, value: Any) -> Any:
     """Return a Python leaf as JSON.
 
     Args:
@@ -72,7 +72,7 @@ def encoded_value(kind: str, value: Any) -> Any:
         value: the leaf; an ``OpaqueLeaf`` for an opaque one.
 
     Example:
-        >>> encoded_value("int", 2**60), encoded_value("float", float("-inf")), encoded_value("bytes", b"tree")
+        >>> encode_value("int", 2**60), encode_value("float", float("-inf")), encode_value("bytes", b"tree")
         ('0x1000000000000000', '-inf', 'dHJlZQ==')
     """
     match kind:
@@ -92,14 +92,14 @@ def encoded_value(kind: str, value: Any) -> Any:
             return {"class": value.class_name, "text": _text_form(value.text)} | _digest_member(value)
 
 
-def decoded_value(kind: str, node: Any, what: str) -> Any:
-    """Return the Python leaf that `encoded_value` wrote.
+def decode_value(kind: str, node: Any, what: str) -> Any:
+    """Return the Python leaf that `encode_value` wrote.
 
     Raises:
         Corrupt: ``node`` is no form of this kind.
 
     Example:
-        >>> decoded_value("int", "0x1000000000000000", "leaf 'n'") == 2**60
+        >>> decode_value("int", "0x1000000000000000", "leaf 'n'") == 2**60
         True
     """
     found: Any = None
@@ -127,14 +127,14 @@ def decoded_value(kind: str, node: Any, what: str) -> Any:
     return found
 
 
-def encoded_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
+def encode_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
     """Return a dict key, or the value of a static field, as JSON.
 
     Raises:
         Unsupported: a tuple nested more than 32 levels deep, or an int of more than 4,096 bits.
 
     Example:
-        >>> encoded_key("a"), encoded_key(5), encoded_key((1.5, None))
+        >>> encode_key("a"), encode_key(5), encode_key((1.5, None))
         ('a', {'int': '5'}, {'tuple': [{'float': '0x1.8000000000000p+0'}, {'none': None}]})
     """
     kind = type(key)
@@ -144,7 +144,7 @@ def encoded_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
         return {"bool": key}
     if kind is int:
         if key.bit_length() > _KEY_BITS:
-            raise Unsupported(f"a key of {counted(key.bit_length(), 'bits')} cannot be stored")
+            raise Unsupported(f"a key of {pluralize(key.bit_length(), 'bits')} cannot be stored")
         return {"int": str(key) if -_EXACT_INT < key < _EXACT_INT else hex(key)}
     if key is None:
         return {"none": None}
@@ -155,21 +155,21 @@ def encoded_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
     if kind is tuple:
         if not levels:
             raise Unsupported(f"a key of tuples nested more than {_KEY_LEVELS} levels deep cannot be stored")
-        return {"tuple": [encoded_key(item, levels - 1) for item in key]}
+        return {"tuple": [encode_key(item, levels - 1) for item in key]}
     if kind is ForeignKey:
         return {"text": _text_form(key.text), "class": key.class_name} | _digest_member(key)
     raise Unsupported(f"a key or static field of type {kind.__name__} cannot be stored")
 
 
-def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
-    """Return the key that `encoded_key` wrote.
+def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
+    """Return the key that `encode_key` wrote.
 
     Raises:
         Corrupt: ``node`` is no form of a key.
         Format: it is of a form that this version does not know.
 
     Example:
-        >>> decoded_key({"tuple": [{"int": "5"}, "a"]}, "a key")
+        >>> decode_key({"tuple": [{"int": "5"}, "a"]}, "a key")
         (5, 'a')
     """
     if type(node) is str:
@@ -185,7 +185,7 @@ def decoded_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     form = known.pop()
     found = None if known else _typed_key(form, node[form], what, levels)
     if found is None:
-        raise Corrupt(f"{what} is {shown(node[form])}, which is no form of {form}")
+        raise Corrupt(f"{what} is {show(node[form])}, which is no form of {form}")
     return found[0]
 
 
@@ -214,7 +214,7 @@ def _typed_key(form: str, content: Any, what: str, levels: int) -> tuple[Any] | 
         case "bytes", str():
             return (from_base64(content, what),)
         case "tuple", list() if levels:
-            return (tuple(decoded_key(item, what, levels - 1) for item in content),)
+            return (tuple(decode_key(item, what, levels - 1) for item in content),)
         case _:
             return None
 
@@ -282,11 +282,11 @@ def _float_of(node: Any) -> float | None:
     return number if math.isnan(number) else None
 
 
-def encoded_type(kind: LeafType) -> dict[str, Any]:
+def encode_type(kind: LeafType) -> dict[str, Any]:
     """Return a type as JSON; what it does not have is left out.
 
     Example:
-        >>> encoded_type(LeafType(kind="jax", dtype="float32", shape=(2, 3)))
+        >>> encode_type(LeafType(kind="jax", dtype="float32", shape=(2, 3)))
         {'kind': 'jax', 'dtype': 'float32', 'shape': [2, 3]}
     """
     node: dict[str, Any] = {"kind": kind.kind}
@@ -299,8 +299,8 @@ def encoded_type(kind: LeafType) -> dict[str, Any]:
     return node
 
 
-def decoded_type(node: Any, number: int) -> LeafType:
-    """Return the type that `encoded_type` wrote.
+def decode_type(node: Any, number: int) -> LeafType:
+    """Return the type that `encode_type` wrote.
 
     Raises:
         Corrupt: its members do not fit each other, or the shape is absurd.
@@ -308,7 +308,7 @@ def decoded_type(node: Any, number: int) -> LeafType:
         Unsupported: a dtype that this version does not know.
 
     Example:
-        >>> decoded_type({"kind": "none"}, 0).stored
+        >>> decode_type({"kind": "none"}, 0).stored
         False
     """
     what = f"type {number} of the leaves"
@@ -354,7 +354,7 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
             f"{what} has the dtype {dtype[:60]!r}, which this version does not know", hint="use a newer treering"
         )
     if len(lengths) > _MOST_AXES:
-        raise Corrupt(f"{what} has {counted(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
+        raise Corrupt(f"{what} has {pluralize(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:
         raise Corrupt(f"{what} has a length of an axis that is no whole number from 0 on")
     # numpy asks this of an array without items too, with the axes of length 0 left out.

@@ -40,7 +40,7 @@ def list_index(
     return Listing(
         form=form,
         file_bytes=file_bytes,
-        root=_tree(index, _placed(index, places) if places else _leaves(index)),
+        root=_tree(index, _place_leaves(index, places) if places else _leaves(index)),
         files=files,
         written=index.written,
         metadata=index.metadata,
@@ -155,7 +155,7 @@ def _writers(index: Index, rows: Sequence[int], known: dict[tuple[int, ...], tup
     return known.setdefault(writers, writers)
 
 
-def _placed(index: Index, places: Sequence[Place]) -> Iterator[Any]:
+def _place_leaves(index: Index, places: Sequence[Place]) -> Iterator[Any]:
     """Walk through the leaves as `_leaves` does, each stored one with the next place."""
     left = iter(places)
     for leaf in _leaves(index):

@@ -141,7 +141,7 @@ class FileRecord:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ProcessShare:
     """What one of several processes wrote."""
 
     process: int
@@ -200,7 +200,7 @@ class Listing:
     """Whether it keeps the kinds of its containers and leaves; else they are what the form makes of them."""
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[ProcessShare, ...]:
         """What each process wrote, in their order; empty where it was one, or where the files do not say.
 
         Example:
@@ -212,4 +212,4 @@ class Listing:
         for file in self.files:
             if file.process is not None:
                 of.setdefault(file.process, []).append(file.nbytes)
-        return tuple(Share(process=each, files=len(of[each]), nbytes=sum(of[each])) for each in sorted(of))
+        return tuple(ProcessShare(process=each, files=len(of[each]), nbytes=sum(of[each])) for each in sorted(of))

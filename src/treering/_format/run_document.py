@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_json, json_text, member, shown
-from treering._format.columns import matching
+from treering._codec.documents import check_json, json_text, member, show
+from treering._format.columns import check_name
 from treering._format.signed import SignedForm
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering.errors import Corrupt, Unsupported
@@ -41,7 +41,7 @@ _LEFT_FORM: Final = SignedForm(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Branch:
+class StepOrigin:
     """Where a step was copied from."""
 
     run: str
@@ -59,7 +59,7 @@ class StepNote:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     temporary: bool = False
     """Whether the step goes when a newer one is committed."""
-    branch: Branch | None = None
+    branch: StepOrigin | None = None
     mark: str | None = None
     """Of a save that goes back to an earlier step: what the list of the steps that it leaves behind has as well."""
 
@@ -96,14 +96,14 @@ class RunDocument:
 # ----------------------------------------------------------------------------------------------------------- the note
 
 
-def noted(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
+def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     """Return a step's metadata: the user's, with the note.
 
     Raises:
         Unsupported: the user's has the note's member, or the time is no time.
 
     Example:
-        >>> node = noted({"git": "abc"}, StepNote(step=3, saved=0.5, metrics={"loss": float("nan")}))["treering"]
+        >>> node = add_note({"git": "abc"}, StepNote(step=3, saved=0.5, metrics={"loss": float("nan")}))["treering"]
         >>> node["saved"], node["metrics"]
         ('1970-01-01T00:00:00.500000Z', {'loss': 'nan'})
     """
@@ -122,13 +122,13 @@ def noted(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     return {MEMBER: members, **metadata}
 
 
-def note_in(metadata: Mapping[str, Any]) -> StepNote | None:
+def find_note(metadata: Mapping[str, Any]) -> StepNote | None:
     """Return the note in a checkpoint's metadata; None when it has none, or something else in its place.
 
     Example:
-        >>> note_in(noted({}, StepNote(step=3, saved=0.5))).saved
+        >>> find_note(add_note({}, StepNote(step=3, saved=0.5))).saved
         0.5
-        >>> note_in({"treering": "a user's"}) is None
+        >>> find_note({"treering": "a user's"}) is None
         True
     """
     try:
@@ -137,14 +137,14 @@ def note_in(metadata: Mapping[str, Any]) -> StepNote | None:
         return None
 
 
-def without_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def remove_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's metadata of a step.
 
     Example:
-        >>> without_note(noted({"git": "abc"}, StepNote(step=3, saved=0.5)))
+        >>> remove_note(add_note({"git": "abc"}, StepNote(step=3, saved=0.5)))
         {'git': 'abc'}
     """
-    return {name: value for name, value in metadata.items() if name != MEMBER or note_in(metadata) is None}
+    return {name: value for name, value in metadata.items() if name != MEMBER or find_note(metadata) is None}
 
 
 def _note(node: Any) -> StepNote:
@@ -152,12 +152,12 @@ def _note(node: Any) -> StepNote:
     branch = node.get("branch") if type(node) is dict else None
     mark = node.get("mark") if type(node) is dict else None
     return StepNote(
-        step=step_in(node, what),
+        step=read_step(node, what),
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
-        branch=None if branch is None else Branch(member(branch, "run", str, what), step_in(branch, what)),
-        mark=None if mark is None else matching(_ATTEMPT, member(node, "mark", str, what), "the mark"),
+        branch=None if branch is None else StepOrigin(member(branch, "run", str, what), read_step(branch, what)),
+        mark=None if mark is None else check_name(_ATTEMPT, member(node, "mark", str, what), "the mark"),
     )
 
 
@@ -239,31 +239,31 @@ def _record(node: Any) -> StepRecord:
     what = "the record of a step"
     seconds = node.get("seconds") if type(node) is dict else None
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < _LIMIT):
-        raise Corrupt(f"{what}: {shown(seconds)} is no number of seconds")
+        raise Corrupt(f"{what}: {show(seconds)} is no number of seconds")
     return StepRecord(
-        step=step_in(node, what),
-        attempt=matching(_ATTEMPT, member(node, "attempt", str, what), "the attempt"),
+        step=read_step(node, what),
+        attempt=check_name(_ATTEMPT, member(node, "attempt", str, what), "the attempt"),
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
         nbytes=_count(node, "nbytes", what, _LIMIT),
         seconds=None if seconds is None else float(seconds),
         index_nbytes=_count(node, "index_nbytes", what, _LIMIT),
-        digest=matching(_DIGEST, member(node, "index_digest", str, what), "a digest"),
+        digest=check_name(_DIGEST, member(node, "index_digest", str, what), "a digest"),
     )
 
 
 # -------------------------------------------------------------------------------------------------------------- values
 
 
-def step_in(node: Any, what: str) -> int:
+def read_step(node: Any, what: str) -> int:
     """Return the member ``step`` of an object that ``what`` names in errors.
 
     Raises:
         Corrupt: it has none, or it is no step.
 
     Example:
-        >>> step_in({"step": 7}, "the note")
+        >>> read_step({"step": 7}, "the note")
         7
     """
     return _count(node, "step", what, HIGHEST_STEP)
@@ -272,7 +272,7 @@ def step_in(node: Any, what: str) -> int:
 def _count(node: Any, name: str, what: str, highest: int) -> int:
     found = member(node, name, int, what)
     if not 0 <= found <= highest:
-        raise Corrupt(f"{what}: {shown(found)} cannot be its {name!r}")
+        raise Corrupt(f"{what}: {show(found)} cannot be its {name!r}")
     return found
 
 
@@ -289,9 +289,9 @@ def _metrics(node: dict[str, Any]) -> dict[str, float]:
             try:
                 metrics[name] = float(value)
             except OverflowError:
-                raise Corrupt(f"the metric {shown(name)} is too large for a number") from None
+                raise Corrupt(f"the metric {show(name)} is too large for a number") from None
         else:
-            raise Corrupt(f"the metric {shown(name)} is {shown(value)}, which is no number")
+            raise Corrupt(f"the metric {show(name)} is {show(value)}, which is no number")
     return metrics
 
 
@@ -305,11 +305,11 @@ def _time_text(seconds: float) -> str:
 
 def _time(text: str) -> float:
     if not _TIME.fullmatch(text):
-        raise Corrupt(f"{shown(text)} is no time")
+        raise Corrupt(f"{show(text)} is no time")
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        raise Corrupt(f"{shown(text)} is no time") from None
+        raise Corrupt(f"{show(text)} is no time") from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,17 +359,17 @@ def _left_members(document: LeftDocument) -> Iterator[tuple[str, Any]]:
 
 
 def _left_document(document: Any) -> LeftDocument:
-    step = step_in(document, LEFT_DOCUMENT)
+    step = read_step(document, LEFT_DOCUMENT)
     left = dict(map(_left, member(document, "left", list, LEFT_DOCUMENT)))
     if min(left, default=step + 1) <= step:
         raise Corrupt("it leaves steps behind that are not later")
-    mark = matching(_ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
+    mark = check_name(_ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
     return LeftDocument(step=step, mark=mark, left=left)
 
 
 def _left(node: Any) -> tuple[int, str | None]:
     what = "a step that is left behind"
-    step = step_in(node, what)
+    step = read_step(node, what)
     if node.get("attempt", "") is None:
         return step, None
-    return step, matching(_ATTEMPT, member(node, "attempt", str, what), "the attempt")
+    return step, check_name(_ATTEMPT, member(node, "attempt", str, what), "the attempt")

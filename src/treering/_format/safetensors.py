@@ -14,23 +14,23 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, member, parsed
-from treering._format.blocks import leaf_bytes, shown_chunk
+from treering._codec.documents import check_hashes, member, parse_json
+from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
 from treering._format.headers import (
     DATA_NOTE,
     DTYPES,
-    framed,
+    frame,
     header_text,
     native_name,
-    rounded,
+    round_up,
     rows_of_file,
 )
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType
 from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
 
 LARGEST_HEADER: Final = 100_000_000
@@ -132,10 +132,10 @@ def single_file(index: Index) -> tuple[Index, bytes]:
         Unsupported: the header is larger than readers take.
 
     Example:
-        >>> from treering._format.headers import laid_out
+        >>> from treering._format.headers import lay_out_files
         >>> from treering._format.index import Container, LeafType
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(0,))
-        >>> chunks, _ = laid_out("0" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> chunks, _ = lay_out_files("0" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> index = Index(
         ...     attempt="0" * 16, written={}, processes=1, meshes=[],
         ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"],
@@ -148,18 +148,18 @@ def single_file(index: Index) -> tuple[Index, bytes]:
     """
     # The header holds the index, and the index where the data starts. Any number of spaces may follow the header, so
     # its size is taken from a guess that is too large.
-    guess = rounded(LARGEST_HEADER)
-    size = rounded(8 + len(_single_header(_moved(index, guess))))
+    guess = round_up(LARGEST_HEADER)
+    size = round_up(8 + len(_single_header(_move(index, guess))))
     if size - 8 > LARGEST_HEADER:
         raise Unsupported(
-            f"a header of {counted(size, 'bytes')} is larger than safetensors readers take, {LARGEST_HEADER}",
+            f"a header of {pluralize(size, 'bytes')} is larger than safetensors readers take, {LARGEST_HEADER}",
             hint="save to a folder instead",
         )
-    moved = _moved(index, size)
-    return moved, framed(_single_header(moved), size)
+    moved = _move(index, size)
+    return moved, frame(_single_header(moved), size)
 
 
-def _moved(index: Index, header: int) -> Index:
+def _move(index: Index, header: int) -> Index:
     file = index.files[0]
     by = header - file.header
     return dataclasses.replace(
@@ -201,7 +201,9 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
         raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size, hint=_DAMAGED)
     length = int.from_bytes(fetch(0, 8), "little")
     if length > min(size - 8, LARGEST_HEADER):
-        raise Corrupt(f"a header of {counted(length, 'bytes')} cannot be in a file of {size}", offset=0, hint=_DAMAGED)
+        raise Corrupt(
+            f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0, hint=_DAMAGED
+        )
     raw = fetch(8, length)
     try:
         text = raw.decode("utf-8")
@@ -209,7 +211,7 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
         raise Corrupt("the header is no UTF-8", offset=8 + error.start, hint=_DAMAGED) from None
     if not text.startswith("{"):
         raise Corrupt("the header does not begin with '{'", offset=8, hint=_DAMAGED)
-    header = parsed(text, "the header")
+    header = parse_json(text, "the header")
     note = header.pop("__metadata__", None)
     if note is None:
         note = {}
@@ -240,17 +242,17 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     file = index.files[0]
     if file.nbytes != size:
         ends = map(operator.add, index.chunks.offset, index.chunks.nbytes)
-        lost = [shown_chunk(index, chunk) for chunk, end in enumerate(ends) if end > size]
+        lost = [format_chunk(index, chunk) for chunk, end in enumerate(ends) if end > size]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         which = f": leaf {lost[0]}{more} cannot be whole" if lost else ""
         raise Corrupt(
-            f"{counted(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size, hint=_DAMAGED
+            f"{pluralize(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size, hint=_DAMAGED
         )
     if file.header != 8 + len(raw):
         raise Corrupt(
-            f"the header has {counted(8 + len(raw), 'bytes')}, {file.header} were written", offset=0, hint=_DAMAGED
+            f"the header has {pluralize(8 + len(raw), 'bytes')}, {file.header} were written", offset=0, hint=_DAMAGED
         )
-    wanted = framed(_header_around(index, document), file.header)[8:]
+    wanted = frame(_header_around(index, document), file.header)[8:]
     if wanted != raw:
         differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
         place = next(differing, min(len(wanted), len(raw)))
@@ -267,7 +269,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
     sizes: list[int] = []
     for name, entry in header.items():
         what = f"the entry of {name[:200]!r} in the header"
-        dtype, shape = _described(entry, what)
+        dtype, shape = _describe(entry, what)
         known = numbers.get((dtype, str(shape)))
         if known is None:
             kind = LeafType(kind="jax", dtype=dtype, shape=check_shape(list(shape), dtype, what))
@@ -276,7 +278,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
         start, stop = _range(entry, what)
         if stop - start != known[1]:
             raise Corrupt(
-                f"{what}: {dtype} {list(shape)} takes {counted(known[1], 'bytes')}, it has {stop - start}",
+                f"{what}: {dtype} {list(shape)} takes {pluralize(known[1], 'bytes')}, it has {stop - start}",
                 hint=_DAMAGED,
             )
         leaf_types.append(known[0])
@@ -314,7 +316,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
     return index
 
 
-def _described(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
+def _describe(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
     name, shape = member(entry, "dtype", str, what), member(entry, "shape", list, what)
     if not set(map(type, shape)) <= {int}:  # before anything looks it up: 1.0 and True are as good as 1 there
         raise Corrupt(f"{what}: its shape holds something else than whole numbers", hint=_DAMAGED)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import shown
+from treering._codec.documents import show
 from treering._format.index import Container, Token
 from treering._format.structure import KEYS, key_text, node_keys
 from treering._values.human import near
@@ -54,11 +54,11 @@ def select(
     globs = [Glob.parse(text) for text in ([only] if isinstance(only, str) else only)]
     if not globs:
         raise Mismatch("only= holds no glob, so nothing is wanted", hint="leave it out to load everything")
-    return _thinned(whole, globs, below=bool(at))
+    return _thin(whole, globs, below=bool(at))
 
 
 @dataclasses.dataclass(slots=True)
-class _Place:
+class _Node:
     """One node on the way through the structure."""
 
     parent: int
@@ -143,8 +143,8 @@ def _sub_structure(structure: Sequence[Token], start: int) -> list[Token]:
     return result
 
 
-def _thinned(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selection:
-    places = _walked(whole.structure, globs)
+def _thin(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selection:
+    places = _walk(whole.structure, globs)
     hit: set[int] = set()
     for number, place in enumerate(places):
         above = places[place.parent].kept if place.parent >= 0 else False
@@ -158,17 +158,17 @@ def _thinned(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selecti
             f"nothing in the checkpoint matches {missed!r}{_near(missed, _branches(whole.keys))}",
             hint=_about_globs(missed, _branches(whole.keys), below=below),
         )
-    return _emitted(whole, places)
+    return _emit(whole, places)
 
 
-def _walked(structure: Sequence[Token], globs: Sequence[Glob]) -> list[_Place]:
+def _walk(structure: Sequence[Token], globs: Sequence[Glob]) -> list[_Node]:
     together = GlobSet(globs)
-    places: list[_Place] = []
+    places: list[_Node] = []
     states: dict[int, Any] = {}
     leaf = 0
     for number, (parent, part, token) in enumerate(_places(structure)):
         state = together.start if parent < 0 else together.step(states[parent], part)
-        places.append(_Place(parent, part, token, leaf, tuple(together.accepted(state))))
+        places.append(_Node(parent, part, token, leaf, tuple(together.accepted(state))))
         if token == _LEAF:
             leaf += 1
         else:
@@ -176,7 +176,7 @@ def _walked(structure: Sequence[Token], globs: Sequence[Glob]) -> list[_Place]:
     return places
 
 
-def _keep_way(places: list[_Place], number: int) -> None:
+def _keep_way(places: list[_Node], number: int) -> None:
     """Mark the containers that lead to a kept node; of their children they keep only what is marked."""
     parent = places[number].parent
     while parent >= 0 and not places[parent].needed:
@@ -184,7 +184,7 @@ def _keep_way(places: list[_Place], number: int) -> None:
         parent = places[parent].parent
 
 
-def _emitted(whole: Selection, places: list[_Place]) -> Selection:
+def _emit(whole: Selection, places: list[_Node]) -> Selection:
     stays = [place.kept or place.needed for place in places]
     children: dict[int, list[int]] = {}
     for number, place in enumerate(places):
@@ -208,21 +208,21 @@ def _emitted(whole: Selection, places: list[_Place]) -> Selection:
             continue
         token = whole.structure[place.token]
         if isinstance(token, Container):
-            structure.append(_fewer(token, [stays[child] for child in children[number]]))
+            structure.append(_keep_children(token, [stays[child] for child in children[number]]))
     return Selection(structure=structure, leaves=leaves, keys=keys)
 
 
-def _fewer(container: Container, stay: Sequence[bool]) -> Container:
+def _keep_children(container: Container, stay: Sequence[bool]) -> Container:
     if all(stay):
         return container
     real = node_keys(container)
     static = container.static
     if real is not container.keys:
-        static = tuple((name, _kept(real, stay) if name == KEYS else value) for name, value in static)
-    return dataclasses.replace(container, keys=_kept(container.keys, stay), static=static, thinned=True)
+        static = tuple((name, _keep(real, stay) if name == KEYS else value) for name, value in static)
+    return dataclasses.replace(container, keys=_keep(container.keys, stay), static=static, thinned=True)
 
 
-def _kept(keys: Sequence[Any], stay: Sequence[bool]) -> tuple[Any, ...]:
+def _keep(keys: Sequence[Any], stay: Sequence[bool]) -> tuple[Any, ...]:
     return tuple(itertools.compress(keys, stay))
 
 
@@ -248,8 +248,8 @@ def _about_globs(text: str, branches: Sequence[str], *, below: bool) -> str:
     named = "/".join(itertools.takewhile(lambda part: "*" not in part, parts))
     found = next((branch for branch in branches if branch.endswith(f"/{named}")), None) if named else None
     if found is not None:
-        glob = shown(found + text[len(named) :])
-        facts.append(f"only={glob} with rename={{{shown(named)}: {shown(found)}}} loads {shown(named)} of `like`")
+        glob = show(found + text[len(named) :])
+        facts.append(f"only={glob} with rename={{{show(named)}: {show(found)}}} loads {show(named)} of `like`")
     elif "*" in text:
         facts.append("'*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is a '*' in a key")
     facts += ["keys begin below `at`"] if below else []

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from treering._codec.documents import json_text, parsed
+from treering._codec.documents import json_text, parse_json
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -102,7 +102,7 @@ class SignedForm:
         except UnicodeDecodeError as error:
             raise Corrupt(f"{self.name} is no ASCII", offset=error.start, hint=self.hint) from None
         try:
-            return parsed(text, self.name)
+            return parse_json(text, self.name)
         except Corrupt as error:
             error.hint = error.hint or self.hint
             raise

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._printable import printable
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import escape_part
 from treering.errors import Format, Unsupported
 
@@ -92,11 +92,11 @@ class StandIn(Mapping[Any, Any]):
         return mine == others and list(self.fields) == list(other.fields)
 
     def __repr__(self) -> str:
-        fields, static = map(_shown, (self.fields, self.static))
+        fields, static = map(_format_items, (self.fields, self.static))
         return f"StandIn({self.class_name!r}{', ' if fields else ''}{fields}{'; ' if static else ''}{static})"
 
 
-def _shown(held: Mapping[Any, Any]) -> str:
+def _format_items(held: Mapping[Any, Any]) -> str:
     return ", ".join(f"{printable(str(key))}={value!r}" for key, value in held.items())
 
 
@@ -133,7 +133,7 @@ def register_node(cls: type, make: Make | None = None) -> type:
                 f"{class_name(cls)} is neither a dataclass nor a namedtuple, so how to make one is not known",
                 hint="pass make=, a function of the children by name and the static fields by name",
             )
-        make = functools.partial(_made_of_fields, cls)
+        make = functools.partial(_make_of_fields, cls)
     _MAKERS[class_name(cls)] = (cls, make)
     return cls
 
@@ -148,7 +148,7 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _made_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
+def _make_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
     foreign = [name for name, value in static.items() if isinstance(value, ForeignKey)]
     if foreign:
         raise Unsupported(
@@ -256,7 +256,7 @@ def _check_level(level: int) -> None:
 
 def _check_run(count: int) -> None:
     if count < 1:
-        raise Format(f"a run of {counted(count, 'leaves')} stands in the structure")
+        raise Format(f"a run of {pluralize(count, 'leaves')} stands in the structure")
 
 
 # ---------------------------------------------------------------------------------------------------- trees of leaves
@@ -295,10 +295,10 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
                 left -= count
                 _close(open_nodes, made)
             if left or taken > len(leaves):
-                raise Format(f"the structure has {counted(taken + left, 'leaves')} or more, there are {len(leaves)}")
+                raise Format(f"the structure has {pluralize(taken + left, 'leaves')} or more, there are {len(leaves)}")
         _close(open_nodes, made)
     if open_nodes or taken != len(leaves):
-        raise Format(f"the structure ends after {taken} of {counted(len(leaves), 'leaves')}")
+        raise Format(f"the structure ends after {taken} of {pluralize(len(leaves), 'leaves')}")
     return root[0]
 
 
@@ -344,13 +344,13 @@ def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type]) -> ty
             raise Unsupported(
                 f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples", hint="load with like="
             )
-        made[name, fields] = _made_namedtuple(name, fields)
+        made[name, fields] = _make_namedtuple(name, fields)
     cls = made[name, fields]
     return None if cls is StandIn else cls
 
 
 @functools.lru_cache(maxsize=_MOST_NAMEDTUPLES)
-def _made_namedtuple(name: str, fields: tuple[Any, ...]) -> type:
+def _make_namedtuple(name: str, fields: tuple[Any, ...]) -> type:
     module, _, short = name.rpartition(".")
     # namedtuple() writes source code of these names, so nothing but plain names gets there.
     for part in (short, *fields):

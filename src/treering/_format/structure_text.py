@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, member, shown
+from treering._codec.documents import check_hashes, member, show
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
-from treering._format.leaf_values import decoded_key, encoded_key
+from treering._format.leaf_values import decode_key, encode_key
 from treering._format.structure import KEYS, iter_keys, key_text
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import escape_part
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
@@ -19,21 +19,21 @@ _SHOWN: Final = 200
 _WRITTEN_SURROGATE: Final = re.compile("~u([0-9a-f]{4})")
 
 
-def sound_key(key: str) -> str:
+def escape_surrogates(key: str) -> str:
     r"""Return a key text as documents hold it: half a surrogate pair, which JSON cannot keep, is ``~u`` and its number.
 
     Example:
-        >>> sound_key("a/\ud800")
+        >>> escape_surrogates("a/\ud800")
         'a/~ud800'
     """
     return _SURROGATE.sub(lambda found: f"~u{ord(found[0]):04x}", key)
 
 
-def unsound_key(text: str) -> str:
-    r"""Return the key text that `sound_key` wrote.
+def unescape_surrogates(text: str) -> str:
+    r"""Return the key text that `escape_surrogates` wrote.
 
     Example:
-        >>> unsound_key("a/~ud800") == "a/\ud800"
+        >>> unescape_surrogates("a/~ud800") == "a/\ud800"
         True
     """
     return _WRITTEN_SURROGATE.sub(lambda found: chr(int(found[1], 16)), text) if "~u" in text else text
@@ -42,40 +42,40 @@ def unsound_key(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- as JSON
 
 
-def encoded_structure(structure: Sequence[Token]) -> list[Any]:
+def encode_structure(structure: Sequence[Token]) -> list[Any]:
     """Return the tokens as JSON: numbers of leaves, and an object for each container.
 
     Raises:
         Unsupported: a key or static field has no form in the document.
 
     Example:
-        >>> encoded_structure([Container(node="dict", keys=("a", "b")), 2])
+        >>> encode_structure([Container(node="dict", keys=("a", "b")), 2])
         [{'node': 'dict', 'keys': ['a', 'b']}, 2]
     """
-    return [token if type(token) is int else _encoded(token) for token in structure]  # type: ignore[arg-type]
+    return [token if type(token) is int else _encode(token) for token in structure]  # type: ignore[arg-type]
 
 
-def _encoded(container: Container) -> dict[str, Any]:
+def _encode(container: Container) -> dict[str, Any]:
     node: dict[str, Any] = {"node": container.node}
     match container.node:
         case "dict":
-            node["keys"] = _encoded_keys(container.keys)
+            node["keys"] = _encode_keys(container.keys)
         case "list" | "tuple":
             node["length"] = len(container.keys)
         case "namedtuple":
-            node |= {"class": container.class_name, "fields": _encoded_keys(container.keys)}
+            node |= {"class": container.class_name, "fields": _encode_keys(container.keys)}
         case _:
-            static = {name: encoded_key(value) for name, value in container.static}
+            static = {name: encode_key(value) for name, value in container.static}
             _check_static(container.static, Unsupported, f"a {container.class_name}")
-            node |= {"class": container.class_name, "fields": _encoded_keys(container.keys), "static": static}
+            node |= {"class": container.class_name, "fields": _encode_keys(container.keys), "static": static}
     return node
 
 
-def _encoded_keys(keys: Sequence[Any]) -> list[Any]:
+def _encode_keys(keys: Sequence[Any]) -> list[Any]:
     # Nearly always all of them are plain names.
     if all(type(key) is str and key.isascii() for key in keys):
         return list(keys)
-    encoded = [encoded_key(key) for key in keys]
+    encoded = [encode_key(key) for key in keys]
     check_hashes(keys, "the keys of a container", Unsupported)
     return encoded
 
@@ -86,8 +86,8 @@ def _check_static(static: Sequence[tuple[str, Any]], error: type[TreeringError],
             check_hashes(value, f"the keys of {what}", error)
 
 
-def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
-    """Return the tokens that `encoded_structure` wrote.
+def decode_structure(nodes: list[Any], leaves: int) -> list[Token]:
+    """Return the tokens that `encode_structure` wrote.
 
     Args:
         nodes: the list.
@@ -98,7 +98,7 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
         Format: a container of a kind that this version does not know.
 
     Example:
-        >>> decoded_structure([{"node": "list", "length": 2}, 2], 2)
+        >>> decode_structure([{"node": "list", "length": 2}, 2], 2)
         [Container(node='list', keys=(0, 1), class_name=None, static=()), 2]
     """
     found = in_runs = children = 0
@@ -109,24 +109,24 @@ def decoded_structure(nodes: list[Any], leaves: int) -> list[Token]:
     for number, node in enumerate(nodes):
         if type(node) is int:
             if not 0 < node <= leaves:
-                raise Corrupt(f"token {number} of the structure counts {shown(node)} leaves, of {leaves} in all")
+                raise Corrupt(f"token {number} of the structure counts {show(node)} leaves, of {leaves} in all")
             in_runs += node
             tokens.append(node)
             continue
-        container = _repeated(node, known) or _decoded(node, f"token {number} of the structure", most - children)
+        container = _find_repeated(node, known) or _decode(node, f"token {number} of the structure", most - children)
         if container.node == "dict":
             known[container.keys] = container
         found += 1
         children += len(container.keys)
         tokens.append(container)
     if in_runs != leaves:
-        raise Corrupt(f"the structure has {counted(in_runs, 'leaves')}, there are {counted(leaves, 'keys')}")
+        raise Corrupt(f"the structure has {pluralize(in_runs, 'leaves')}, there are {pluralize(leaves, 'keys')}")
     if children != found + leaves - 1:
-        raise Corrupt(f"the containers have {counted(children, 'children')}, there are {found + leaves - 1} of them")
+        raise Corrupt(f"the containers have {pluralize(children, 'children')}, there are {found + leaves - 1} of them")
     return tokens
 
 
-def _repeated(node: Any, known: dict[tuple[Any, ...], Container]) -> Container | None:
+def _find_repeated(node: Any, known: dict[tuple[Any, ...], Container]) -> Container | None:
     if type(node) is dict and node.get("node") == "dict":
         keys = node.get("keys")
         if type(keys) is list and set(map(type, keys)) == {str}:
@@ -134,26 +134,26 @@ def _repeated(node: Any, known: dict[tuple[Any, ...], Container]) -> Container |
     return None
 
 
-def _decoded(node: Any, what: str, most: int) -> Container:
+def _decode(node: Any, what: str, most: int) -> Container:
     kind = member(node, "node", str, what)
     match kind:
         case "dict":
-            return Container(node=kind, keys=_decoded_keys(node, "keys", what))
+            return Container(node=kind, keys=_decode_keys(node, "keys", what))
         case "list" | "tuple":
             length = member(node, "length", int, what)
             if not 0 <= length <= most:
-                raise Corrupt(f"{what} is a {kind} of {shown(length)} items; the tree has {most} for it")
+                raise Corrupt(f"{what} is a {kind} of {show(length)} items; the tree has {most} for it")
             return Container(node=kind, keys=tuple(range(length)))
         case "namedtuple":
-            fields = _decoded_keys(node, "fields", what)
+            fields = _decode_keys(node, "fields", what)
             return Container(node=kind, keys=fields, class_name=member(node, "class", str, what))
         case "other":
             nodes = member(node, "static", dict, what)
-            static = tuple((name, decoded_key(value, f"{what}, {name!r},")) for name, value in nodes.items())
+            static = tuple((name, decode_key(value, f"{what}, {name!r},")) for name, value in nodes.items())
             _check_static(static, Corrupt, what)
             return Container(
                 node=kind,
-                keys=_decoded_keys(node, "fields", what),
+                keys=_decode_keys(node, "fields", what),
                 class_name=member(node, "class", str, what),
                 static=static,
             )
@@ -161,12 +161,12 @@ def _decoded(node: Any, what: str, most: int) -> Container:
             raise Format(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
 
 
-def _decoded_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
+def _decode_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
     keys = member(node, name, list, what)
     if set(map(type, keys)) <= {str}:
         found = tuple(keys)
     else:
-        found = tuple(decoded_key(key, f"a key of {what}") for key in keys)
+        found = tuple(decode_key(key, f"a key of {what}") for key in keys)
         check_hashes(found, f"the keys of {what}")
     texts = found if keys == list(found) else tuple(map(key_text, found))
     if len(set(found)) != len(found) or len(set(texts)) != len(texts):
@@ -212,15 +212,15 @@ def _compare(structure: Sequence[Token], keys: Sequence[str]) -> None:
     leaf = 0
     for said in iter_keys(structure):
         if leaf == len(keys):
-            raise Corrupt(f"the structure has more leaves than the {counted(leaf, 'keys')}")
+            raise Corrupt(f"the structure has more leaves than the {pluralize(leaf, 'keys')}")
         if keys[leaf] != said:
             raise Corrupt(f"leaf {leaf} has the key {_short(keys[leaf])}, the structure says {_short(said)}")
         leaf += 1
     if leaf != len(keys):
-        raise Corrupt(f"the structure has {counted(leaf, 'leaves')}, there are {counted(len(keys), 'keys')}")
+        raise Corrupt(f"the structure has {pluralize(leaf, 'leaves')}, there are {pluralize(len(keys), 'keys')}")
 
 
-class _Level:
+class _OpenLevel:
     """A container whose children are not all there yet."""
 
     __slots__ = ("above", "parts", "place")
@@ -237,7 +237,7 @@ def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
     if not structure or len(set(keys)) != len(keys) or "" in keys:
         return False
     parts_of: dict[int, list[str]] = {}
-    levels: list[_Level] = []
+    levels: list[_OpenLevel] = []
     leaf = 0
     for number, token in enumerate(structure):
         if isinstance(token, Container):
@@ -251,7 +251,7 @@ def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
             parts = parts_of.get(id(token))
             if parts is None:
                 parts = parts_of[id(token)] = [escape_part(key_text(key)) for key in token.keys]
-            levels.append(_Level(above, parts))
+            levels.append(_OpenLevel(above, parts))
         else:
             end = leaf + token
             while leaf < end and levels:
@@ -271,7 +271,7 @@ def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
     return not levels and leaf == len(keys)
 
 
-def _leave(levels: list[_Level]) -> None:
+def _leave(levels: list[_OpenLevel]) -> None:
     while levels and levels[-1].place == len(levels[-1].parts):
         levels.pop()
 

@@ -13,7 +13,7 @@ from treering._inspect.liveness import life_of
 from treering._values.checkpoint_names import attempt_of_tombstone
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.leaves_names import PENDING, RECORD
-from treering._values.processes import named
+from treering._values.processes import format_processes
 from treering.errors import ProcessFailed
 
 _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
@@ -215,9 +215,10 @@ def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | 
     advice = judged.advice
     silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
     if judged.life is Life.UNKNOWN and silent:
-        advice = f"{named(state.process for state in silent)} did not hand in a part: {advice}"
+        advice = f"{format_processes(state.process for state in silent)} did not hand in a part: {advice}"
     elif judged.life is Life.IN_FLIGHT and silent and said is not None and said.has_written(0):
-        advice = f"wait: it ends at its deadline at the latest; waited for: {named(state.process for state in silent)}"
+        late = format_processes(state.process for state in silent)
+        advice = f"wait: it ends at its deadline at the latest; waited for: {late}"
     return Attempt(
         attempt=remains.attempt,
         form=form,
@@ -237,7 +238,7 @@ def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | 
 def _outcome(verdict: DecisionMessage) -> str:
     if verdict.failure is None:
         return "committed"
-    by = f" because of {named(verdict.processes)}" if verdict.processes else ""
+    by = f" because of {format_processes(verdict.processes)}" if verdict.processes else ""
     return f"failed{by}: {verdict.failure.message}"
 
 

@@ -21,7 +21,7 @@ from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
 
 _BROKEN: Final = (Corrupt, Format, Unsupported)
@@ -69,7 +69,7 @@ def _checkpoint_problems(folder: OpenFolder, index: Index) -> Iterator[str]:
             yield str(error)
         else:
             if size != file.nbytes:
-                yield f"{file.name}{whose} has {counted(size, 'bytes')} instead of {file.nbytes}; use another copy"
+                yield f"{file.name}{whose} has {pluralize(size, 'bytes')} instead of {file.nbytes}; use another copy"
 
 
 def leaves_state(path: str) -> State:
@@ -132,7 +132,7 @@ def _leaf_files(folder: LeavesFolder, branch: OpenBranch) -> Iterator[tuple[str,
 def _problem(folder: LeavesFolder, branch: OpenBranch, place: tuple[str, str], nbytes: int) -> str | None:
     try:
         with folder.open(*place, branch.attempt) as opened:
-            return None if opened.size == nbytes else f"has {counted(opened.size, 'bytes')} instead of {nbytes}"
+            return None if opened.size == nbytes else f"has {pluralize(opened.size, 'bytes')} instead of {nbytes}"
     except NotFound:
         return "is missing"
     except (LinkRefused, Corrupt, StoreFailed) as error:

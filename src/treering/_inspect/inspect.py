@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treering._checkpoint.detect import Form, detect
-from treering._format.records import FileRecord, LeafRecord, Listing, Share
+from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX
 from treering._view.listing_text import form_text, notes_of
@@ -55,7 +55,7 @@ class Inspection:
         return self.listing.meshes
 
     @property
-    def shares(self) -> Sequence[Share]:
+    def shares(self) -> Sequence[ProcessShare]:
         """What each of several processes wrote: ``process``, ``files``, ``nbytes``; empty where it was one."""
         return self.listing.shares
 
@@ -172,7 +172,7 @@ def _safetensors(path: str | os.PathLike[str]) -> Listing:
 
 def _msgpack(path: str | os.PathLike[str]) -> Listing:
     """List a msgpack file; one in gzip form is unpacked in memory first."""
-    from treering._codec.gzip import decompressed
+    from treering._codec.gzip import decompress
     from treering._codec.msgpack.window import WINDOW_BYTES
     from treering._format.listing import list_msgpack
 
@@ -180,7 +180,7 @@ def _msgpack(path: str | os.PathLike[str]) -> Listing:
         first = file.read(0, min(file.size, WINDOW_BYTES))
         if first[:2] != b"\x1f\x8b":
             return list_msgpack(first, file.size, file.read)
-        data = decompressed(file.read(0, file.size), None)
+        data = decompress(file.read(0, file.size), None)
         listing = list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n])
         return dataclasses.replace(listing, form=Form.GZIP.value)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treering._checkpoint.detect import Form, detect
-from treering._codec.gzip import decompressed
+from treering._codec.gzip import decompress
 from treering._format.listing import list_index, list_msgpack
 from treering._format.records import LeafRecord, Listing
 from treering._store.posix.reading import LocalFile
@@ -73,7 +73,7 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
             fetch: Fetch = file.read
             size = file.size
             if form is Form.GZIP:
-                data = decompressed(file.read(0, file.size), None)
+                data = decompress(file.read(0, file.size), None)
                 size = len(data)
                 fetch = _fetch_from(data)
             yield _msgpack(size, fetch)

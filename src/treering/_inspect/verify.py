@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from treering._checkpoint.detect import Form, detect
-from treering._codec.gzip import decompressed
+from treering._codec.gzip import decompress
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.blocks import file_digest, first_blocks
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.findings import BadBlock, Finding, Verification, merged
+from treering._format.findings import BadBlock, Finding, Verification, merge_blocks
 from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.listing import list_msgpack
@@ -25,7 +25,7 @@ from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import block_checksums
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import join_key
 from treering._view.progress import Progress, reporter, showing
 from treering.errors import Corrupt, NotFound, StoreFailed
@@ -104,7 +104,7 @@ def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> V
         names = [entry.name for entry in index.files]
         nbytes, bad = _check_blocks(index, files, progress)
         bad += bad_text(index, files, {block.chunk for block in bad})
-        findings += merged(index, bad, names)
+        findings += merge_blocks(index, bad, names)
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
 
@@ -152,7 +152,7 @@ def _lost(index: Index, file: int) -> str:
     lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))
     if not lost:
         return ""
-    more = f" and {counted(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
+    more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
     return f", and with it {index.keys[lost[0]]!r:.200}{more}"
 
 
@@ -163,7 +163,7 @@ def _check_file(index: Index, number: int, file: LocalFile | None) -> Iterator[F
     entry = index.files[number]
     if file.size != entry.nbytes:
         how = "cut short" if file.size < entry.nbytes else "too long"
-        problem = f"is {how}: {counted(entry.nbytes, 'bytes were')} written, {file.size} are there"
+        problem = f"is {how}: {pluralize(entry.nbytes, 'bytes were')} written, {file.size} are there"
         start, stop = sorted((file.size, entry.nbytes))
         yield Finding(key=None, file=entry.name, start=start, stop=stop, problem=problem)
     try:
@@ -317,7 +317,7 @@ def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None)
             note = "it was not written by treering and has no checksums: nothing to check its arrays against"
             return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=note)
         nbytes, bad = _check_blocks(index, [file], progress)
-        findings = tuple(merged(index, bad, [shown]))
+        findings = tuple(merge_blocks(index, bad, [shown]))
     return Verification(path=shown, findings=findings, leaves=leaves, nbytes=nbytes, checked=True)
 
 
@@ -329,7 +329,7 @@ def _verify_msgpack(path: str | os.PathLike[str]) -> Verification:
         zipped = first[:2] == b"\x1f\x8b"
         try:
             if zipped:
-                data = decompressed(file.read(0, file.size), None)
+                data = decompress(file.read(0, file.size), None)
                 listing = list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n])
             else:
                 data = b""

@@ -15,7 +15,7 @@ from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, StoreFailed
 
 _PIECE_BYTES: Final = 8 << 20
@@ -162,7 +162,7 @@ class ChunkCheck:
         if file.size != piece.size:
             how = "cut short" if file.size < piece.size else "too long"
             problem = (
-                f"has a chunk file that is {how}: {counted(piece.size, 'bytes were')} written, {file.size} are there"
+                f"has a chunk file that is {how}: {pluralize(piece.size, 'bytes were')} written, {file.size} are there"
             )
             self.findings.add(leaf, piece.number, (min(file.size, piece.size), max(file.size, piece.size)), problem)
 

@@ -16,7 +16,7 @@ from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused
-from treering._values.human import counted, join_first, near
+from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 
@@ -189,7 +189,7 @@ def read_zarray(folder: LeavesFolder, name: str, attempt: str | None) -> bytes:
             return data
     with folder.open(name, ZARRAY, attempt) as file:
         if file.size > _LARGEST_ZARRAY:
-            raise Corrupt(f"{str(file.path)!r} has {counted(file.size, 'bytes')}, which no array needs")
+            raise Corrupt(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, which no array needs")
         return file.read(0, file.size)
 
 

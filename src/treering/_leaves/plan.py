@@ -21,7 +21,7 @@ from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, shape_of, size_of
 from treering._values.dtypes import lookup
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering.errors import Unsupported
 
@@ -191,7 +191,7 @@ class _Cut:
             raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
         shape = leaf_type.shape or ()
         if len(shape) > MOST_AXES:
-            raise Unsupported(f"an array of {counted(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")
+            raise Unsupported(f"an array of {pluralize(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")
         if held is None:
             chunks = chunk_shape(shape, boxes, dtype.itemsize, self._limit)
         else:

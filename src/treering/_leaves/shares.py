@@ -19,13 +19,13 @@ from typing import Final
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._leaves.chunks.write import WriteShare
 from treering._leaves.plan import PlannedLeaves, shared_boxes
-from treering._plan.balance import Pool, leveled, poured
+from treering._plan.balance import Pool, level_loads, pour
 from treering._plan.save import LeafLayout
 from treering._values.boxes import shape_of, whole
-from treering._values.checksums import block_bytes, block_count, packed, unpacked
-from treering._values.human import counted
+from treering._values.checksums import block_bytes, block_count, pack_checksums, unpack_checksums
+from treering._values.human import pluralize
 from treering._values.keys import split_key
-from treering._values.processes import named
+from treering._values.processes import format_processes
 from treering.errors import ProcessFailed, Unsupported
 
 _COUNTS: Final = struct.Struct("<QQ")
@@ -110,7 +110,9 @@ class LeafShares:
                     found[number].append((chunk, size, checksums[at : at + count]))
                     at += count
             if (sized, at) != (len(sizes), len(checksums)):
-                error = ProcessFailed(f"{named([process])} did not write what it was to write by the plan of process 0")
+                error = ProcessFailed(
+                    f"{format_processes([process])} did not write what it was to write by the plan of process 0"
+                )
                 error.processes = (process,)
                 raise error
         every: list[int] = []
@@ -131,7 +133,12 @@ def part_of(sizes: Sequence[int], checksums: array[int], digests: bytes) -> byte
         >>> read_part(part_of([7], array("Q", [1, 2]), b"12345678"))
         (array('Q', [7]), array('Q', [1, 2]), b'12345678')
     """
-    return _COUNTS.pack(len(sizes), len(checksums)) + packed(array("Q", sizes)) + packed(checksums) + digests
+    return (
+        _COUNTS.pack(len(sizes), len(checksums))
+        + pack_checksums(array("Q", sizes))
+        + pack_checksums(checksums)
+        + digests
+    )
 
 
 def read_part(part: bytes) -> tuple[array[int], array[int], bytes]:
@@ -139,7 +146,7 @@ def read_part(part: bytes) -> tuple[array[int], array[int], bytes]:
     sizes, checksums = _COUNTS.unpack_from(part)
     middle = _COUNTS.size + 8 * sizes
     stop = middle + 8 * checksums
-    return unpacked(part[_COUNTS.size : middle]), unpacked(part[middle:stop]), part[stop:]
+    return unpack_checksums(part[_COUNTS.size : middle]), unpack_checksums(part[middle:stop]), part[stop:]
 
 
 # Tuples of boxes up to this many are told apart by what is in them, longer ones by their identity.
@@ -246,7 +253,9 @@ def plan_writers(
     # Those with the most freedom come last: they make up for what the others missed.
     owners = sorted(lines, key=lambda those: (len(those), those))
     lengths = [sum(group.nbytes * group.ends[-1] for group in lines[those]) for those in owners]
-    amounts = leveled(loads, [Pool(owners=those, amount=length) for those, length in zip(owners, lengths, strict=True)])
+    amounts = level_loads(
+        loads, [Pool(owners=those, amount=length) for those, length in zip(owners, lengths, strict=True)]
+    )
     dealt: list[tuple[int, _FileGroup, int, int]] = []
     for those, length, wished in zip(owners, lengths, amounts, strict=True):
         dealt += _deal(lines[those], those, length, wished, loads)
@@ -284,7 +293,7 @@ def _group_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _Le
             )
         if not 0 <= owners[0] <= owners[-1] < processes:
             raise Unsupported(
-                f"a part of an array lies with the processes {owners}; there are {counted(processes, 'processes')}"
+                f"a part of an array lies with the processes {owners}; there are {pluralize(processes, 'processes')}"
             )
         if len(owners) == 1:
             alone.setdefault(owners[0], []).append(number)
@@ -351,7 +360,7 @@ def _deal(
     """
     without = [loads[owner] - amount for owner, amount in zip(owners, wished, strict=True)]
     # How far each is from what it should have: the one that is farthest gets the next file.
-    queue = [(-amount, place) for place, amount in enumerate(poured(length, without))]
+    queue = [(-amount, place) for place, amount in enumerate(pour(length, without))]
     heapq.heapify(queue)
     for group in groups:
         start = 0
@@ -373,7 +382,7 @@ def _counts(queue: list[tuple[int, int]], count: int, nbytes: int) -> dict[int, 
     """
     counts: dict[int, int] = {}
     if count > len(queue):  # most of them at once
-        for at, amount in enumerate(poured(count * nbytes, [level for level, _ in queue])):
+        for at, amount in enumerate(pour(count * nbytes, [level for level, _ in queue])):
             level, place = queue[at]
             whole = amount // nbytes
             if whole:

@@ -23,11 +23,11 @@ class Pool:
     """How much work there is."""
 
 
-def poured(amount: int, levels: Sequence[int]) -> list[int]:
+def pour(amount: int, levels: Sequence[int]) -> list[int]:
     """Pour an amount on columns of given heights, as water would lie; return how much lies on each.
 
     Example:
-        >>> poured(10, [0, 4, 30])
+        >>> pour(10, [0, 4, 30])
         [7, 3, 0]
     """
     order = sorted(range(len(levels)), key=levels.__getitem__)
@@ -45,7 +45,7 @@ def poured(amount: int, levels: Sequence[int]) -> list[int]:
     return result
 
 
-def leveled(loads: list[int], pools: Sequence[Pool]) -> list[list[int]]:
+def level_loads(loads: list[int], pools: Sequence[Pool]) -> list[list[int]]:
     """Add every pool's work to ``loads`` so that the highest is as low as can be; return each owner's amount.
 
     One pool after the other is poured anew while the others lie still, until a round moves next to nothing. That is
@@ -70,7 +70,7 @@ def _pour_anew(loads: list[int], pool: Pool, amounts: list[int]) -> int:
     """Pour one pool again; return the largest change of a load."""
     without = [loads[owner] - amount for owner, amount in zip(pool.owners, amounts, strict=True)]
     farthest = 0
-    for place, amount in enumerate(poured(pool.amount, without)):
+    for place, amount in enumerate(pour(pool.amount, without)):
         farthest = max(farthest, abs(amount - amounts[place]))
         amounts[place] = amount
         loads[pool.owners[place]] = without[place] + amount

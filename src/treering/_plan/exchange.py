@@ -131,7 +131,7 @@ class Parts:
         return tuple(box for box in found if box is not None)
 
 
-def parted(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], grid: Grid) -> Parts:
+def plan_parts(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], grid: Grid) -> Parts:
     """Cut a leaf for reading: among as many processes as can be, and all together read 1.05 times its bytes at most.
 
     Args:
@@ -142,7 +142,8 @@ def parted(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk],
 
     Example:
         >>> chunk = StoredChunk(box=((0, 1024), (0, 1024)), block=65536)
-        >>> parted((1024, 1024), 4, [chunk], Grid(shape=(8,), owners=(0, 0, 1, 1, 2, 2, 3, 3), spec=((), (0,)))).rows
+        >>> grid = Grid(shape=(8,), owners=(0, 0, 1, 1, 2, 2, 3, 3), spec=((), (0,)))
+        >>> plan_parts((1024, 1024), 4, [chunk], grid).rows
         128
     """
     cuttings = [_Cutting(shape, itemsize, chunks, axis, grid.owners_along(axis)) for axis in range(len(shape))]

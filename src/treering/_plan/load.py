@@ -15,8 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from treering._plan.exchange import PERCENT, Grid, Parts, StoredChunk, Turns, parted
-from treering._values.boxes import Box, intersection, picked, relative, runs, shape_of, size_of
+from treering._plan.exchange import PERCENT, Grid, Parts, StoredChunk, Turns, plan_parts
+from treering._values.boxes import Box, intersection, pick_overlap, relative, runs, shape_of, size_of
 from treering._values.checksums import SMALLEST_BLOCK
 
 ByteRange = tuple[int, int]
@@ -66,7 +66,7 @@ class Strategy(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPlan:
+class LeafLoadPlan:
     """Who reads what of one leaf."""
 
     parts: Parts | None
@@ -105,7 +105,7 @@ def plan_load(
     chunks: Sequence[StoredChunk],
     wanted: Sequence[Sequence[Box]],
     grid: Grid | None = None,
-) -> LoadPlan:
+) -> LeafLoadPlan:
     """Divide the reading of one leaf among processes.
 
     Each process reads what it wants, and no more than the blocks around it. Where all together would so read more
@@ -132,8 +132,8 @@ def plan_load(
     unique = math.prod(shape) * itemsize
     worth = grid is not None and bool(chunks) and unique > SMALLEST_BLOCK and _want_all(shape, wanted)
     exchange = worth and _costs_too_much(table, itemsize, wanted, unique)
-    return LoadPlan(
-        parts=parted(shape, itemsize, chunks, grid) if exchange and grid is not None else None,
+    return LeafLoadPlan(
+        parts=plan_parts(shape, itemsize, chunks, grid) if exchange and grid is not None else None,
         _shape=shape,
         _itemsize=itemsize,
         _chunks=table,
@@ -141,7 +141,7 @@ def plan_load(
     )
 
 
-def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LoadPlan]:
+def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPlan]:
     """Divide the reading of many leaves; those that are stored alike and share ``wanted`` are planned as one.
 
     Small leaves, which few processes read for all, are read by different ones in turn.
@@ -161,7 +161,7 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LoadPlan]:
         >>> first is second, first.reads_of(1)
         (True, (Read(chunk=0, ranges=((0, 32),), boxes=((0, ((4, 8),)),)),))
     """
-    known: dict[tuple[object, ...], LoadPlan] = {}
+    known: dict[tuple[object, ...], LeafLoadPlan] = {}
     turns = Turns(processes)
     plans = []
     for leaf in leaves:
@@ -275,14 +275,14 @@ def covering_ranges(
     for wanted in dict.fromkeys(wanted_boxes):
         if wanted == chunk_box and steps is None:
             return [(0, nbytes)] if nbytes else []
-        common = picked(chunk_box, wanted, steps)
+        common = pick_overlap(chunk_box, wanted, steps)
         if common is not None:
-            ranges += _covering_one(common[1], shape_of(chunk_box), itemsize, block)
+            ranges += _cover_one(common[1], shape_of(chunk_box), itemsize, block)
     ranges.sort()
-    return _clipped(_merged(ranges), nbytes)
+    return _clip(_merge(ranges), nbytes)
 
 
-def _covering_one(parts: Sequence[slice], shape: tuple[int, ...], itemsize: int, block: int) -> list[ByteRange]:
+def _cover_one(parts: Sequence[slice], shape: tuple[int, ...], itemsize: int, block: int) -> list[ByteRange]:
     """Return ranges of whole blocks that cover slices of an array, ascending; neighbours may still touch."""
     first = 0
     stride = extent = itemsize
@@ -306,7 +306,7 @@ def _covering_one(parts: Sequence[slice], shape: tuple[int, ...], itemsize: int,
     return ranges
 
 
-def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
+def _merge(ranges: list[ByteRange]) -> list[ByteRange]:
     """Join ascending ranges that touch or overlap."""
     merged = ranges[:1]
     for start, stop in ranges[1:]:
@@ -318,7 +318,7 @@ def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
     return merged
 
 
-def _clipped(ranges: list[ByteRange], nbytes: int) -> list[ByteRange]:
+def _clip(ranges: list[ByteRange], nbytes: int) -> list[ByteRange]:
     """End the last range where the chunk ends: its last block may be shorter."""
     if ranges and ranges[-1][1] > nbytes:
         ranges[-1] = ranges[-1][0], nbytes

@@ -13,9 +13,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from treering._plan.balance import Pool, leveled, poured
-from treering._values.boxes import Box, boxes_of_range, covered_once, shape_of, size_of, whole
-from treering._values.human import counted
+from treering._plan.balance import Pool, level_loads, pour
+from treering._values.boxes import Box, boxes_of_range, find_cover_error, shape_of, size_of, whole
+from treering._values.human import pluralize
 from treering.errors import Unsupported
 
 # Pieces smaller than these are not cut off: each costs an entry in the index.
@@ -47,7 +47,7 @@ class LeafLayout:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class PlannedPart:
     """What one process writes of one leaf; it lies in one box of the leaf's layout."""
 
     leaf: int
@@ -57,7 +57,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _LeafGroup:
     """Leaves that lie alike."""
 
     layout: LeafLayout
@@ -74,7 +74,7 @@ class _Kind:
 class _Stretch:
     """A piece of the line of a pool: one box of each leaf of one kind, one leaf after the other."""
 
-    kind: _Kind
+    kind: _LeafGroup
     """The leaves."""
     box: Box
     """The box of each."""
@@ -92,18 +92,18 @@ class _Stretch:
         above = below + self.step if below + self.step <= last else self.nbytes
         return first + (below if inside - below <= above - inside else above)
 
-    def parts(self, start: int, stop: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int) -> Iterator[PlannedPart]:
         """Yield what lies between two cuts, counted from the start of the stretch."""
         for number in range(start // self.nbytes, -(-stop // self.nbytes)):
             leaf = self.kind.leaves[number]
             first = max(0, start - number * self.nbytes)
             last = min(self.nbytes, stop - number * self.nbytes)
             if last - first == self.nbytes:
-                yield Part(leaf, self.box)
+                yield PlannedPart(leaf, self.box)
                 continue
             itemsize = self.kind.layout.nbytes_per_item
             for piece in boxes_of_range(shape_of(self.box), first // itemsize, last // itemsize):
-                yield Part(leaf, tuple((a + c, b + c) for (a, b), (c, _) in zip(piece, self.box, strict=True)))
+                yield PlannedPart(leaf, tuple((a + c, b + c) for (a, b), (c, _) in zip(piece, self.box, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +129,12 @@ class _Line:
         without = [loads[owner] - amount for owner, amount in zip(self.owners, amounts, strict=True)]
         position = 0
         self.cuts.append(0)
-        for place, amount in enumerate(poured(self.length, without)):
+        for place, amount in enumerate(pour(self.length, without)):
             position += amount
             self.cuts.append(self._nearest_cut(position))
             loads[self.owners[place]] = without[place] + self.cuts[-1] - self.cuts[-2]
 
-    def parts(self, process: int) -> Iterator[Part]:
+    def parts(self, process: int) -> Iterator[PlannedPart]:
         """Yield what one owner writes."""
         place = self.owners.index(process)
         start, stop = self.cuts[place], self.cuts[place + 1]
@@ -160,18 +160,18 @@ class SavePlan:
 
     loads: tuple[int, ...]
     """Bytes that each process writes."""
-    _kinds: tuple[_Kind, ...]
+    _kinds: tuple[_LeafGroup, ...]
     """The leaves, those that lie alike together."""
     _lines: tuple[_Line, ...]
     """What several processes hold, with its cuts."""
 
-    def parts_of(self, process: int) -> tuple[Part, ...]:
+    def parts_of(self, process: int) -> tuple[PlannedPart, ...]:
         """Return what one process writes, in the order of the leaves; other processes' parts are not made."""
-        parts: list[Part] = []
+        parts: list[PlannedPart] = []
         for kind in self._kinds:
             boxes = kind.alone.get(process, ())
             if boxes:
-                parts += [Part(leaf, box) for leaf in kind.leaves for box in boxes]
+                parts += [PlannedPart(leaf, box) for leaf in kind.leaves for box in boxes]
         for line in self._lines:
             if process in line.owners:
                 parts += line.parts(process)
@@ -185,7 +185,7 @@ class SavePlan:
         return tuple(process for process, load in enumerate(self.loads) if load or process in alone)
 
     @property
-    def parts(self) -> tuple[tuple[Part, ...], ...]:
+    def parts(self) -> tuple[tuple[PlannedPart, ...], ...]:
         """What every process writes. For many processes and leaves this is long; each needs only its own."""
         return tuple(self.parts_of(process) for process in range(len(self.loads)))
 
@@ -204,7 +204,7 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
         >>> both = LeafLayout(nbytes_per_item=4, shape=(1024,), boxes=((((0, 1024),), (0, 1)),))
         >>> plan = plan_save([both], 2)
         >>> plan.parts_of(0), plan.parts_of(1), plan.loads
-        ((Part(leaf=0, box=((0, 512),)),), (Part(leaf=0, box=((512, 1024),)),), (2048, 2048))
+        ((PlannedPart(leaf=0, box=((0, 512),)),), (PlannedPart(leaf=0, box=((512, 1024),)),), (2048, 2048))
     """
     kinds = _kinds_of(layouts, processes)
     loads = [0] * processes
@@ -214,15 +214,15 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
         for process, boxes in kind.alone.items():
             loads[process] += sum(map(size_of, boxes)) * kind.layout.nbytes_per_item * len(kind.leaves)
     lines = _lines_of(kinds, total // processes)
-    amounts = leveled(loads, [Pool(owners=line.owners, amount=line.length) for line in lines])
+    amounts = level_loads(loads, [Pool(owners=line.owners, amount=line.length) for line in lines])
     # Those with the most freedom come last: they make up for what the cuts of the others missed.
     for line, wished in sorted(zip(lines, amounts, strict=True), key=lambda pair: len(pair[0].owners)):
         line.cut(loads, wished)
     return SavePlan(loads=tuple(loads), _kinds=tuple(kinds), _lines=tuple(lines))
 
 
-def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_Kind]:
-    kinds: dict[object, _Kind] = {}
+def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_LeafGroup]:
+    kinds: dict[object, _LeafGroup] = {}
     for leaf, layout in enumerate(layouts):
         boxes = layout.boxes
         # Equal tuples that are not the same one become two kinds, which is slower and no harm.
@@ -234,29 +234,29 @@ def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_Kind]:
     return list(kinds.values())
 
 
-def _kind_of(layout: LeafLayout, processes: int) -> _Kind:
+def _kind_of(layout: LeafLayout, processes: int) -> _LeafGroup:
     alone: dict[int, list[Box]] = {}
     shared: dict[tuple[int, ...], list[Box]] = {}
     boxes = [(box, tuple(sorted(set(owners)))) for box, owners in layout.boxes if size_of(box)]
     if not boxes and not size_of(whole(layout.shape)):
         holders = [min(owners) for _, owners in layout.boxes if owners]
         boxes = [(whole(layout.shape), (min(holders, default=0),))]
-    wrong = covered_once(layout.shape, [box for box, _ in boxes])
+    wrong = find_cover_error(layout.shape, [box for box, _ in boxes])
     if wrong is not None:
         raise Unsupported(f"the parts of an array of shape {layout.shape} do not make it up: {wrong}")
     for box, owners in boxes:
         if not owners or not 0 <= owners[0] <= owners[-1] < processes:
             raise Unsupported(
-                f"a part of an array lies with the processes {owners}; there are {counted(processes, 'processes')}"
+                f"a part of an array lies with the processes {owners}; there are {pluralize(processes, 'processes')}"
             )
         if len(owners) == 1:
             alone.setdefault(owners[0], []).append(box)
         else:
             shared.setdefault(owners, []).append(box)
-    return _Kind(layout=layout, leaves=[], alone=alone, shared=shared)
+    return _LeafGroup(layout=layout, leaves=[], alone=alone, shared=shared)
 
 
-def _lines_of(kinds: Sequence[_Kind], share: int) -> list[_Line]:
+def _lines_of(kinds: Sequence[_LeafGroup], share: int) -> list[_Line]:
     lines: dict[tuple[int, ...], _Line] = {}
     for kind in kinds:
         itemsize = kind.layout.nbytes_per_item

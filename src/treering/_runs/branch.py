@@ -12,8 +12,8 @@ from typing import Final
 from treering._checkpoint.naming import naming
 from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.document import INDEX_NAME, encode_index, names_in, parse_index
-from treering._format.run_document import Branch, StepNote, note_in, noted, without_note
+from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
+from treering._format.run_document import StepNote, StepOrigin, add_note, find_note, remove_note
 from treering._runs.place import opened_run
 from treering._runs.removal import tidy_step
 from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
@@ -50,7 +50,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         raise Exists(f"{os.fspath(new)!r} is a run already: it has the step {there[-1]}", hint="branch to a new path")
     with contextlib.suppress(NotFound), RunFolder(new) as begun:
         # A branch that died here had the attempt of this one.
-        tidy_step(begun, step, names_in)
+        tidy_step(begun, step, read_names)
     with contextlib.ExitStack() as files:
         run = files.enter_context(opened_run(path))
         source, written = run.open_step(step), run.modified(step)
@@ -71,10 +71,10 @@ def _copy(path: Path, step: int, source: Folder, written: float, target: Path) -
     old = step_path(path, step)
     with naming(old / INDEX_NAME):
         index = parse_index(index_bytes(source, old / INDEX_NAME))
-    note = note_in(index.metadata) or StepNote(step=step, saved=written)
-    note = dataclasses.replace(note, step=step, temporary=False, branch=Branch(os.fspath(path), step), mark=None)
-    index = dataclasses.replace(index, metadata=noted(without_note(index.metadata), note), replaces=())
-    folder = CheckpointFolder(target, overwrite=False, names_in=names_in, attempt=index.attempt)
+    note = find_note(index.metadata) or StepNote(step=step, saved=written)
+    note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)
+    index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=())
+    folder = CheckpointFolder(target, overwrite=False, names_in=read_names, attempt=index.attempt)
     with contextlib.closing(folder) as saving, saving:
         saving.others_are_done()  # there are none
         for number, file in enumerate(index.files):

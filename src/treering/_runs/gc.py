@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from treering._format.document import glance, names_in
+from treering._format.document import read_names, read_summary
 from treering._runs.known_steps import KnownSteps
 from treering._runs.place import opened_run
 from treering._runs.removal import remove_step, tidy_step
@@ -90,10 +90,10 @@ def collect_after(
             known.write(run, None if keep is None else repr(keep), save_every, may_wait=more_follow and not going)
         for old, digest in going.items():
             with _collecting(errors):
-                remove_step(run, old, names_in, _if_still(digest))
+                remove_step(run, old, read_names, _if_still(digest))
         for each in known.untidy():
             with _collecting(errors), contextlib.suppress(Busy):  # the save that goes on there has tidied first
-                tidy_step(run, each, names_in, newest=each == step)
+                tidy_step(run, each, read_names, newest=each == step)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
 
 
@@ -137,11 +137,11 @@ def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]])
         if back is not None and step == back.step:
             continue  # with it would go what hides the steps that it has left behind
         with _collecting(errors):
-            remove_step(run, step, names_in, attempt_of)
+            remove_step(run, step, read_names, attempt_of)
     folders = run.folders()
     for step in folders:
         with _collecting(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
-            tidy_step(run, step, names_in, newest=step == folders[-1])
+            tidy_step(run, step, read_names, newest=step == folders[-1])
     return errors
 
 
@@ -162,7 +162,7 @@ def _if_still(digest: str) -> Callable[[bytes], str | None]:
     """Let an index go only while it is the one that was judged."""
 
     def attempt_of(data: bytes) -> str | None:
-        found = glance(data)
+        found = read_summary(data)
         return found.attempt if found.digest == digest else None
 
     return attempt_of
@@ -170,6 +170,6 @@ def _if_still(digest: str) -> Callable[[bytes], str | None]:
 
 def _in_any_case(data: bytes) -> str:
     try:
-        return glance(data).attempt
+        return read_summary(data).attempt
     except NOT_READ:
         return secrets.token_hex(8)

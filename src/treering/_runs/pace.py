@@ -17,7 +17,7 @@ from typing import Any, Final
 from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._runs.signals import Signals, signal_text
-from treering._values.processes import Processes, named
+from treering._values.processes import Processes, format_processes
 from treering.cadence import Cadence, Decision, LastSave
 from treering.errors import Mismatch
 
@@ -145,7 +145,7 @@ class Pace:
         if others:
             there = ", ".join(str(one) for one in sorted({heard[number]["step"] for number in others})[:3])
             raise Mismatch(
-                f"could not {doing}: process 0 is at step {heard[0]['step']}, {named(others)} at {there}",
+                f"could not {doing}: process 0 is at step {heard[0]['step']}, {format_processes(others)} at {there}",
                 hint="all processes call save at the same steps",
             )
         self._met_at = _SyncPoint(step=step, ask=step + heard[0]["ahead"], time=self._clock())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.detect import other_folder
-from treering._format.document import digest_in
+from treering._format.document import read_digest
 from treering._store.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Format
@@ -80,7 +80,7 @@ def _other(place: Path) -> str | None:
         if place.is_file():
             return "a file as flax.training.checkpoints writes it" if _FLAX.fullmatch(place.name) else None
         if os.path.lexists(place / INDEX):
-            whole = step_of_name(place.name) is None and digest_in(_head(place / INDEX)) is not None
+            whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
         items = sorted(entry.path for entry in os.scandir(place) if entry.is_dir())[:_ITEMS]
         return next((other for each in (place, *map(Path, items)) if (other := other_folder(each))), None)

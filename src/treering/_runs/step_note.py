@@ -9,7 +9,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._format.run_document import StepNote, noted
+from treering._format.run_document import StepNote, add_note
 from treering._printable import kind_of
 from treering._store.run_folder import HIGHEST_STEP
 from treering.errors import Unsupported
@@ -72,7 +72,7 @@ def step_metadata(
     if not isinstance(metadata, Mapping | None):
         raise Unsupported(f"metadata is {kind_of(metadata)}, not a dict of JSON")
     note = StepNote(step=step, saved=saved, metrics=_numbers(metrics), temporary=temporary, mark=mark)
-    return noted(metadata or {}, note)
+    return add_note(metadata or {}, note)
 
 
 def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:

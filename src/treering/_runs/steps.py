@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.naming import naming
-from treering._format.document import INDEX_NAME, digest_in, glance
+from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
     RunDocument,
     StepNote,
     StepRecord,
     encode_run,
-    note_in,
+    find_note,
     parse_run,
 )
 from treering._runs.place import opened_run
 from treering._runs.superseded import left_steps
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import StepFacts
 
@@ -113,7 +113,7 @@ def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
     """
     if len(steps) > _SHOWN_STEPS:
         first, last = (", ".join(map(str, part)) for part in (steps[: _SHOWN_STEPS - 2], steps[-2:]))
-        shown = f"{first} ... {last} ({counted(len(steps), 'steps')})"
+        shown = f"{first} ... {last} ({pluralize(len(steps), 'steps')})"
     else:
         shown = ", ".join(map(str, steps))
     message = f"the run {os.fspath(path)!r} has no step {step}"
@@ -262,7 +262,7 @@ def still_true(run: RunFolder, record: StepRecord) -> bool:
         StoreFailed: the system refuses.
     """
     head = run.read_head(record.step)
-    return head is not None and (head[0], digest_in(head[1])) == (record.index_nbytes, record.digest)
+    return head is not None and (head[0], read_digest(head[1])) == (record.index_nbytes, record.digest)
 
 
 def read_record(run: RunFolder, step: int) -> StepRecord | None:
@@ -276,10 +276,10 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
     if data is None or written is None:
         return None
     with naming(step_path(run.path, step) / INDEX_NAME):
-        found = glance(data)
+        found = read_summary(data)
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
     # which step it is, for whoever renames or copies a folder means just that.
-    note = note_in(found.metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
+    note = find_note(found.metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
     return StepRecord(
         step=step,
         attempt=found.attempt,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.naming import naming
-from treering._format.document import glance, names_in
-from treering._format.run_document import LeftDocument, encode_left, note_in, parse_left
+from treering._format.document import read_names, read_summary
+from treering._format.run_document import LeftDocument, encode_left, find_note, parse_left
 from treering._runs.removal import remove_step
 from treering._store.failures import LinkRefused
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder
@@ -38,7 +38,7 @@ def left_behind(run: RunFolder) -> LeftDocument | None:
         with naming(run.path / LEFT_DOCUMENT):
             document = parse_left(data)
         index = run.read_index(document.step)
-        note = None if index is None else note_in(glance(index).metadata)
+        note = None if index is None else find_note(read_summary(index).metadata)
     except (Corrupt, Unsupported, LinkRefused):  # not written to its end; or nothing proves the commit
         return None
     return document if note is not None and note.mark == document.mark else None
@@ -97,7 +97,7 @@ def finish_left(run: RunFolder) -> list[TreeringError]:
         document = left_behind(run)
         for step, attempt in {} if document is None else document.left.items():
             try:
-                remove_step(run, step, names_in, _if_still(attempt))
+                remove_step(run, step, read_names, _if_still(attempt))
             except TreeringError as error:
                 errors.append(error)
         if not errors:
@@ -124,7 +124,7 @@ def _attempt_of(run: RunFolder, step: int) -> str | None:
 
 def _attempt_in(data: bytes) -> str | None:
     try:
-        return glance(data).attempt
+        return read_summary(data).attempt
     except _NOT_READ:
         return None
 

@@ -17,7 +17,7 @@ from treering._store.posix.folders import resolved_folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
 
 LARGEST_INDEX = 2 << 30
@@ -147,7 +147,7 @@ def index_bytes(folder: Folder, path: Path, name: str = INDEX) -> bytes:
     """
     with opened(folder, name, path) as file:
         if file.size > LARGEST_INDEX:
-            raise Format(f"{os.fspath(path)!r} has {counted(file.size, 'bytes')}: no index is that large")
+            raise Format(f"{os.fspath(path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -55,7 +55,7 @@ def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memor
     if held:
         yield memoryview(b"".join(waiting))
     if size is not None and total != size:
-        raise OSError(errno.EINVAL, f"the buffers hold {counted(total, 'bytes')}, {size} were announced")
+        raise OSError(errno.EINVAL, f"the buffers hold {pluralize(total, 'bytes')}, {size} were announced")
 
 
 def write_all(descriptor: int, piece: memoryview) -> None:

@@ -13,13 +13,13 @@ import jax
 
 from treering._format.index import MAX_LEVELS, Container, OpaqueLeaf, Token
 from treering._format.structure import KEYS, StandIn, class_name, key_text
-from treering._printable import listed, printable
+from treering._printable import list_lines, printable
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, hidden_array, kind_in_target, kind_to_save
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, opened_node
 from treering._tree.restore import from_state_dict
 from treering._tree.state_dict import to_state_dict
 from treering._tree.static_values import key_value, opaque_of, static_value
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import escape_part, split_key
 from treering.errors import Unsupported
 
@@ -162,7 +162,7 @@ class _Walk:
             raise Unsupported(error.message, path=split_key(key), hint=error.hint) from error
         if self.refused:
             lines = [f"{_shown(key)}: {error}" for key, error in self.refused]
-            raise Unsupported(f"{counted(len(lines), 'leaves')} cannot be saved:{listed(lines)}")
+            raise Unsupported(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 
 def _check_level(key: str, level: int) -> None:

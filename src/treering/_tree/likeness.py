@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import Selection
-from treering._printable import MOST_LINES, listed, printable
+from treering._printable import MOST_LINES, list_lines, printable
 from treering._tree.fit import Fit, fitted, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch
 
@@ -198,9 +198,9 @@ class _Report:
             ]
         if not found:
             return
-        count = counted(len(found), "differences")
+        count = pluralize(len(found), "differences")
         hint = self._hint()
-        message = f"{count} between `{self.wording.called}` and the checkpoint:{listed(found)}"
+        message = f"{count} between `{self.wording.called}` and the checkpoint:{list_lines(found)}"
         error = Mismatch(f"{message}\n  {hint}" if hint else message)
         error.differences = tuple(map(printable, found))
         raise error

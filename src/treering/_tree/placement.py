@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from treering._printable import kind_of, listed, printable
+from treering._printable import kind_of, list_lines, printable
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, fitted_spec, spec_of
 from treering._tree.walk import mapped_with_path
-from treering._values.human import counted, near
+from treering._values.human import near, pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
@@ -112,7 +112,9 @@ def placed(
         except _NoFit as misfit:
             wrong.append(f"{key or '.'}: {misfit}")
     if wrong:
-        mismatch = Mismatch(f"shardings do not fit {len(wrong)} of {counted(len(avals), 'arrays')}:{listed(wrong)}")
+        mismatch = Mismatch(
+            f"shardings do not fit {len(wrong)} of {pluralize(len(avals), 'arrays')}:{list_lines(wrong)}"
+        )
         mismatch.differences = tuple(map(printable, wrong))
         raise mismatch
     return result
@@ -291,7 +293,7 @@ def _names(part: Any) -> tuple[Any, ...]:
 def _require_divisible(sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> None:
     spec, sizes = sharding.spec, sharding.mesh.shape
     if len(spec) > len(aval.shape):
-        raise _NoFit(f"{_text(aval)} has {counted(len(aval.shape), 'axes')}, {spec} is for {len(spec)}")
+        raise _NoFit(f"{_text(aval)} has {pluralize(len(aval.shape), 'axes')}, {spec} is for {len(spec)}")
     for axis, (length, part) in enumerate(zip(aval.shape, spec, strict=False)):
         parts = math.prod(sizes[name] for name in _names(part))
         if length % parts:

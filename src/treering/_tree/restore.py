@@ -27,7 +27,7 @@ from treering._tree.registry import (
     is_typed_key,
     opened_node,
 )
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Mismatch
 
 _LONGEST_NAMES: Final = 2000
@@ -202,7 +202,7 @@ def _check_length(length: int, state: Any) -> None:
         ):
             return
         raise NotItems(
-            f"the target is a list of {counted(length, 'items')}, the state a {_named(state)}, "
+            f"the target is a list of {pluralize(length, 'items')}, the state a {_named(state)}, "
             f"at path {current_path()}",
             path=_here(),
         )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from treering._codec.msgpack.wire import MAX_DEPTH
-from treering._printable import MOST_LINES, kind_of, listed, printable
+from treering._printable import MOST_LINES, kind_of, list_lines, printable
 from treering._tree.registry import (
     LEAF_TYPES,
     REGISTRY,
@@ -27,8 +27,8 @@ from treering._tree.registry import (
     opened_node,
     text_keyed,
 )
-from treering._values.human import counted
-from treering._values.keys import Trail, unwound
+from treering._values.human import pluralize
+from treering._values.keys import Trail, unwind
 from treering.errors import Mismatch, TreeringError, Unsupported
 
 _LONGEST_NAME: Final = 400
@@ -176,8 +176,8 @@ def require_match(target: Any, state: Any) -> None:
     found = differences(target, state) if target is not None else []
     if not found:
         return
-    count = counted(len(found), "differences")
-    error = Mismatch(f"{count} between the target and the data:{listed(found)}")
+    count = pluralize(len(found), "differences")
+    error = Mismatch(f"{count} between the target and the data:{list_lines(found)}")
     error.differences = tuple(map(printable, found))
     raise error
 
@@ -193,13 +193,13 @@ def differences(target: Any, state: Any) -> list[str]:
         if not (isinstance(wanted, dict) and isinstance(found, dict)):
             wanted_text, found_text = _described(wanted), _described(found)
             if wanted_text != found_text:
-                unlike[unwound(trail)] = f"wanted {wanted_text}, found {found_text}"
+                unlike[unwind(trail)] = f"wanted {wanted_text}, found {found_text}"
             continue
         found = _modern_names(wanted, found)
         for key in wanted.keys() - found.keys():
-            missing[unwound((trail, str(key)))] = _described(wanted[key])
+            missing[unwind((trail, str(key)))] = _described(wanted[key])
         for key in found.keys() - wanted.keys():
-            unexpected[unwound((trail, str(key)))] = _described(found[key])
+            unexpected[unwind((trail, str(key)))] = _described(found[key])
         pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())
     lines = unlike | {path: f"unexpected, the data has {kind}" for path, kind in unexpected.items()}
     for number, (path, kind) in enumerate(sorted(missing.items())):

@@ -11,7 +11,7 @@ from treering._format.structure import KEYS, key_text
 from treering._printable import printable
 from treering._tree.flatten import flatten_like, opened
 from treering._tree.flatten_leaves import KINDS
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import join_key
 
 _LONGEST: Final = 120
@@ -55,7 +55,7 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
             if levels:
                 levels[-1][1].append(rebuild(results))
     if taken != len(leaves):
-        raise ValueError(f"like has {counted(taken, 'leaves')}, {len(leaves)} were given")
+        raise ValueError(f"like has {pluralize(taken, 'leaves')}, {len(leaves)} were given")
     return root[0]
 
 

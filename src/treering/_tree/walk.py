@@ -10,7 +10,7 @@ import jax
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._tree.registry import LEAF_TYPES, opened_node
 from treering._tree.state_dict import TooDeep
-from treering._values.keys import Trail, unwound
+from treering._values.keys import Trail, unwind
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
@@ -70,7 +70,7 @@ def mapped_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_lea
         stops = x is None or (is_leaf is not None and is_leaf(x))
         opened = None if stops else _opened(x)
         if opened is None:
-            into[key] = f(unwound(trail), x)
+            into[key] = f(unwind(trail), x)
             continue
         children, remake = opened
         mapped: dict[Any, Any] = {}

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """One half-open range for each axis; () for the whole of a 0-d array."""
@@ -92,7 +92,7 @@ def intersection(a: Box, b: Box) -> Box | None:
     return tuple(common)
 
 
-def picked(place: Box, box: Box, steps: Sequence[int] | None) -> tuple[Box, tuple[slice, ...]] | None:
+def pick_overlap(place: Box, box: Box, steps: Sequence[int] | None) -> tuple[Box, tuple[slice, ...]] | None:
     """Return what lies in ``place`` of the items that are picked from a box: their box among all picked, their slices.
 
     Args:
@@ -101,9 +101,9 @@ def picked(place: Box, box: Box, steps: Sequence[int] | None) -> tuple[Box, tupl
         steps: along each axis, every how manyth item is picked; None: all.
 
     Example:
-        >>> picked(((4, 8), (0, 9)), ((1, 9), (0, 9)), (2, 4))
+        >>> pick_overlap(((4, 8), (0, 9)), ((1, 9), (0, 9)), (2, 4))
         (((2, 4), (0, 3)), (slice(1, 4, 2), slice(0, 9, 4)))
-        >>> picked(((4, 8),), ((1, 9),), (7,)) is None
+        >>> pick_overlap(((4, 8),), ((1, 9),), (7,)) is None
         True
     """
     among: list[tuple[int, int]] = []
@@ -211,14 +211,14 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
     return boxes
 
 
-def covered_once(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+def find_cover_error(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     """Return None where the boxes hold each item of an array of ``shape`` exactly once, else what is wrong.
 
     An array without items has one box, the whole. Costs time in proportion to the boxes, however they lie.
 
     Example:
-        >>> covered_once((4,), [((0, 1),), ((1, 4),)])
-        >>> covered_once((4,), [((0, 1),), ((2, 4),)])
+        >>> find_cover_error((4,), [((0, 1),), ((1, 4),)])
+        >>> find_cover_error((4,), [((0, 1),), ((2, 4),)])
         '1 item lies in no box, of 4'
     """
     everything = whole(shape)
@@ -229,14 +229,14 @@ def covered_once(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
         return f"an array of shape {shape} has no items, so it has one box, the whole; {len(boxes)} were found"
     for box in boxes:
         if len(box) != len(shape):
-            return f"the box [{text_of(box)}] has {counted(len(box), 'axes')}, the shape {shape} has {len(shape)}"
+            return f"the box [{text_of(box)}] has {pluralize(len(box), 'axes')}, the shape {shape} has {len(shape)}"
         if not all(0 <= start < stop <= length for (start, stop), length in zip(box, shape, strict=True)):
             return f"the box [{text_of(box)}] is empty or leads out of the shape {shape}"
     found = sum(map(size_of, boxes))
     if found < size:
-        return f"{counted(size - found, 'items lie')} in no box, of {size}"
+        return f"{pluralize(size - found, 'items lie')} in no box, of {size}"
     if found > size:
-        return f"boxes overlap: they hold {counted(found, 'items')}, there are {size}"
+        return f"boxes overlap: they hold {pluralize(found, 'items')}, there are {size}"
     if not _same_cover([everything], boxes):
         return "boxes overlap, and as many items lie in no box"
     return None

@@ -69,7 +69,7 @@ def cast_array(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
                 after[...] = before.astype(np.float32)
             except OverflowError:  # a time that has no number in the other unit
                 after[...] = [None if _overflows(item, dtype) else item for item in before]
-            changed = _changed(before, after)
+            changed = _find_changes(before, after)
             if changed.any():
                 first = int(changed.argmax())
                 index = tuple(map(int, np.unravel_index(start + first, array.shape)))
@@ -126,15 +126,15 @@ def _overflows(item: Any, dtype: np.dtype[Any]) -> bool:
     return False
 
 
-def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+def _find_changes(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
     """Tell of each item whether it became another by more than rounding."""
     if before.dtype.kind in "mM":
         return np.asarray((after.astype(before.dtype) != before) & ~(np.isnat(before) & np.isnat(after)))
     if after.dtype.kind == "c":
-        imaginary = _changed(before.imag, after.imag) if before.dtype.kind == "c" else np.False_
-        return np.asarray(_changed(before.real, after.real) | imaginary)
+        imaginary = _find_changes(before.imag, after.imag) if before.dtype.kind == "c" else np.False_
+        return np.asarray(_find_changes(before.real, after.real) | imaginary)
     if not _is_integer(before.dtype):
-        return _changed_floats(before, after)
+        return _find_float_changes(before, after)
     whole = before if before.dtype.itemsize == np.dtype(np.int64).itemsize else before.astype(np.int64)
     if _is_integer(after.dtype):
         return np.asarray((after if after.dtype.itemsize == whole.dtype.itemsize else after.astype(np.int64)) != whole)
@@ -145,7 +145,7 @@ def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~within | (np.where(within, floats, 0).astype(whole.dtype) != whole))
 
 
-def _changed_floats(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+def _find_float_changes(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
     stays = np.isfinite(before)
     changed = stays != np.isfinite(after)
     if not stays.all():

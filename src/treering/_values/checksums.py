@@ -57,7 +57,7 @@ def block_checksums(data: memoryview, block: int) -> array[int]:
     return array("Q", [checksum(data[start : start + block]) for start in range(0, len(data), block)])
 
 
-def packed(checksums: array[int]) -> bytes:
+def pack_checksums(checksums: array[int]) -> bytes:
     """Return checksums as they lie in files: 8 bytes each, little endian."""
     if sys.byteorder == "big":
         checksums = array("Q", checksums)
@@ -65,11 +65,11 @@ def packed(checksums: array[int]) -> bytes:
     return checksums.tobytes()
 
 
-def unpacked(data: bytes) -> array[int]:
-    """Return the checksums that `packed` made bytes of.
+def unpack_checksums(data: bytes) -> array[int]:
+    """Return the checksums that `pack_checksums` made bytes of.
 
     Example:
-        >>> unpacked(packed(array("Q", [1, 2**63])))
+        >>> unpack_checksums(pack_checksums(array("Q", [1, 2**63])))
         array('Q', [1, 9223372036854775808])
     """
     checksums = array("Q", data)

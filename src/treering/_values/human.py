@@ -42,7 +42,7 @@ def bytes_text(count: int) -> str:
         >>> bytes_text(0), bytes_text(1023), bytes_text(1536), bytes_text(1288490189)
         ('0 B', '1023 B', '1.50 KiB', '1.20 GiB')
     """
-    number, step = _scaled(count, 1024, len(_SIZES))
+    number, step = _scale(count, 1024, len(_SIZES))
     return f"{count} B" if step == 0 else f"{_digits(number)} {_SIZES[step]}"
 
 
@@ -53,11 +53,11 @@ def count_text(count: int) -> str:
         >>> count_text(999), count_text(4389632), count_text(117_400_000), count_text(6_740_000_000)
         ('999', '4.39 M', '117 M', '6.74 B')
     """
-    number, step = _scaled(count, 1000, len(_COUNTS))
+    number, step = _scale(count, 1000, len(_COUNTS))
     return str(count) if step == 0 else f"{_digits(number)}{_COUNTS[step]}"
 
 
-def counted(count: int, things: str, form: str = "") -> str:
+def pluralize(count: int, things: str, form: str = "") -> str:
     """Write a number with what it counts, which is given in the plural: a noun, and perhaps its verb.
 
     Args:
@@ -66,8 +66,8 @@ def counted(count: int, things: str, form: str = "") -> str:
         form: how the number is formatted, "," for instance.
 
     Example:
-        >>> counted(1, "leaves"), counted(2, "leaves"), counted(1, "bytes were"), counted(4096, "more rows", ",")
-        ('1 leaf', '2 leaves', '1 byte was', '4,096 more rows')
+        >>> pluralize(1, "leaves"), pluralize(1, "bytes were"), pluralize(4096, "more rows", ",")
+        ('1 leaf', '1 byte was', '4,096 more rows')
     """
     if count == 1:
         things = " ".join(_SINGULAR.get(word, word.removesuffix("s")) for word in things.split(" "))
@@ -94,7 +94,7 @@ def rate_text(count: int, seconds: float) -> str:
     """
     if seconds <= 0:
         return "-"
-    number, step = _scaled(count / seconds, 1000, len(_RATES))
+    number, step = _scale(count / seconds, 1000, len(_RATES))
     return f"{_digits(number)} {_RATES[step]}"
 
 
@@ -123,7 +123,7 @@ def duration_text(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def _scaled(number: float, base: int, steps: int) -> tuple[float, int]:
+def _scale(number: float, base: int, steps: int) -> tuple[float, int]:
     """Divide by ``base`` until less than one more unit is left, the rounding of `_digits` counted in."""
     step = 0
     while step < steps - 1 and number >= base - 0.5:

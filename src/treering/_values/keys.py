@@ -245,11 +245,11 @@ def _matches_part(pieces: tuple[str, ...], part: str) -> bool:
     return len(part) - place >= len(last) and part.endswith(last)
 
 
-def unwound(trail: Trail) -> tuple[str, ...]:
+def unwind(trail: Trail) -> tuple[str, ...]:
     """Return the key path, outermost part first.
 
     Example:
-        >>> unwound(((None, "a"), "b"))
+        >>> unwind(((None, "a"), "b"))
         ('a', 'b')
     """
     parts: list[str] = []

@@ -43,12 +43,12 @@ class Processes:
         return tuple(number for number in range(self.count) if number != self.this)
 
 
-def named(processes: Iterable[int]) -> str:
+def format_processes(processes: Iterable[int]) -> str:
     """Return numbers of processes for people, runs of three and more in short.
 
     Example:
-        >>> named([2]), named([5, 2]), named(range(1, 1024)), named([0, 2, 3, 4, 9])
-        ('process 2', 'processes 2 and 5', 'processes 1-1023', 'processes 0, 2-4 and 9')
+        >>> format_processes([2]), format_processes(range(1, 1024)), format_processes([0, 2, 3, 4, 9])
+        ('process 2', 'processes 1-1023', 'processes 0, 2-4 and 9')
     """
     runs: list[tuple[int, int]] = []
     for number in sorted(set(processes)):

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Sequence
 
-from treering._printable import listed, printable
+from treering._printable import list_lines, printable
 
 
 def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
@@ -22,4 +22,4 @@ def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> Non
     while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "treering":
         frame = frame.f_back
         level += 1
-    warnings.warn(f"{printable(what)}:{listed(lines)}", category, stacklevel=level)
+    warnings.warn(f"{printable(what)}:{list_lines(lines)}", category, stacklevel=level)

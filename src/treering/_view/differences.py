@@ -10,8 +10,8 @@ from typing import Any, Final
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import same_value
 from treering._format.records import LeafRecord, Listing, Named
-from treering._format.run_document import without_note
-from treering._values.human import counted
+from treering._format.run_document import remove_note
+from treering._values.human import pluralize
 from treering._view.json_lines import json_text
 from treering._view.nodes import branch_kind, child_key, children_of, facts_of, is_branch, record_of
 from treering._view.plain import visible
@@ -78,7 +78,7 @@ def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
     nodes = exact or (a.form.startswith("msgpack") and b.form.startswith("msgpack"))
     for key, left, right in paired(a.root, b.root):
         yield from _place(key, left, right, exact=exact, nodes=nodes)
-    yield from _metadata(without_note(a.metadata), without_note(b.metadata))
+    yield from _metadata(remove_note(a.metadata), remove_note(b.metadata))
 
 
 def paired(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -183,7 +183,7 @@ def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
         if isinstance(a, LeafRecord) or isinstance(b, LeafRecord):
             if left.nbytes != right.nbytes:
                 yield Difference(
-                    key=key, what="size", a=counted(left.nbytes, "bytes"), b=counted(right.nbytes, "bytes")
+                    key=key, what="size", a=pluralize(left.nbytes, "bytes"), b=pluralize(right.nbytes, "bytes")
                 )
         elif not same_value(a, b):
             sides = _apart(a, b, [_value(a), _value(b)])

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from treering._format.diagnosis import Attempt, Committed, Diagnosis, ProcessState, RunDiagnosis
-from treering._values.human import bytes_text, counted, duration_text
+from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.json_lines import Json, json_document
 from treering._view.plain import padded, visible
 from treering._view.run_text import when_text
@@ -46,7 +46,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield from _attempt(attempt)
     if len(found.attempts) > _MOST_ATTEMPTS:
         left = found.attempts[_MOST_ATTEMPTS:]
-        yield f"and {counted(len(left), 'more attempts', ',')} with {bytes_text(sum(each.nbytes for each in left))}"
+        yield f"and {pluralize(len(left), 'more attempts', ',')} with {bytes_text(sum(each.nbytes for each in left))}"
 
 
 def _first(lines: Iterator[str], most: int, count: int) -> Iterator[str]:
@@ -58,7 +58,7 @@ def _first(lines: Iterator[str], most: int, count: int) -> Iterator[str]:
 def _committed(committed: Committed) -> str:
     who = f" by {committed.processes:,} processes" if committed.processes > 1 else ""
     at = f", saved {committed.at}{who}" if committed.at else who
-    size = f"{counted(committed.files, 'files', ',')}, {bytes_text(committed.nbytes)}"
+    size = f"{pluralize(committed.files, 'files', ',')}, {bytes_text(committed.nbytes)}"
     return f"{_NAMES[committed.form]}{at}, {size}"
 
 
@@ -67,7 +67,7 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
     yield f"attempt {attempt.attempt}: {attempt.life.value}{call}"
     if attempt.files:
         changed = "" if attempt.age is None else f", last changed {duration_text(attempt.age)} ago"
-        yield f"  {counted(attempt.files, 'files', ',')}, {bytes_text(attempt.nbytes)}{changed}"
+        yield f"  {pluralize(attempt.files, 'files', ',')}, {bytes_text(attempt.nbytes)}{changed}"
     yield f"  {attempt.reason}"
     if attempt.who is not None:
         yield f"  begun by {attempt.who}"
@@ -84,7 +84,7 @@ def _processes(attempt: Attempt) -> Iterator[str]:
         yield f"  process {state.process}: {padded(state.stage, stages)}{_process_text(state)}"
     left = len(shown) - _MOST_PROCESSES
     if left > 0:
-        yield f"  and {counted(left, 'more processes', ',')}"
+        yield f"  and {pluralize(left, 'more processes', ',')}"
 
 
 def _process_text(state: ProcessState) -> str:
@@ -139,13 +139,13 @@ def _run_lines(found: RunDiagnosis) -> Iterator[str]:
     latest = ""
     if found.steps and found.saved is not None:
         latest = f", {bytes_text(found.nbytes)}, the latest is {found.steps[-1]}, saved {when_text(found.saved)}"
-    yield f"{found.path!r}: a run of {counted(len(found.steps), 'steps', ',')}{latest}"
+    yield f"{found.path!r}: a run of {pluralize(len(found.steps), 'steps', ',')}{latest}"
     yield from (f"  note: {note}" for note in found.notes)
     telling = [folder for folder in found.folders if folder.has_something_to_tell]
     for folder in telling[:_MOST_FOLDERS]:
         yield from doctor_lines(folder.found)
     if len(telling) > _MOST_FOLDERS:
-        yield f"and {counted(len(telling) - _MOST_FOLDERS, 'more folders', ',')} of steps"
+        yield f"and {pluralize(len(telling) - _MOST_FOLDERS, 'more folders', ',')} of steps"
 
 
 def run_doctor_json(found: RunDiagnosis) -> Iterator[str]:

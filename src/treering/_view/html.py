@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from treering._values.human import bytes_text, count_text, counted
+from treering._values.human import bytes_text, count_text, pluralize
 from treering._view.nodes import facts_of, is_branch
 from treering._view.plain import visible
 from treering._view.rows import Row, TreeLayout
@@ -44,7 +44,7 @@ def html_text(layout: TreeLayout, *, title: str, file_bytes: int, notes: Sequenc
     ]
     left = len(rows) - _MOST_ROWS
     if left > 0:
-        parts.append(f'<tr><td colspan="{len(heads)}"{_LEFT}>and {counted(left, "more rows", ",")}</td></tr>')
+        parts.append(f'<tr><td colspan="{len(heads)}"{_LEFT}>and {pluralize(left, "more rows", ",")}</td></tr>')
     parts += ["</tbody></table>", f"<div>total: {_safe(totals_text(layout.everything))}</div>"]
     return "\n".join(parts)
 

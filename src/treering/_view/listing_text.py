@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treering._format.records import Listing, Named, Share
-from treering._values.human import bytes_text, counted
-from treering._values.processes import named
+from treering._format.records import Listing, Named, ProcessShare
+from treering._values.human import bytes_text, pluralize
+from treering._values.processes import format_processes
 from treering._view.json_lines import json_text
 from treering._view.nodes import LONGEST_KEY, child_key, facts_of, is_branch
 from treering._view.plain import cell_width, padded, visible
@@ -84,7 +84,7 @@ def _written(listing: Listing) -> str:
     said = ((name, value) for name, value in listing.written.items() if name != "processes")
     shown = [f"{name} {value}" for name, value in said if isinstance(value, str | int | float)]
     if listing.processes > 1:
-        shown.append(counted(listing.processes, "processes"))
+        shown.append(pluralize(listing.processes, "processes"))
     return ", ".join(shown)
 
 
@@ -95,17 +95,16 @@ def _shares(listing: Listing) -> str:
         of = {share.process: share for share in shares}
         return "; ".join(f"process {each}: {_share(of.get(each))}" for each in range(listing.processes))
     least, most = min(shares, key=lambda share: share.nbytes), max(shares, key=lambda share: share.nbytes)
-    files = (
-        f"{counted(sum(share.files for share in shares), 'files', ',')} by {named(share.process for share in shares)}"
-    )
+    writers = format_processes(share.process for share in shares)
+    files = f"{pluralize(sum(share.files for share in shares), 'files', ',')} by {writers}"
     sizes = [f"{bytes_text(share.nbytes)} (process {share.process})" for share in (least, most)]
     return f"{files}, from {sizes[0]} to {sizes[1]}"
 
 
-def _share(share: Share | None) -> str:
+def _share(share: ProcessShare | None) -> str:
     if share is None:
         return "no file"
-    return f"{bytes_text(share.nbytes)} in {counted(share.files, 'files', ',')}"
+    return f"{bytes_text(share.nbytes)} in {pluralize(share.files, 'files', ',')}"
 
 
 def _files(listing: Listing) -> str:

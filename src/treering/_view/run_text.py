@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 
-from treering._values.human import bytes_text, counted, duration_text
+from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.json_lines import json_document
 from treering._view.plain import cell_width, padded, visible
 from treering._view.tree_text import UNICODE, Look
@@ -100,7 +100,7 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
         step         age     bytes  save took  loss  kept by
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
-    title, count = visible(listing.path, _LONGEST, look.ellipsis), counted(len(listing.steps), "steps", ",")
+    title, count = visible(listing.path, _LONGEST, look.ellipsis), pluralize(len(listing.steps), "steps", ",")
     yield look.painted(_BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
     yield f"keep: {_shown_text(listing.keep, look) or 'every step, no rule is noted'}"
     if listing.save_every is not None:
@@ -146,7 +146,7 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
         cells = [verb, f"{step.step:>{numbers}}", f"{bytes_text(step.nbytes):>{sizes}}", why]
         yield _GAP.join(cells).rstrip()
     going = [step for step in listing.steps if not step.kept]
-    count = f"{len(going):,} of {counted(len(listing.steps), 'steps', ',')}"
+    count = f"{len(going):,} of {pluralize(len(listing.steps), 'steps', ',')}"
     if not going:
         yield f"{count} {'were' if removed else 'would be'} removed: nothing to do"
         return

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treering._format.records import LeafRecord, Named
-from treering._values.human import bytes_text, count_text, counted
+from treering._values.human import bytes_text, count_text, pluralize
 from treering._values.keys import escape_part
-from treering._values.processes import named
+from treering._values.processes import format_processes
 from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
 from treering._view.plain import cell_width, cut, fitted, padded, visible
 from treering._view.rows import Row, Totals, TreeLayout
@@ -119,7 +119,7 @@ def totals_text(totals: Totals) -> str:
         '3 leaves, 1.50 M parameters in 2 arrays, 5.72 MiB'
     """
     parameters = f"{count_text(totals.parameters)} {'parameter' if totals.parameters == 1 else 'parameters'}"
-    leaves, arrays = counted(totals.leaves, "leaves", ","), counted(totals.arrays, "arrays", ",")
+    leaves, arrays = pluralize(totals.leaves, "leaves", ","), pluralize(totals.arrays, "arrays", ",")
     return f"{leaves}, {parameters} in {arrays}, {bytes_text(totals.nbytes)}"
 
 
@@ -214,7 +214,7 @@ def _written_by(leaf: LeafRecord) -> str:
         return ""
     grid = f"{leaf.chunks:,}" if leaf.grid is None else " x ".join(map(str, leaf.grid))
     cuts = "" if leaf.chunks == 1 else f"{grid} over "
-    who = named(leaf.processes)
+    who = format_processes(leaf.processes)
     return cuts + (who if len(cuts + who) <= _LONGEST_DETAIL else f"{len(leaf.processes):,} processes")
 
 
@@ -235,7 +235,7 @@ def branch_detail(row: Row, look: Look = UNICODE) -> str:
     else:
         shown = [] if kind == "map" else [f"{kind} of {length:,}"]
     if row.closed == "depth":
-        shown.append(f"{look.ellipsis} {counted(row.totals.leaves, 'leaves', ',')}")
+        shown.append(f"{look.ellipsis} {pluralize(row.totals.leaves, 'leaves', ',')}")
     return ", ".join(shown)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.write import Piece, pieces_size
 from treering._store.crew import work_together
-from treering._values.human import counted
+from treering._values.human import pluralize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def joined(pieces: list[Piece]) -> bytes:
     result = _unset_bytes(size)
     written = _fill(result, _copies(pieces))
     if written != size:
-        raise AssertionError(f"the pieces announced {counted(size, 'bytes')} and gave {written}")
+        raise AssertionError(f"the pieces announced {pluralize(size, 'bytes')} and gave {written}")
     return result
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from treering._arrays.host import jax_holds
 from treering._tree.placement import aval_of, is_concrete, resolved
 from treering._tree.state_dict import to_state_dict
-from treering._values.keys import Trail, join_key, unwound
+from treering._values.keys import Trail, join_key, unwind
 from treering.errors import Mismatch, Unsupported
 
 # An array in a container: the container, its key there, where it goes, and its key path.
@@ -71,9 +71,7 @@ def _require_wanted(prefix: Any, wanted: Any, trail: Trail) -> None:
     if isinstance(prefix, dict) and isinstance(wanted, dict):
         stray = [key for key in prefix if key not in wanted]
         if stray:
-            raise Mismatch(
-                f"shardings has {stray[0]!r:.200}, which the tree does not have", path=unwound(trail) or None
-            )
+            raise Mismatch(f"shardings has {stray[0]!r:.200}, which the tree does not have", path=unwind(trail) or None)
 
 
 def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any] | None:
@@ -87,7 +85,7 @@ def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any
         return None
     raise Mismatch(
         "shardings is not a prefix of the tree: it has nothing for this leaf",
-        path=unwound(trail),
+        path=unwind(trail),
         hint="None there means the default device",
     )
 
@@ -97,11 +95,11 @@ def _put_all(slots: list[_Slot]) -> None:
     arrays = [holder[slot] for holder, slot, _, _ in slots]
     for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True):
         if isinstance(sharding, dict):
-            raise Mismatch("shardings is not a prefix of the tree: it goes on below this array", path=unwound(trail))
+            raise Mismatch("shardings is not a prefix of the tree: it goes on below this array", path=unwind(trail))
         if not jax_holds(array.dtype):
             raise Unsupported(
                 f"jax cannot hold {array.dtype.name} as it is configured, and nothing is cast",
-                path=unwound(trail),
+                path=unwind(trail),
                 hint="set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert",
             )
     shardings = [
@@ -127,7 +125,7 @@ def _with_devices(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> A
     """
     if not isinstance(sharding, jax.sharding.NamedSharding) or is_concrete(sharding):
         return sharding
-    key = join_key(unwound(trail))
+    key = join_key(unwind(trail))
     return resolved(sharding, None, {key: aval_of(array.shape, array.dtype)}, [key])[key]
 
 
@@ -137,5 +135,5 @@ def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:
         return jax.device_put(array, sharding)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise Mismatch(
-            f"an array of shape {array.shape} cannot be placed on {sharding}: {error}", path=unwound(trail)
+            f"an array of shape {array.shape} cannot be placed on {sharding}: {error}", path=unwind(trail)
         ) from error

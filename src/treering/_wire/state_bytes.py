@@ -8,13 +8,13 @@ from typing import Any
 
 from treering._arrays.host import adopt
 from treering._arrays.parted import to_host
-from treering._codec.msgpack.scan import Leaves, Scanner
+from treering._codec.msgpack.scan import LeafBuilder, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import partial_state_dict
-from treering._values.keys import Trail, unwound
+from treering._values.keys import Trail, unwind
 from treering._wire.joined import joined
 from treering.errors import Format, TreeringError
 
@@ -48,7 +48,7 @@ def unpack(encoded: Readable, *, allowance: int | None = None) -> Any:
 
 
 def unpack_with(
-    first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: Leaves, *, allowance: int | None = None
+    first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: LeafBuilder, *, allowance: int | None = None
 ) -> Any:
     """Return the state dict in a source of ``size`` bytes that begins with ``first``."""
     refuse_gzip(first)
@@ -78,6 +78,6 @@ def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
         try:
             pieces_of(value, chunk_size=chunk_size)
         except TreeringError as error:
-            error.path = unwound(trail) + (error.path or ())
+            error.path = unwind(trail) + (error.path or ())
             issues.append(str(error))
     return issues

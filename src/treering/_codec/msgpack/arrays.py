@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from treering._codec.msgpack.window import Window
 from treering._codec.msgpack.wire import CHUNK_MARKER, MAX_NDIM
 from treering._values.dtypes import Dtype, lookup
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format
 
 _LONGEST_DIM: Final = 2**63 - 1
@@ -48,11 +48,11 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != length:
         raise Corrupt(
-            f"an array of shape {shape} and dtype {dtype.name} needs {counted(wanted, 'bytes')}, "
+            f"an array of shape {shape} and dtype {dtype.name} needs {pluralize(wanted, 'bytes')}, "
             f"its header claims {length}"
         )
     if at + length != start + nbytes:
-        raise Corrupt(f"an array's payload of {counted(nbytes, 'bytes')} holds {at - start} + {length}")
+        raise Corrupt(f"an array's payload of {pluralize(nbytes, 'bytes')} holds {at - start} + {length}")
     return shape, dtype, at
 
 
@@ -62,7 +62,7 @@ def _shape(window: Window, at: int) -> tuple[tuple[int, ...], int]:
         raise Corrupt("an array's shape is not a list of lengths")
     _, ndim, at = window.container_header(at)
     if ndim > MAX_NDIM:
-        raise Corrupt(f"an array claims {counted(ndim, 'axes')}; {MAX_NDIM} is the most")
+        raise Corrupt(f"an array claims {pluralize(ndim, 'axes')}; {MAX_NDIM} is the most")
     shape: list[int] = []
     for _ in range(ndim):
         dim, at = window.number(at)
@@ -83,7 +83,7 @@ class NotChunked(Corrupt, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""
 
 
-class Part(Protocol):
+class FlatPart(Protocol):
     """A flat piece: an array, or a record of one."""
 
     @property
@@ -123,7 +123,7 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
         raise Corrupt("a chunked array's pieces are missing or differ in dtype")
     if sum(lengths) != math.prod(shape):
         raise Corrupt(
-            f"a chunked array of shape {shape} needs {counted(math.prod(shape), 'items')}, "
+            f"a chunked array of shape {shape} needs {pluralize(math.prod(shape), 'items')}, "
             f"its pieces hold {sum(lengths)}"
         )
     return ChunkedArray(shape, parts)

@@ -29,7 +29,7 @@ from treering._codec.msgpack.wire import (
     MAX_DEPTH,
 )
 from treering._values.dtypes import Dtype
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, TreeringError
 
 # What CPython takes for an empty dict or list with its first slots: an estimate that hostile nesting is held to.
@@ -48,7 +48,7 @@ def container_allowance(nbytes: int) -> int:
     return _CONTAINER_ALLOWANCE + _CONTAINER_RATIO * nbytes
 
 
-class Leaves(Protocol):
+class LeafBuilder(Protocol):
     """What becomes of the leaves: views, planned reads, or records."""
 
     def prepare(self, dtype: Dtype) -> Any:
@@ -77,7 +77,7 @@ class UnhashableKey(Corrupt, TypeError):
 _NO_KEY: Final = object()
 
 
-class _Frame:
+class _OpenContainer:
     """An open container."""
 
     __slots__ = (
@@ -136,14 +136,14 @@ class Scanner:
         first: bytes,
         size: int,
         fetch: Callable[[int, int], bytes],
-        leaves: Leaves,
+        leaves: LeafBuilder,
         *,
         allowance: int | None = None,
     ) -> None:
         self._window = Window(first, size, fetch)
         self._leaves = leaves
         # The open containers, innermost last. The first holds the root, as a list of one.
-        self._frames: list[_Frame] = [_Frame(False, 1, 0)]
+        self._frames: list[_OpenContainer] = [_OpenContainer(False, 1, 0)]
         # Payload length -> the last array header of that length, its shape, dtype and own length.
         self._headers: dict[int, tuple[bytes, tuple[int, ...], Any, int]] = {}
         self._allowance = container_allowance(size) if allowance is None else allowance
@@ -162,7 +162,9 @@ class Scanner:
             return self._run()
         except (IndexError, struct.error):
             size = self._window.size
-            problem = f"the data is cut short: it ends after {counted(size, 'bytes')}" if size else "the input is empty"
+            problem = (
+                f"the data is cut short: it ends after {pluralize(size, 'bytes')}" if size else "the input is empty"
+            )
             raise self._placed(Corrupt(problem), self._at) from None
         except UnicodeDecodeError as error:
             raise self._placed(Corrupt(f"a str is not valid UTF-8: {error.reason}"), self._at) from None
@@ -202,7 +204,7 @@ class Scanner:
                 value, window.next = window.number(window.next)
                 frame.put(value)
 
-    def _take_arrays(self, frame: _Frame) -> None:
+    def _take_arrays(self, frame: _OpenContainer) -> None:
         """Take pairs of a short key and an array whose header is a known one, for as long as they come.
 
         This is the hot path. It raises nothing: at whatever is unusual it stops, and the item is read again with care.
@@ -244,7 +246,7 @@ class Scanner:
 
     # ---- containers
 
-    def _open(self) -> _Frame:
+    def _open(self) -> _OpenContainer:
         """Open the map or array that is next."""
         window = self._window
         offset = window.base + window.next
@@ -252,7 +254,7 @@ class Scanner:
         left = window.size - window.base - window.next
         if total * (1 + is_map) > left:
             kind = "map" if is_map else "array"
-            raise Corrupt(f"a {kind} claims {counted(total, 'items')}, but only {counted(left, 'bytes follow')}")
+            raise Corrupt(f"a {kind} claims {pluralize(total, 'items')}, but only {pluralize(left, 'bytes follow')}")
         if len(self._frames) > MAX_DEPTH:
             raise Corrupt(f"the file nests more than {MAX_DEPTH} containers")
         self._allowance -= _CONTAINER_BYTES[is_map]
@@ -260,7 +262,7 @@ class Scanner:
             raise Corrupt(
                 f"the {window.size} bytes hold so many nested containers that they would fill many times that in memory"
             )
-        frame = _Frame(is_map, total, offset)
+        frame = _OpenContainer(is_map, total, offset)
         self._frames.append(frame)
         return frame
 
@@ -273,13 +275,13 @@ class Scanner:
         window.next = start
         self._open().tuple_end = window.base + end
 
-    def _closed(self, frame: _Frame) -> object:
+    def _closed(self, frame: _OpenContainer) -> object:
         """Return the value of a container whose last item has been read."""
         container, offset = frame.container, self._window.base + self._window.next
         if len(self._frames) == 1:
             self._at = offset
             if offset != self._window.size:
-                raise Corrupt(f"{counted(self._window.size - offset, 'bytes follow')} the end of the tree")
+                raise Corrupt(f"{pluralize(self._window.size - offset, 'bytes follow')} the end of the tree")
             return container[0]
         if frame.is_map:
             parent = self._frames[-2]
@@ -299,7 +301,7 @@ class Scanner:
 
     # ---- keys and leaves
 
-    def _take_key(self, frame: _Frame) -> None:
+    def _take_key(self, frame: _OpenContainer) -> None:
         window = self._window
         first, at = window.data[window.next], window.next
         key: Any
@@ -331,7 +333,7 @@ class Scanner:
         if key in frame.container:
             raise Corrupt(f"the key {key!r:.80} stands twice in one map")
 
-    def _take_blob(self, frame: _Frame) -> None:
+    def _take_blob(self, frame: _OpenContainer) -> None:
         """Take a str or bytes leaf."""
         window = self._window
         start, nbytes, is_text = window.blob_header(window.next)
@@ -340,7 +342,7 @@ class Scanner:
         frame.put(self._leaves.blob(read, window.base + start, nbytes, is_text))
         window.next = start + nbytes
 
-    def _take_ext(self, frame: _Frame) -> None:
+    def _take_ext(self, frame: _OpenContainer) -> None:
         window = self._window
         nbytes, code, start = window.ext_header(window.next)
         window.need(start, nbytes)

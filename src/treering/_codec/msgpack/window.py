@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt
 
 WINDOW_BYTES: Final = 64 * 1024
@@ -85,7 +85,7 @@ class Window:
         end = self.base + at + nbytes
         if end > self.size:
             raise Corrupt(
-                f"the data is cut short: it ends after {counted(self.size, 'bytes')}; at least {end} were needed"
+                f"the data is cut short: it ends after {pluralize(self.size, 'bytes')}; at least {end} were needed"
             )
 
     def unsigned(self, at: int, width: int) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgpack
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Unsupported
 
 EXT_ARRAY: Final = 1
@@ -94,7 +94,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
     payload = len(inner) + nbytes
     if payload > LONGEST_PAYLOAD:
         raise Unsupported(
-            f"an array of {counted(nbytes, 'bytes')} does not fit into one msgpack item of {LONGEST_PAYLOAD} bytes",
+            f"an array of {pluralize(nbytes, 'bytes')} does not fit into one msgpack item of {LONGEST_PAYLOAD} bytes",
             hint="put it into a dict, where it is written in chunks (MAX_CHUNK_SIZE)",
         )
     return _ext_header(code, payload) + inner, nbytes

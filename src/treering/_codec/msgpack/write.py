@@ -26,7 +26,7 @@ from treering._codec.msgpack.wire import (
 )
 from treering._printable import kind_of
 from treering._values.dtypes import check_writable
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import TreeringError, Unsupported
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def pieces_size(pieces: list[Piece]) -> int:
     return sum(len(piece) if isinstance(piece, bytes) else piece.nbytes for piece in pieces)
 
 
-def _numbered(items: list[object]) -> Iterator[tuple[int, object]]:
+def _number_items(items: list[object]) -> Iterator[tuple[int, object]]:
     return iter(enumerate(items))
 
 
@@ -166,7 +166,7 @@ class _Encoder:
                     self._open(value, chunkable)  # type: ignore[arg-type]
                     break
                 elif kind in _PACKED_TYPES:
-                    append(_packed(value))
+                    append(_pack(value))
                 else:
                     self._other(value, chunkable)
             else:
@@ -181,10 +181,10 @@ class _Encoder:
                 hint="rename it",
             )
         if type(key) is str:
-            packed = self._keys[key] = _packed(key)
+            packed = self._keys[key] = _pack(key)
             return packed
         if type(key) in _PACKED_TYPES and type(key) is not memoryview:
-            return _packed(key)
+            return _pack(key)
         if type(key) is complex:
             return complex_leaf(key)
         if isinstance(key, np.generic):
@@ -202,7 +202,7 @@ class _Encoder:
             self._frames.append((iter(self._ordered(container)), True, chunkable))
         else:
             self.pieces.append(list_header(len(container)))
-            self._frames.append((_numbered(container), False, False))
+            self._frames.append((_number_items(container), False, False))
 
     def _ordered(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
         if not self._sort_keys:
@@ -269,24 +269,24 @@ class _Encoder:
         total = _items(array.shape)
         step = max(1, int(self._chunk_size / itemsize))
         append = self.pieces.append
-        append(map_header(3) + _packed(CHUNK_MARKER) + b"\xc3" + _packed("shape"))
-        append(_packed({str(axis): length for axis, length in enumerate(array.shape)}))
+        append(map_header(3) + _pack(CHUNK_MARKER) + b"\xc3" + _pack("shape"))
+        append(_pack({str(axis): length for axis, length in enumerate(array.shape)}))
         starts = range(0, total, step)
-        append(_packed("chunks") + map_header(len(starts)))
+        append(_pack("chunks") + map_header(len(starts)))
         for number, start in enumerate(starts):
             stop = min(start + step, total)
             header, nbytes = array_header(EXT_ARRAY, (stop - start,), dtype_name, itemsize)
-            append(_packed(str(number)) + header)
+            append(_pack(str(number)) + header)
             append(Block(array, start, stop, nbytes))
 
 
-def _packed(value: object) -> bytes:
+def _pack(value: object) -> bytes:
     """Pack a Python scalar, a str or bytes, in the shortest form."""
     try:
         packed: bytes = msgpack.packb(value, strict_types=True)
     except OverflowError as error:
         raise IntTooLarge(
-            f"the int {_shortened(value)} does not fit into 64 bits", hint="store it as a str or as an array"
+            f"the int {_shorten(value)} does not fit into 64 bits", hint="store it as a str or as an array"
         ) from error
     except UnicodeEncodeError as error:
         raise Unsupported(f"the text {ascii(value)[:80]} is not valid Unicode") from error
@@ -295,9 +295,9 @@ def _packed(value: object) -> bytes:
     return packed
 
 
-def _shortened(value: object) -> str:
+def _shorten(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**40:
-        return f"of {counted(value.bit_length(), 'bits')}"
+        return f"of {pluralize(value.bit_length(), 'bits')}"
     return str(value)
 
 

@@ -20,7 +20,7 @@ from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
 from treering._codec.zarr_chunks import decode
 from treering._leaves.chunks.files import BranchFiles, name_leaf
 from treering._store.posix.reading import LocalFile
-from treering._values.boxes import flat_range, picked, picked_shape, size_of, slices, whole
+from treering._values.boxes import flat_range, pick_overlap, picked_shape, size_of, slices, whole
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, Unsupported
@@ -117,7 +117,7 @@ def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Seque
     here = chunk_box(zarr, chunk)
     nbytes = 0
     for number in boxes:
-        found = picked(here, wish.boxes[number], wish.steps)
+        found = pick_overlap(here, wish.boxes[number], wish.steps)
         if found is not None:
             part = full[found[1]]
             wish.arrays[number][slices(found[0])] = part
@@ -190,7 +190,7 @@ def _mismatch_error(found: array[int], wanted: array[int], start: int, block: in
 
 
 def _common_bytes(zarr: ZarrArray, chunk: int, wish: Wish, number: int, dtype: np.dtype[Any]) -> int:
-    found = picked(chunk_box(zarr, chunk), wish.boxes[number], wish.steps)
+    found = pick_overlap(chunk_box(zarr, chunk), wish.boxes[number], wish.steps)
     return 0 if found is None else size_of(found[0]) * dtype.itemsize
 
 

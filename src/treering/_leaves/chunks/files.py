@@ -25,7 +25,7 @@ from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, TreeringError
@@ -98,7 +98,7 @@ class BranchFiles:
                 names = map(str, itertools.count()) if zarr.separator == "/" else chunk_names(zarr)
                 lost = next(name for name in names if name not in found)
                 raise damaged_error(
-                    self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {counted(last, 'chunks')}"
+                    self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {pluralize(last, 'chunks')}"
                 )
         self._counted[leaf] = 1
 
@@ -170,7 +170,7 @@ class BranchFiles:
         wanted = self.size_of(leaf, chunk)
         if wanted is not None and found != wanted:
             how = "cut short" if found < wanted else "too long"
-            raise Corrupt(f"it is {how}: {counted(wanted, 'bytes were')} written, {found} are there")
+            raise Corrupt(f"it is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there")
         check_chunk_file(self.branch.arrays[leaf], found)
 
     def shown_chunk(self, leaf: int, chunk: int) -> str:

@@ -14,11 +14,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from treering._codec.documents import check_json, member, parsed, quoted, shown
+from treering._codec.documents import check_json, member, parse_json, quote, show
 from treering._format.index import ARRAY_KINDS
 from treering._leaves.documents.record import LeavesRecord, arrays_of, parse_record, stored_leaves
 from treering._values.checksums import digest
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
 
 LEAVES_INDEX: Final = "tensorstore_index.json"
@@ -90,7 +90,7 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
     except UnicodeDecodeError as error:
         raise Corrupt(f"{LEAVES_INDEX} is no UTF-8", offset=error.start, hint=_DAMAGED) from None
     try:
-        return _index(parsed(text, LEAVES_INDEX))
+        return _index(parse_json(text, LEAVES_INDEX))
     except Corrupt as error:
         if not error.message.startswith(LEAVES_INDEX):
             error.message = f"{LEAVES_INDEX} is damaged: {error.message}"
@@ -103,7 +103,7 @@ def _index(document: Any) -> LeavesIndex:
         raise Corrupt("it is no JSON object")
     if document.get("format") != "tensorstore":
         raise Format(
-            f"{LEAVES_INDEX} is of the format {shown(document.get('format'))}; only 'tensorstore' is known",
+            f"{LEAVES_INDEX} is of the format {show(document.get('format'))}; only 'tensorstore' is known",
             hint="load it with the program that wrote it",
         )
     _check_depth({name: value for name, value in document.items() if name not in _OF_BRANCHES}, "the index")
@@ -234,7 +234,7 @@ def record_of(branch: IndexBranch) -> LeavesRecord | None:
 def _read_record(data: bytes, branch: IndexBranch) -> LeavesRecord:
     record = parse_record(data)
     if record.prefix != branch.prefix:
-        raise Corrupt(f"the record is that of prefix {shown(record.prefix)}", hint=_DAMAGED)
+        raise Corrupt(f"the record is that of prefix {show(record.prefix)}", hint=_DAMAGED)
     _compare(entries_of(record), branch.entries)
     return record
 
@@ -248,13 +248,13 @@ def _compare(wanted: Sequence[dict[str, Any]], found: Sequence[Entry]) -> None:
         if any(node.get(name) != value for name, value in want.items()):
             raise Corrupt(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_OTHER_LIST)
     if len(nodes) != len(wanted):
-        raise Corrupt(f"{counted(len(nodes), 'arrays are')} listed, the record has {len(wanted)}", hint=_OTHER_LIST)
+        raise Corrupt(f"{pluralize(len(nodes), 'arrays are')} listed, the record has {len(wanted)}", hint=_OTHER_LIST)
 
 
 def _shown(node: Mapping[str, Any]) -> str:
     shape = node.get("shape")
-    sizes = ", ".join(map(shown, shape[:8])) if isinstance(shape, list) else shown(shape)
-    return f"{shown(node.get('path'))} {shown(node.get('dtype'))}[{sizes}]"
+    sizes = ", ".join(map(show, shape[:8])) if isinstance(shape, list) else show(shape)
+    return f"{show(node.get('path'))} {show(node.get('dtype'))}[{sizes}]"
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -294,15 +294,15 @@ def _lists(index: LeavesIndex) -> dict[str | None, str]:
 
 
 def _encode(index: LeavesIndex, lists: Mapping[str | None, str]) -> bytes:
-    members = ",\n".join(f"  {quoted(name)}: {text}" for name, text in _members(index, lists))
+    members = ",\n".join(f"  {quote(name)}: {text}" for name, text in _members(index, lists))
     return f"{{\n{members}\n}}".encode("ascii")
 
 
 def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tuple[str, str]]:
     prefixed = [prefix for prefix in lists if prefix is not None]
-    yield "format", quoted("tensorstore")
-    yield "version", quoted("2.0" if prefixed else "1.0")
-    items = ",".join(f"\n    {quoted(prefix)}: {lists[prefix]}" for prefix in prefixed)
+    yield "format", quote("tensorstore")
+    yield "version", quote("2.0" if prefixed else "1.0")
+    items = ",".join(f"\n    {quote(prefix)}: {lists[prefix]}" for prefix in prefixed)
     yield "prefixes", f"{{{items}\n  }}" if items else "{}"
     if None in lists:
         yield "arrays", lists[None]
@@ -343,5 +343,5 @@ def _list(entries: Sequence[Entry], level: int) -> str:
         known = f"{shape!r} {dtype!r}"
         if known not in tails:
             tails[known] = _text({"shape": shape, "dtype": dtype}, level).removeprefix("{")
-        items.append(f'{line}{{{line}  "path": {quoted(path)},{tails[known]}')
+        items.append(f'{line}{{{line}  "path": {quote(path)},{tails[known]}')
     return f"[{','.join(items)}{line[:-2]}]" if items else "[]"

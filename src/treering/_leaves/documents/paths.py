@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering.errors import Corrupt, Unsupported
 
@@ -61,7 +61,7 @@ def folder_of(prefix: str | None, key: str) -> str:
         for folder in folders:
             if len(folder) > _LONGEST or len(folder.encode()) > _LONGEST:
                 raise Unsupported(
-                    f"a part of the key is {counted(len(folder.encode()), 'bytes')} long as the name of a folder;"
+                    f"a part of the key is {pluralize(len(folder.encode()), 'bytes')} long as the name of a folder;"
                     f" {_LONGEST} is the most that file systems take",
                     path=parts,
                     hint="shorten the key",

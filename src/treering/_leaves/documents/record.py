@@ -15,24 +15,24 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, member, shown
+from treering._codec.documents import check_hashes, check_json, member, show
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
 from treering._format.columns import (
     TreeColumns,
     check_ints,
-    decoded_checksums,
-    decoded_tree,
-    encoded_checksums,
-    encoded_tree,
-    free_json,
-    matching,
-    texts,
+    check_name,
+    check_texts,
+    decode_checksums,
+    decode_tree,
+    encode_checksums,
+    encode_tree,
+    read_free_json,
 )
 from treering._format.index import LeafType, Token
 from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
 from treering._values.checksums import block_bytes, block_count
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, Unsupported
 
 RECORD_VERSION: Final = 1
@@ -212,7 +212,7 @@ def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
     yield "prefix", record.prefix
     yield "written", record.written
     yield "meshes", list(record.meshes)
-    yield from encoded_tree(record)
+    yield from encode_tree(record)
     yield (
         "layouts",
         [
@@ -222,7 +222,7 @@ def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
     )
     yield "layout", list(record.leaf_layouts)
     yield "sizes", list(record.sizes)
-    yield "checksums", encoded_checksums(record.checksums)
+    yield "checksums", encode_checksums(record.checksums)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -247,10 +247,10 @@ def parse_record(data: bytes) -> LeavesRecord:
 
 def _record(document: Any) -> LeavesRecord:
     what = _FORM.name
-    tree = decoded_tree(document, what)
+    tree = decode_tree(document, what)
     prefix = document.get("prefix", "")
     if prefix is not None and (type(prefix) is not str or not prefix):
-        raise Corrupt(f"its prefix is {shown(prefix)}, which is none")
+        raise Corrupt(f"its prefix is {show(prefix)}, which is none")
     layouts = [_layout(node, number) for number, node in enumerate(member(document, "layouts", list, what))]
     check_hashes([layout.chunks for layout in layouts], "the chunks of the layouts")
     leaf_layouts = member(document, "layout", list, what)
@@ -259,14 +259,13 @@ def _record(document: Any) -> LeavesRecord:
     stored = stored_leaves(tree)
     check_ints(leaf_layouts, len(layouts), "the column of layouts")
     if len(leaf_layouts) != len(stored):
-        raise Corrupt(
-            f"{counted(len(stored), 'leaves lie')} in files, there are {counted(len(leaf_layouts), 'layouts')} of them"
-        )
+        there = pluralize(len(leaf_layouts), "layouts")
+        raise Corrupt(f"{pluralize(len(stored), 'leaves lie')} in files, there are {there} of them")
     record = LeavesRecord(
         prefix=prefix,
-        attempt=matching(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
-        written=free_json(document, "written", what),
-        meshes=texts(member(document, "meshes", list, what), "the list of meshes"),
+        attempt=check_name(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        written=read_free_json(document, "written", what),
+        meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         structure=tree.structure,
         keys=tree.keys,
         types=tree.types,
@@ -276,7 +275,7 @@ def _record(document: Any) -> LeavesRecord:
         layouts=layouts,
         leaf_layouts=leaf_layouts,
         sizes=sizes,
-        checksums=decoded_checksums(document.get("checksums")),
+        checksums=decode_checksums(document.get("checksums")),
     )
     if record.attempt == UNMARKED:
         raise Corrupt("its attempt is the one that no save has")
@@ -289,7 +288,7 @@ def _layout(node: Any, number: int) -> ChunkLayout:
     chunks = member(node, "chunks", list, what)
     check_ints(chunks, _LIMIT, f"the chunk of {what}")
     if len(chunks) > MOST_AXES or 0 in chunks:
-        raise Corrupt(f"{what} has chunks of {counted(len(chunks), 'axes')} or of length 0, which no array has")
+        raise Corrupt(f"{what} has chunks of {pluralize(len(chunks), 'axes')} or of length 0, which no array has")
     compressor = node.get("compressor")
     try:
         text = None if compressor is None else check_compressor(compressor)
@@ -332,6 +331,5 @@ def _check_files(record: LeavesRecord) -> None:
         raise Corrupt(f"the compressed leaves have {files} chunk files, there are {len(record.sizes)} sizes")
     blocks = sum(_blocks(arrays, record.sizes))
     if blocks != len(record.checksums):
-        raise Corrupt(
-            f"the chunk files have {counted(blocks, 'blocks')}, there are {counted(len(record.checksums), 'checksums')}"
-        )
+        found = pluralize(len(record.checksums), "checksums")
+        raise Corrupt(f"the chunk files have {pluralize(blocks, 'blocks')}, there are {found}")

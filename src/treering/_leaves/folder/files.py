@@ -14,7 +14,7 @@ from treering._store.open_folder import LARGEST_INDEX
 from treering._store.posix import folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering._values.leaves_names import INDEX
 from treering.errors import Format
 
@@ -50,7 +50,7 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         return None
     with file:
         if file.size > LARGEST_INDEX:
-            raise Format(f"{os.fspath(file.path)!r} has {counted(file.size, 'bytes')}: no index is that large")
+            raise Format(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
 
 

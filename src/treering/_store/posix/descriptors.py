@@ -14,7 +14,7 @@ import re
 import sys
 from types import ModuleType
 
-from treering._values.human import bytes_text, counted
+from treering._values.human import bytes_text, pluralize
 
 fcntl: ModuleType | None
 try:
@@ -94,7 +94,7 @@ def require_space(descriptor: int, size: int) -> None:
 
 
 def _size_text(size: int) -> str:
-    return f"{size} bytes ({bytes_text(size)})" if size >= _KIB else counted(size, "bytes")
+    return f"{size} bytes ({bytes_text(size)})" if size >= _KIB else pluralize(size, "bytes")
 
 
 def is_read_only(descriptor: int) -> bool:

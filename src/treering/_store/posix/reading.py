@@ -16,7 +16,7 @@ from typing import Self
 from treering._store.crew import FirstError, work_together
 from treering._store.posix.folders import require_file
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._values.human import counted
+from treering._values.human import pluralize
 from treering.errors import Corrupt, StoreFailed
 
 # One system call fills at most this much, so that two threads finish together.
@@ -154,7 +154,7 @@ class LocalFile:
     def _require(self, offset: int, count: int) -> None:
         """Before any memory is asked for: the numbers may come from a hostile file."""
         if offset < 0 or count < 0 or offset + count > self.size:
-            wanted = f"{counted(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
+            wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
             raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
 
     def _fill(self, offset: int, view: memoryview) -> None:
@@ -187,7 +187,7 @@ class LocalFile:
 
     def _cut_short(self, offset: int) -> Corrupt:
         return Corrupt(
-            f"{os.fspath(self.path)!r} is cut short: it had {counted(self.size, 'bytes')} when opened", offset=offset
+            f"{os.fspath(self.path)!r} is cut short: it had {pluralize(self.size, 'bytes')} when opened", offset=offset
         )
 
 
