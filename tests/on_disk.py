@@ -127,3 +127,23 @@ def with_note(
         "branch": None,
     }
     return {"treering": note | more, **metadata}
+
+
+def note_step(run: Path, step: int, *, keep: str | None = None, seconds: float | None = None) -> None:
+    """Write a step into ``run.json``, with what its index says."""
+    path = run / RUN_DOCUMENT
+    steps = {each["step"]: each for each in json.loads(path.read_bytes())["steps"]} if path.exists() else {}
+    data = (step_path(run, step) / INDEX).read_bytes()
+    index = json.loads(data)
+    note = index["metadata"]["treering"]
+    steps[step] = {
+        "step": step,
+        "attempt": index["attempt"],
+        **{name: note[name] for name in ("saved", "metrics", "temporary")},
+        "nbytes": len(data) + sum(file["nbytes"] for file in index["files"]),
+        "seconds": seconds,
+        "index_nbytes": len(data),
+        "index_digest": index["digest"],
+    }
+    members = {"keep": keep, "save_every": None, "steps": [steps[number] for number in sorted(steps)]}
+    path.write_bytes(signed("treering_run", json.dumps(members)[1:]))

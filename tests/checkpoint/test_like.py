@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.properties.sameness import assert_same, assert_same_structure
-from tests.reads import spans_read
+from tests.system_calls import spans_read
 from treering.errors import Mismatch, StaticFieldsDiffer, TreeringError, Unsupported
 
 IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")

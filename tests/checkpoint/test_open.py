@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.properties.sameness import assert_same
-from tests.reads import spans_read
+from tests.system_calls import spans_read
 from treering.errors import Corrupt, NotFound, TreeringError
 from treering.leaves import tree_serialize_leaves
 

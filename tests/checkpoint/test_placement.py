@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.properties.sameness import assert_same
-from tests.reads import spans_read
+from tests.system_calls import spans_read
 from treering.errors import KeptOnHost, Mismatch, TreeringError, Unsupported
 from treering.sharding import match_partition_rules
 

@@ -12,7 +12,7 @@ import pytest
 
 import treering
 from tests.properties.sameness import assert_same
-from tests.reads import spans_read
+from tests.system_calls import spans_read
 from treering._format.selection import select
 from treering._tree.flatten import flatten
 from treering._values.keys import split_key

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 import treering
-from treering._format.run_document import StepNote, add_note
-from treering._runs.steps import note_step, step_path
+from tests.on_disk import note_step, step_path, with_note
 
 BEGAN = 1_700_000_000.0
 
@@ -25,10 +24,10 @@ def add_step(
     **noted_of_it: Any,
 ) -> Path:
     """Save a step a minute after the one before it, and note it as a run does."""
-    note = StepNote(step=step, saved=BEGAN + 60 * step, metrics=dict(metrics or {}), temporary=temporary)
+    note = with_note({}, step=step, saved=BEGAN + 60 * step, metrics=metrics, temporary=temporary)
     path = step_path(run, step)
     tree = {"w": np.arange(100.0) + step, "step": step}
-    treering.save(path, tree, metadata=add_note({}, note))
+    treering.save(path, tree, metadata=note)
     note_step(run, step, keep=keep, **noted_of_it)
     return path
 

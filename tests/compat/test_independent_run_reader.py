@@ -1,9 +1,9 @@
 """The specification of runs, held against what treering writes and believes."""
 
+import datetime
 import json
 import math
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,65 +11,52 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests.cli.command import inside
 from tests.compat import independent_run_reader as referee
-from treering._format.run_document import (
-    RunDocument,
-    StepNote,
-    add_note,
-    encode_left,
-    encode_run,
-    find_note,
-    parse_left,
-    parse_run,
-)
-from treering._runs import save_step
-from treering._runs.branch import branch_step
-from treering._runs.gc import collect
-from treering._runs.steps import facts_of, note_step, step_path, steps_of
+from tests.on_disk import signed, step_path, with_note
+from tests.system_calls import refuse_removals
+from treering.errors import StoreFailed
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
 
 def save(run: Path, step: int, **note: Any) -> None:
-    described = add_note({"by": "me"}, StepNote(step=step, saved=1795271101.25 + step, **note))
+    described = with_note({"by": "me"}, step=step, saved=1795271101.25 + step, **note)
     tr.save(step_path(run, step), {"w": np.arange(5.0) + step}, metadata=described, overwrite=True)
 
 
 def facts(run: Path) -> dict[int, tuple[Any, ...]]:
-    return {found.step: (found.saved, dict(found.metrics), found.temporary, found.nbytes) for found in facts_of(run)}
-
-
-def test_the_examples_of_the_page() -> None:
-    note, document, list_of_left = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    metadata = json.loads(note)
-    found = find_note(metadata)
-    assert found is not None
-    assert (found.step, math.isnan(found.metrics["loss"]), metadata["git"]) == (1200, True, "abc")
-    assert add_note({"git": "abc"}, found) == metadata
-    assert encode_run(parse_run(document.encode())) == document.encode()
-    steps = referee.signed(document.encode(), "treering_run")["steps"]
-    assert [step["step"] for step in steps] == [1000, 1200]
-    assert encode_left(parse_left(list_of_left.encode())) == list_of_left.encode()
+    """What ``treering log`` says."""
+    steps = json.loads(inside("log", os.fspath(run), "--json", code=0)[0])["steps"]
+    return {
+        step["step"]: (
+            datetime.datetime.fromisoformat(step["saved"]).timestamp(),
+            {name: float(value) for name, value in step["metrics"].items()},
+            step["temporary"],
+            step["nbytes"],
+        )
+        for step in steps
+    }
 
 
 def test_the_referee_finds_the_same_steps_and_facts(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    save(run, 7, metrics={"loss": 0.5, "norm": math.inf, "low": -math.inf, "one": 1}, temporary=True)
-    save(run, 123456789)
-    for step in (7, 123456789):
-        note_step(run, step, seconds=0.25)
+    save(run, 7, metrics={"loss": 0.5, "norm": math.inf, "low": -math.inf, "one": 1})
+    save(run, 123456789, temporary=True)
+    tr.Run(run).gc(dry_run=False)  # writes run.json
+    assert list(referee.of_cache(run)) == [7, 123456789]
     tr.save(step_path(run, 8), {"w": 1})
     save(run, 7, metrics={"loss": 0.75})
     (run / "step_9").mkdir()
     (run / "step_00000010").mkdir()
     (run / "step_00000011").symlink_to("step_00000007")
-    assert list(referee.indexes(run)) == steps_of(run) == [7, 8, 123456789]
+    assert list(referee.indexes(run)) == tr.Run(run).steps() == [7, 8, 123456789]
     wanted = {step: referee.of_note(index) for step, index in referee.indexes(run).items()}
     found = facts(run)
     assert {step: told[1:] for step, told in found.items()} == {step: told[1:] for step, told in wanted.items()}
     assert all(abs(found[step][0] - told[0]) < 1e-5 for step, told in wanted.items())
     assert list(referee.of_cache(run)) == [123456789]  # step 7 was saved anew, and 8 by hand
-    note_step(run, 8)
+    tr.Run(run).gc(dry_run=False)
     assert list(referee.of_cache(run)) == [7, 8, 123456789]
     assert {step: told[1:] for step, told in referee.of_cache(run).items()} == {
         step: told[1:] for step, told in wanted.items()
@@ -84,14 +71,14 @@ def test_the_referee_knows_what_was_left_behind(tmp_path: Path, monkeypatch: pyt
     run.wait(60)
     damaged = step_path(path, 9) / "treering.json"
     damaged.write_bytes(b"damaged")
-    monkeypatch.setattr(save_step, "remove_steps", lambda *_: None)
-    monkeypatch.setattr(save_step, "collect_after", lambda *_, **__: None)
-    run.save(7, {"w": np.arange(5.0)}, overwrite=True).result(60)
-    assert list(referee.indexes(path)) == steps_of(path) == [7]
+    refuse_removals(monkeypatch)
+    with pytest.raises(StoreFailed, match="the program is gone"):
+        run.save(7, {"w": np.arange(5.0)}, overwrite=True).result(60)
+    assert list(referee.indexes(path)) == tr.Run(path).steps() == [7]
     save(path, 10)
-    assert list(referee.indexes(path)) == steps_of(path) == [7, 10]
+    assert list(referee.indexes(path)) == tr.Run(path).steps() == [7, 10]
     save(path, 7)
-    assert list(referee.indexes(path)) == steps_of(path) == [7, 8, 9, 10]
+    assert list(referee.indexes(path)) == tr.Run(path).steps() == [7, 8, 9, 10]
 
 
 def test_what_a_tombstone_proves(tmp_path: Path) -> None:
@@ -105,14 +92,14 @@ def test_what_a_tombstone_proves(tmp_path: Path) -> None:
     (folder / "data-0000000000000000-00000-of-00001.safetensors").write_bytes(b"a stranger's")
     (proved,) = referee.removable(folder).items()
     before = {path.name for path in folder.iterdir()}
-    collect(run, None, dry_run=False)
+    tr.Run(run).gc(dry_run=False)
     assert before - {path.name for path in folder.iterdir()} == {proved[0], *proved[1]}
 
 
 def test_a_branch_says_where_it_comes_from(tmp_path: Path) -> None:
     run = tmp_path / "run"
     save(run, 7, temporary=True)
-    branch_step(run, 7, tmp_path / "new", keep=None, save_every=None)
+    tr.Run(run).branch(7, tmp_path / "new")
     (index,) = referee.indexes(tmp_path / "new").values()
     note = referee.signed(index.read_bytes(), "treering")["metadata"]["treering"]
     assert note["branch"] == {"run": os.fspath(run), "step": 7}
@@ -123,7 +110,7 @@ def test_a_branch_says_where_it_comes_from(tmp_path: Path) -> None:
 def test_a_damaged_document_is_what_the_page_calls_whole_no_more(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    data = encode_run(RunDocument())
+    data = signed("treering_run", '"keep": null, "save_every": null, "steps": []}')
     (run / "run.json").write_bytes(data)
     assert referee.of_cache(run) == {}
     for place in range(len(data)):

@@ -4,12 +4,14 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compat import independent_run_reader
 from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
@@ -18,8 +20,10 @@ from treering._format.run_document import (
     StepOrigin,
     StepRecord,
     add_note,
+    encode_left,
     encode_run,
     find_note,
+    parse_left,
     parse_run,
     remove_note,
 )
@@ -243,3 +247,19 @@ def test_a_damaged_index_is_corrupt_at_a_glance_too(data: bytes) -> None:
 def test_a_newer_index_is_said_to_be_one() -> None:
     with pytest.raises(Format, match="newer"):
         read_summary(index(ATTEMPT, FILES, REPLACES, METADATA, version=2))
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
+
+
+def test_the_examples_of_the_specification() -> None:
+    note, document, list_of_left = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    metadata = json.loads(note)
+    found = find_note(metadata)
+    assert found is not None
+    assert (found.step, math.isnan(found.metrics["loss"]), metadata["git"]) == (1200, True, "abc")
+    assert add_note({"git": "abc"}, found) == metadata
+    assert encode_run(parse_run(document.encode())) == document.encode()
+    steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
+    assert [step["step"] for step in steps] == [1000, 1200]
+    assert encode_left(parse_left(list_of_left.encode())) == list_of_left.encode()

@@ -18,7 +18,7 @@ import pytest
 import treering
 from tests.leaves.saved import INDEX, index_at
 from tests.properties.sameness import assert_same
-from tests.reads import act_before_reading
+from tests.system_calls import act_before_reading
 from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

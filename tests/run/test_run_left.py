@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treering as tr
 from tests.cli.command import inside
-from treering._checkpoint.save_folder import FolderSave
-from treering._format.run_document import LeftDocument, encode_left, parse_left
-from treering._runs import gc, save_step, superseded
-from treering._runs.gc import collect
-from treering._runs.steps import records_of, step_path, steps_of
-from treering._runs.superseded import announce_left, unless_it_fails
-from treering._store.run_folder import LEFT_DOCUMENT
+from tests.on_disk import LEFT_DOCUMENT, attempt_of, signed, step_path
+from tests.system_calls import refuse_removals
 from treering.errors import Format, NotFound, StoreFailed
 from treering.retention import KeepLast
 
@@ -27,12 +26,17 @@ def fill(path: Path) -> None:
             run.save(step, {"step": step}, metrics={"loss": 1 / step})
 
 
+def steps_of(path: Path) -> list[int]:
+    return tr.Run(path).steps()
+
+
+def write_left(path: Path, **members: Any) -> None:
+    """Write a list of steps that are left behind."""
+    (path / LEFT_DOCUMENT).write_bytes(signed("treering_left", json.dumps(members)[1:]))
+
+
 def names(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir()}
-
-
-class Dies(BaseException):
-    """The program ends here."""
 
 
 @pytest.fixture
@@ -41,11 +45,8 @@ def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "run"
     fill(path)
 
-    def dies(*_: Any, **__: Any) -> None:
-        raise StoreFailed("the program is gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr(save_step, "remove_steps", dies)
+        refuse_removals(patch)
         with pytest.raises(StoreFailed, match="the program is gone"):
             tr.Run(path).save(20, {"step": 21}, overwrite=True).result(60)
     assert {"step_00000030", "step_00000040", LEFT_DOCUMENT} <= names(path)
@@ -84,9 +85,9 @@ def test_the_next_save_finishes_it(cut: Path, step: int) -> None:
 
 
 def test_gc_finishes_it(cut: Path) -> None:
-    assert [verdict.step for verdict in collect(cut, None, dry_run=True)] == [10, 20]
+    assert [verdict.step for verdict in tr.Run(cut).gc()] == [10, 20]
     assert LEFT_DOCUMENT in names(cut)
-    collect(cut, KeepLast(1), dry_run=False)
+    tr.Run(cut, keep=KeepLast(1)).gc(dry_run=False)
     assert names(cut) == {"run.json", "step_00000020"}
 
 
@@ -108,53 +109,56 @@ def test_a_step_that_was_saved_anew_is_there(cut: Path) -> None:
 def test_a_list_whose_save_was_never_committed_means_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run"
     fill(path)
-    announce_left(path, 20, "0" * 16, [30, 40])
-    listed = parse_left((path / LEFT_DOCUMENT).read_bytes())
-    assert (listed.step, list(listed.left)) == (20, [30, 40])
+    left = [{"step": step, "attempt": attempt_of(step_path(path, step))} for step in (30, 40)]
+    write_left(path, step=20, mark="0" * 16, left=left)
     assert steps_of(path) == [10, 20, 30, 40]
     with tr.Run(path) as run:
         run.save(50, {"step": 50})
     assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20, 30, 40, 50], False)
 
 
-@pytest.mark.parametrize("where", ["begin", "write"])
+def let_fail(monkeypatch: pytest.MonkeyPatch, where: str, before: Callable[[], object]) -> None:
+    """Let a save of a step fail where it makes a file whose name has this part, or gives it that name."""
+
+    def failing(real: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            makes = real is not opened or arguments[1] & os.O_CREAT
+            if makes and where in Path(arguments[place]).name:
+                before()
+                raise OSError(errno.ENOSPC, "no room")
+            return real(*arguments, **options)
+
+        return call
+
+    opened = os.open
+    for name, place in (("open", 0), ("replace", 1), ("link", 1)):
+        monkeypatch.setattr(os, name, failing(getattr(os, name), place))
+
+
+@pytest.mark.parametrize("where", [".treering.json.", "data-"])
 def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     path = tmp_path / "run"
     fill(path)
     listed: list[bool] = []
-
-    def fails(*_: Any, **__: Any) -> None:
-        listed.append(LEFT_DOCUMENT in names(path))
-        raise StoreFailed("no room")
-
-    if where == "begin":
-        monkeypatch.setattr(save_step, "begin_save", fails)
-    else:
-        monkeypatch.setattr(FolderSave, "write", fails)
-    run = tr.Run(path)
-    with pytest.raises(StoreFailed, match="no room"):
-        run.save(20, {"step": 21}, overwrite=True).result(60)
-    assert listed == [True]
+    with monkeypatch.context() as patch:
+        let_fail(patch, where, lambda: listed.append(LEFT_DOCUMENT in names(path)))
+        with pytest.raises(StoreFailed, match="no room"):
+            tr.Run(path).save(20, {"w": np.arange(9), "step": 21}, overwrite=True).result(60)
+    assert listed[0]
     assert names(path) == {"run.json", *(f"step_{step:08d}" for step in (10, 20, 30, 40))}
     assert steps_of(path) == [10, 20, 30, 40]
 
 
-def test_nobody_drops_the_list_of_another_save(cut: Path) -> None:
-    (cut / LEFT_DOCUMENT).rename(cut / "aside")
-    announce_left(cut, 10, "0" * 16, [20])
-    for mark in (None, "1" * 16):
-        with pytest.raises(Dies), unless_it_fails(cut, mark):
-            raise Dies
-        assert LEFT_DOCUMENT in names(cut)
-    with pytest.raises(Dies), unless_it_fails(cut, "0" * 16):
-        raise Dies
-    assert LEFT_DOCUMENT not in names(cut)
-    # One that counts stays: its save was committed, whatever else went wrong.
-    (cut / "aside").rename(cut / LEFT_DOCUMENT)
-    mark = parse_left((cut / LEFT_DOCUMENT).read_bytes()).mark
-    with pytest.raises(Dies), unless_it_fails(cut, mark):
-        raise Dies
-    assert steps_of(cut) == [10, 20]
+def test_nobody_drops_the_list_of_another_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    fill(path)
+    other = {"step": 10, "mark": "0" * 16, "left": [{"step": 20, "attempt": attempt_of(step_path(path, 20))}]}
+    with monkeypatch.context() as patch:
+        let_fail(patch, "data-", lambda: write_left(path, **other))
+        with pytest.raises(StoreFailed, match="no room"):
+            tr.Run(path).save(20, {"w": np.arange(9)}, overwrite=True).result(60)
+    assert json.loads((path / LEFT_DOCUMENT).read_bytes())["mark"] == "0" * 16
+    assert steps_of(path) == [10, 20, 30, 40]
 
 
 def test_one_that_was_not_written_to_its_end_means_nothing(cut: Path) -> None:
@@ -175,33 +179,30 @@ def test_a_damaged_step_is_left_behind_too(tmp_path: Path, monkeypatch: pytest.M
     fill(path)
     index = step_path(path, 30) / "treering.json"
     index.write_bytes(b"damaged")
-    monkeypatch.setattr(save_step, "remove_steps", lambda *_: None)
-    monkeypatch.setattr(save_step, "collect_after", lambda *_, **__: None)
-    with tr.Run(path) as run:
-        run.save(20, {"step": 21}, overwrite=True)
+    refuse_removals(monkeypatch)
+    with pytest.raises(StoreFailed):
+        tr.Run(path).save(20, {"step": 21}, overwrite=True).result(60)
     assert steps_of(path) == [10, 20]
-    assert records_of(path).unreadable == {}
+    assert tr.verify(path).ok
     index.write_bytes(b"damaged in another way")
     assert steps_of(path) == [10, 20]
     monkeypatch.undo()
-    collect(path, None, dry_run=False)
+    tr.Run(path).gc(dry_run=False)
     assert not index.exists()
 
 
 def test_the_step_that_hides_others_stays_while_they_do(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> bool:
-        raise StoreFailed.of(OSError(errno.EACCES, "no"), cut, "clear")
-
     with monkeypatch.context() as patch:
-        patch.setattr(superseded, "remove_step", refused)
+        refuse_removals(patch)
         with pytest.raises(StoreFailed):
-            collect(cut, KeepLast(1) | tr.KeepSteps(10), dry_run=False)
+            tr.Run(cut, keep=KeepLast(1) | tr.KeepSteps(10)).gc(dry_run=False)
+    assert steps_of(cut) == [10, 20]
     with monkeypatch.context() as patch, tr.Run(cut, keep=KeepLast(1)) as run:
-        patch.setattr(gc, "finish_left", lambda _: [StoreFailed("no")])
+        refuse_removals(patch, *(attempt_of(step_path(cut, step)) for step in (30, 40)))
         with pytest.raises(StoreFailed):
             run.save(50, {"step": 50}).result(60)
         assert steps_of(cut) == [20, 50]  # 20 should have gone
-    collect(cut, KeepLast(1), dry_run=False)
+    tr.Run(cut, keep=KeepLast(1)).gc(dry_run=False)
     assert names(cut) == {"run.json", "step_00000050"}
 
 
@@ -214,8 +215,7 @@ def test_what_cannot_be_written_down_leaves_nothing_behind(tmp_path: Path, monke
     assert steps_of(path) == [10, 20, 30, 40]
     assert tr.Run(path).load(20) == {"step": 20}
     (path / LEFT_DOCUMENT).rmdir()
-    stale = LeftDocument(step=20, mark="0" * 16, left={30: None})
-    (path / LEFT_DOCUMENT).write_bytes(encode_left(stale))
+    write_left(path, step=20, mark="0" * 16, left=[{"step": 30, "attempt": None}])
     with tr.Run(path) as run:
         run.save(20, {"step": 21}, overwrite=True)
     assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20], False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._runs.steps import step_path
+from tests.on_disk import step_path
 from treering.errors import Format
 
 TREE = {"w": np.arange(3.0)}

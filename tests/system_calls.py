@@ -1,7 +1,8 @@
-"""Which bytes of files are read into arrays, seen at the calls of the system."""
+"""What tests see and do at the calls of the system: bytes that are read, savers that come between, calls that fail."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -47,3 +48,16 @@ def act_before_reading(monkeypatch: pytest.MonkeyPatch, actions: Sequence[Callab
         return opened(path, flags, *arguments, **options)
 
     monkeypatch.setattr(os, "open", watched)
+
+
+def refuse_removals(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
+    """Let every removal of a step, or only of these attempts, fail where its index becomes a tombstone."""
+    replace = os.replace
+
+    def refuse(name: Any, new: Any, **options: Any) -> None:
+        name_parts = os.fspath(new).split(".")
+        if name_parts[-1] == "removed" and (not attempts or name_parts[-2] in attempts):
+            raise OSError(errno.EIO, "the program is gone")
+        replace(name, new, **options)
+
+    monkeypatch.setattr(os, "replace", refuse)
