@@ -1,0 +1,75 @@
+"""Run benchmarks of an older checkout and of this one in turns, and compare what treering takes in both.
+
+``python -m benchmarks.compare OLD NAME [NAME ...] [--turns N] [-- OPTION ...]``: OLD is the top of another checkout,
+the NAMEs are those of ``python -m benchmarks``, and what follows ``--`` goes to each of its runs. Each turn runs both
+checkouts, the one and the other first in alternation. A row is worse where this checkout took longer in every turn;
+the exit status is then 1. The cases of other libraries run too: where they differ as much, the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import ratio
+
+__all__ = ["main"]
+
+_HERE = Path(__file__).parents[1]
+_Row = tuple[str, str, str, str, str]
+"""Benchmark, workload, kind of leaves, group, case."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one line for each row; 1 if a row is worse."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=sys.modules[__name__].__doc__)
+    parser.add_argument("old", type=Path, help="the top of the older checkout")
+    parser.add_argument("names", nargs="+", help="benchmarks to run")
+    parser.add_argument("--turns", type=int, default=5, help="how often both are run (default 5)")
+    given, options = parser.parse_known_args(arguments)
+    options = [option for option in options if option != "--"]
+    before: dict[_Row, list[float]] = defaultdict(list)
+    after: dict[_Row, list[float]] = defaultdict(list)
+    for name in given.names:
+        for turn in range(given.turns):
+            pair = [(given.old.resolve(), before), (_HERE, after)]
+            for checkout, rows in pair if turn % 2 else pair[::-1]:
+                for row, seconds in _measure(checkout, name, options).items():
+                    rows[row].append(seconds)
+    worse = 0
+    for row in sorted(before.keys() & after.keys()):
+        change = ratio(after[row], before[row])
+        bad = change.least > 1 and row[-1].startswith("treering")
+        worse += bad
+        print(
+            f"{'WORSE' if bad else 'ok   '} {' | '.join(row)}: {statistics.median(after[row]):.4g} s, "
+            f"{change.median:.2f} [{change.least:.2f}-{change.greatest:.2f}] of before"
+        )
+    alone = sorted(map(" | ".join, before.keys() ^ after.keys()))
+    print(f"{len(before.keys() & after.keys())} rows, {worse} worse; only in one checkout: {alone or 'none'}")
+    return 1 if worse else 0
+
+
+def _measure(checkout: Path, name: str, options: Sequence[str]) -> dict[_Row, float]:
+    """Run one benchmark of a checkout once and return the median seconds of each case."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout / "src"), str(checkout)])}
+    command = [sys.executable, "-m", "benchmarks", name, "--json", "--no-memory", "--rounds", "1", *options]
+    done = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return {
+        (name, job["workload"], job["leaves"], job["group"], outcome["case"]): statistics.median(outcome["seconds"])
+        for job in report["jobs"]
+        for outcome in job["outcomes"]
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
