@@ -83,6 +83,7 @@ class LoadGroup:
         repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
 
     Attributes:
+        path: the tree.
         joined: whether others load it too.
         over: whether the others know of this process's end, or cannot be told any more.
     """
@@ -91,7 +92,7 @@ class LoadGroup:
         self, path: str | os.PathLike[str], *, timeout: float | None, given: GivenShardings, repeats: bool = True
     ) -> None:
         self.joined = False
-        self._path = Path(path)
+        self.path = Path(path)
         self._timeout = timeout_seconds(timeout)
         self._given = given
         self._repeats = repeats
@@ -181,11 +182,11 @@ class LoadGroup:
 
     @property
     def _doing(self) -> str:
-        return f"load {os.fspath(self._path)!r}"
+        return f"load {os.fspath(self.path)!r}"
 
     @property
     def _board(self) -> MessageBoard | None:
-        return PathMessageBoard(os.fspath(self._path)) if self._path.is_dir() else None
+        return PathMessageBoard(os.fspath(self.path)) if self.path.is_dir() else None
 
     def _met(self, *, failure: Failure | None = None, **said: Any) -> list[dict[str, Any]]:
         """Say something and hear what all processes say.
@@ -212,7 +213,7 @@ class LoadGroup:
         if any("again" in one for one in heard):
             if not self._repeats:
                 self.over = True
-            error = Busy(f"{os.fspath(self._path)!r} was replaced while it was being read", hint="load it again")
+            error = Busy(f"{os.fspath(self.path)!r} was replaced while it was being read", hint="load it again")
             raise Reopen(error) if self._repeats else error
         return heard
 

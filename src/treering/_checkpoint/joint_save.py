@@ -28,6 +28,7 @@ from treering._format.document import encode_index, read_names
 from treering._format.index import DataFile
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
+from treering._values.telemetry import phase
 from treering.errors import Mismatch
 
 _COUNT: Final = struct.Struct("<Q")
@@ -117,6 +118,7 @@ class _CheckpointShare:
         self._watch.claim()  # what is handed in may be committed at any moment
         return payload
 
+    @phase("save/write")
     def _write(self, folder: CheckpointFolder | JoinedFolder) -> bytes:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
         files = self._plan.files(self._call.attempt, [self._call.processes.this])
@@ -155,7 +157,8 @@ class _CheckpointShare:
         )
         document = encode_index(add_digests(index, layout.headers, replaces=folder.superseded))
         self._watch.claim()
-        folder.commit(document)
+        with phase("save/commit"):
+            folder.commit(document)
 
     def roll_back(self) -> None:
         if self._folder is not None:

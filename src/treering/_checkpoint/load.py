@@ -27,6 +27,7 @@ from treering._printable import kind_of
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, is_rules, resolved, sharding_of
+from treering._values.telemetry import phase
 from treering._values.warned import warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHost, Unsupported
@@ -142,6 +143,7 @@ class LoadPlan:
         return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
 
 
+@phase("load/plan")
 def plan_load(
     source: Source, part: Selection, like: Any, options: LoadOptions, *, wording: Wording = OF_LIKE
 ) -> LoadPlan:
@@ -273,6 +275,7 @@ def _placements(
     return placed
 
 
+@phase("load/read")
 def _leaves(
     source: Source,
     matches: Sequence[Matched],

@@ -24,6 +24,7 @@ from treering._tree.flatten import Flattened, flatten
 from treering._tree.remembered import Remembered
 from treering._values.boxes import size_of, whole
 from treering._values.processes import Processes
+from treering._values.telemetry import phase
 
 _KEPT: Final = 4
 
@@ -113,6 +114,7 @@ class TreePlan:
                 yield number, None
 
 
+@phase("save/plan")
 def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     """Plan to save a tree.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from treering._arrays.source import Source
+from treering._values.telemetry import report
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
 
 S = TypeVar("S", bound=Source)
@@ -32,6 +34,8 @@ class Reopen(Exception):
 class RetryGroup(Protocol):
     """Those who work on the tree with this process, if there are any."""
 
+    path: Path
+    """The tree."""
     joined: bool
     """Whether there are."""
     over: bool
@@ -66,6 +70,11 @@ def retry_on_overwrite(opened: Callable[[], AbstractContextManager[S]], work: Ca
         NotShared: the processes keep finding different states of it.
         Exception: whatever ``work`` raises on a tree that was not replaced, here or in another process.
     """
+    with report("load", group.path):
+        return _retry(opened, work, group)
+
+
+def _retry(opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T], group: RetryGroup) -> T:
     alone = together = 0
     while alone < _TRIES:
         try:

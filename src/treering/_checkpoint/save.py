@@ -15,6 +15,7 @@ from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
 from treering._checkpoint.save_folder import FolderSave
 from treering._checkpoint.save_options import SaveOptions
 from treering._values.processes import Processes
+from treering._values.telemetry import report
 from treering._view.progress import showing
 
 
@@ -40,7 +41,7 @@ _FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = 
 
 def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
-    with showing(options.progress):
+    with report("save", options.path), showing(options.progress):
         if not options.together:
             settle(options.path)
             prepare_alone(tree, options).write(options)

@@ -26,6 +26,7 @@ from treering._checkpoint.save_folder import FolderSave
 from treering._checkpoint.save_options import SaveOptions
 from treering._coordination.steps import Call
 from treering._values.processes import Processes
+from treering._values.telemetry import phase, report
 from treering._view.progress import showing
 
 Around: TypeAlias = AbstractContextManager[None] | None
@@ -108,10 +109,11 @@ class _Beginning:
         with writer().reserve(job) as room, room:
             room.take()
             # In a list, out of which the writer takes it: the function below lives as long as an error raised in it.
-            held = [prepared.snapshot()]
+            with phase("save/snapshot"):
+                held = [prepared.snapshot()]
 
             def write() -> None:
-                with self.around or contextlib.nullcontext(), showing(options.progress):
+                with report("save", options.path), self.around or contextlib.nullcontext(), showing(options.progress):
                     progress = job.progress(options.progress)
                     held.pop().write(dataclasses.replace(options, progress=progress), job)
 

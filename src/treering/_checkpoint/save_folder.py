@@ -24,6 +24,7 @@ from treering._format.blocks import file_digests
 from treering._format.document import data_name, encode_index, read_names
 from treering._format.index import DataFile, Index
 from treering._tree.flatten import Flattened
+from treering._values.telemetry import phase
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ class FolderSave:
             index = make_index(flat, layout, written.checksums, files, metadata=metadata, attempt=attempt)
             document = encode_index(add_digests(index, layout.headers, replaces=folder.superseded))
             watch.claim()
-            folder.commit(document)
+            with phase("save/commit"):
+                folder.commit(document)
 
 
+@phase("save/write")
 def _write(layout: Layout, written: Written, folder: CheckpointFolder) -> list[DataFile]:
     """Write the data files; their content is durable then, their names are with the commit."""
     sizes = layout.sizes()

@@ -44,6 +44,7 @@ from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.keys import split_key
 from treering._values.leaves_names import ZARRAY
+from treering._values.telemetry import report
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 
@@ -152,7 +153,7 @@ class ManagedSave:
 
     def finish(self) -> None:
         """Commit what the manager wrote."""
-        with contextlib.closing(self._staged) as staged:
+        with report("save", self._path), contextlib.closing(self._staged) as staged:
             record = _add_managed(self._record, self._managed, staged)
             commit_record(self._path, staged, record, write_index=self._write_index)
         if self._commit_callback is not None:

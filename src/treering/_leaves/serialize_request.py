@@ -16,6 +16,7 @@ from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_togeth
 from treering._leaves.serialize import serialize_leaves
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes, timeout_seconds
+from treering._values.telemetry import report
 from treering._view.progress import reporter, showing
 from treering.errors import Unsupported
 
@@ -53,7 +54,7 @@ def serialize(
             host_local=host_local, commit_callback=commit_callback, progress=told,
             manager=manager,
         )  # fmt: skip
-        with showing(told):
+        with report("save", place), showing(told):
             serialize_together(place, flat, wishes, processes=job, timeout=seconds)
     elif isinstance(flat, Exception):
         raise flat
@@ -61,7 +62,7 @@ def serialize(
         hint = "leave the manager out, or let all processes save"
         raise Unsupported("a manager works with all processes of a job, and this one is to save alone", hint=hint)
     elif manager is None:
-        with showing(told):
+        with report("save", place), showing(told):
             serialize_leaves(
                 place, flat, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
                 compressor=compressor, chunk_bytes=chunk_bytes, progress=told,

@@ -24,6 +24,7 @@ from treering._store.posix.journal import remove_leftover
 from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
+from treering._values.telemetry import report
 from treering.errors import Busy, TreeringError
 
 NamesIn: TypeAlias = Callable[[bytes], Sequence[str]]
@@ -66,7 +67,8 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         attempt = attempt_of(index_bytes(folder, shown / INDEX))
         if attempt is None:
             return False
-        _bury(folder, checkpoint_names.tombstone_of(attempt), old)
+        with report("remove", shown):
+            _bury(folder, checkpoint_names.tombstone_of(attempt), old)
         _tidy(folder, shown, names_in)
         _sweep_messages(folder, folder.names(), _none_lives)
     return True

@@ -16,6 +16,7 @@ from treering._store.posix.local import replace_file
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.streams import write_stream
 from treering._tree.state_dict import require_match
+from treering._values.telemetry import report
 from treering._wire.loaded import PlannedArrays
 from treering._wire.restore import restored
 from treering._wire.state_bytes import unpack, unpack_with
@@ -60,7 +61,8 @@ def save(pieces: list[Piece], filepath: PathOrFile) -> None:
     """Write the pieces durably: to a path all or nothing, to an open file from where it stands."""
     buffers = piece_buffers(pieces)
     if isinstance(filepath, str | os.PathLike):  # some path classes have a ``write`` too
-        replace_file(new_path(filepath), buffers, pieces_size(pieces))
+        with report("save", filepath):
+            replace_file(new_path(filepath), buffers, pieces_size(pieces))
     elif hasattr(filepath, "write"):
         write_stream(filepath, buffers)
     else:
@@ -74,13 +76,14 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
             raise Unsupported("an open file cannot be mapped", hint="give its path")
         return restored(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
     path = local_path(filepath)
-    try:
-        with LocalFile(path) as file:
-            state = _mapped(file) if mapped else _read(file, target, strict=strict)
-    except (Corrupt, Format) as error:
-        error.message = f"{str(path)!r}: {error.message}"
-        raise
-    return restored(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
+    with report("load", path):
+        try:
+            with LocalFile(path) as file:
+                state = _mapped(file) if mapped else _read(file, target, strict=strict)
+        except (Corrupt, Format) as error:
+            error.message = f"{str(path)!r}: {error.message}"
+            raise
+        return restored(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
 
 
 def _neither(given: object) -> Unsupported:
