@@ -138,7 +138,7 @@ class RunMachine(RuleBasedStateMachine):
     def save_while_a_call_fails(self, stride: int, seconds: float, call: int, door: str, back: bool) -> None:
         """An error of the thread that writes is told once, at the next call of whatever kind."""
         before, step, pending = self._struck(stride, seconds, call, all_later=False, back=back)
-        error, value = pending._flight.error, self.values
+        error, value = pending._job.error, self.values
         assert error is None or isinstance(error, TreeringError)
         if error is not None:
             with pytest.raises(TreeringError) as caught:
