@@ -17,3 +17,7 @@ def test_what_the_map_points_to_is_there() -> None:
     named = set(re.findall(r"`((?:_\w+/)[\w/]*(?:\.py)?)`", MAP))
     assert len(named) > 20
     assert sorted(name for name in named if not (SOURCE / name).exists()) == []
+
+
+def test_the_map_is_short() -> None:
+    assert len(MAP.encode()) <= 12_000
