@@ -14,7 +14,10 @@ from treering._checkpoint.folder_path import folder_path
 from treering._leaves.build_index import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
-from treering._leaves.serialize_request import serialize
+from treering._leaves.plan import LeavesSaveOptions
+from treering._leaves.serialize import serialize
+from treering._values.processes import timeout_seconds
+from treering._view.progress import reporter
 
 __all__ = [
     "index_leaves",
@@ -83,11 +86,11 @@ def tree_serialize_leaves(
         >>> sorted(os.listdir(os.path.join(path, "model", "dense", "w")))
         ['.zarray', '0.0']
     """
-    serialize(
-        checkpoint_dir, pytree, manager, prefix=prefix, commit_callback=commit_callback, write_index=write_index,
-        compressor=compressor, chunk_bytes=chunk_bytes, progress=progress,
-        processes=processes, host_local=host_local, timeout=timeout,
-    )  # fmt: skip
+    serialize(checkpoint_dir, pytree, LeavesSaveOptions(
+        prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes, manager=manager,
+        commit_callback=commit_callback, progress=reporter(progress, "saving"),
+        processes=processes, host_local=host_local, timeout=timeout_seconds(timeout),
+    ))  # fmt: skip
 
 
 def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,22 +14,14 @@ import pytest
 from treering._arrays import outgoing as outgoing_module
 from treering._coordination.steps import Call
 from treering._leaves import joint_serialize
-from treering._leaves.joint_serialize import LeavesSaveOptions, serialize_together
+from treering._leaves.joint_serialize import serialize_together
+from treering._leaves.plan import LeavesSaveOptions
 from treering._tree.flatten import flatten
 from treering._values.processes import Processes
 
-__all__ = ["Job", "wishes"]
+__all__ = ["Job"]
 
 PATIENCE = 60.0
-
-
-def wishes(**asked: Any) -> LeavesSaveOptions:
-    """What a caller asks for by default, but for what is given."""
-    plain: dict[str, Any] = {
-        "prefix": None, "write_index": True, "compressor": None, "chunk_bytes": None, "host_local": "first",
-        "commit_callback": None, "progress": None,
-    }  # fmt: skip
-    return LeavesSaveOptions(**(plain | asked))
 
 
 class Job:
@@ -64,11 +57,11 @@ class Job:
             path: the directory.
             tree: what is saved.
             trees: other trees of some processes.
-            asked: other wishes of some processes.
+            asked: other options of some processes.
             timeout: seconds that each waits for others.
             absent: processes that do not come.
             before: called in the thread of each process, with its number, before it saves.
-            wished: what is asked for, by name.
+            wished: the options, by name.
         """
         self.calls += 1
         errors: dict[int, BaseException | None] = {}
@@ -80,9 +73,8 @@ class Job:
                 serialize_together(
                     path,
                     flatten((trees or {}).get(this, tree)),
-                    (asked or {}).get(this, wishes(**wished)),
+                    dataclasses.replace((asked or {}).get(this, LeavesSaveOptions(**wished)), timeout=timeout),
                     processes=Processes(this=this, count=self.count),
-                    timeout=timeout,
                 )
             except Exception as error:  # noqa: BLE001 - looked at by the test
                 errors[this] = error

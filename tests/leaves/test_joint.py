@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import treering
-from tests.leaves.jobs_of_threads import Job, wishes
+from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from treering._arrays import outgoing
 from treering._coordination.steps import derive_attempt
 from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._leaves.plan import LeavesSaveOptions
 from treering._values.checkpoint_names import is_message
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
@@ -131,7 +133,9 @@ def test_what_all_hold_is_cut_and_shared(job: Job, tmp_path: Path) -> None:
         "more": put(jnp.ones((1 << 20), "f4"), P()),
         "rows": put(jnp.arange(8 << 17, dtype="f4"), P("x")),
     }
-    asked = {this: wishes(progress=lambda *done, this=this: told[this].append(done)) for this in range(job.count)}
+    asked = {
+        this: LeavesSaveOptions(progress=lambda *done, this=this: told[this].append(done)) for this in range(job.count)
+    }
     all_well(job.save(tmp_path, tree, asked=asked))
     totals = [done[-1][1] for done in told.values()]
     total = sum(leaf.nbytes for leaf in tree.values())
@@ -164,7 +168,7 @@ def test_prefixes_overwrites_and_other_numbers_of_processes(monkeypatch: pytest.
 def test_without_an_index(job: Job, tmp_path: Path) -> None:
     called: list[int] = []
     asked = {
-        this: wishes(write_index=False, commit_callback=lambda this=this: called.append(this))
+        this: LeavesSaveOptions(write_index=False, commit_callback=functools.partial(called.append, this))
         for this in range(job.count)
     }
     tree = tree_of()
@@ -206,7 +210,7 @@ def test_other_trees_and_other_arguments_are_refused(job: Job, tmp_path: Path) -
     other = {**tree, "rows": put(jnp.zeros((4, 8)), P())}
     all_failed(job.save(tmp_path, tree, trees={last: other}), Mismatch, r"leaf 'rows'.*\[4, 8\]")
     all_failed(job.save(tmp_path, tree, trees={last: {"w": 1}}), Mismatch, "leaves, this process 1")
-    asked = {last: wishes(chunk_bytes=8)}
+    asked = {last: LeavesSaveOptions(chunk_bytes=8)}
     all_failed(job.save(tmp_path, tree, asked=asked), Mismatch, "different arguments.*chunk_bytes")
     assert listing(tmp_path) == before
 

@@ -11,14 +11,14 @@ import dataclasses
 import os
 import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from treering._arrays.delivered import Delivery
-from treering._arrays.outgoing import Outgoing, outgoing
+from treering._arrays.outgoing import outgoing
 from treering._checkpoint.arrivals import check_batches
 from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import (
@@ -36,7 +36,7 @@ from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, stored_leaves
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import PlannedLeaves, plan_leaves
+from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._leaves.source import LeavesSource
 from treering._printable import kind_of
 from treering._store.posix.reading import LocalFile
@@ -48,50 +48,40 @@ from treering._values.telemetry import report
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 
-class ArrayManager(Protocol):
-    """What writes arrays in the background, such as jax's ``GlobalAsyncCheckpointManager``."""
-
-    def serialize_with_paths(
-        self, arrays: Sequence[Any], paths: Sequence[str], *, on_commit_callback: Callable[[], None]
-    ) -> object:
-        """Begin to write arrays, each into the folder of its path, and call back when they are there."""
-
-    def wait_until_finished(self) -> object:
-        """Wait for what was begun; raise what went wrong."""
-
-
-def serialize_by_manager(
-    path: Path,
-    flat: Flattened,
-    manager: ArrayManager,
-    *,
-    prefix: str | None,
-    commit_callback: Callable[[], object] | None,
-    write_index: bool,
-) -> None:
+def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, options: LeavesSaveOptions) -> None:
     """Begin to write a tree into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
 
     The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
     """
     check_manager(manager)
-    plan = plan_leaves(flat, outgoing(flat), prefix=prefix, compressor=None, chunk_bytes=None)
+    plan = plan_leaves(flat, outgoing(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
     staged = StagedLeaves(path, LEAVES_RULES)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         staged.require_space(plan.nbytes)
         managed = managed_leaves(plan)
-        record = _write_own(plan.record(staged.attempt), plan.leaves, managed, staged)
-        # It is committed later, when the program may work in another folder.
-        place = path.absolute()
-        save = ManagedSave(place, staged, record, frozenset(managed), commit_callback, write_index=write_index)
+        record = plan.record(staged.attempt)
+        own, arrays = plan.without(managed, arrays_of(record))
+        _, checksums = write_leaves(staged, own.folders, own.leaves, arrays)
+        save = ManagedSave(path, staged, dataclasses.replace(record, checksums=checksums), managed, options)
         if managed:
-            arrays = [plan.flat.leaves[number] for number in managed]
-            paths = [staged.path_of(folder) for folder in managed.values()]
-            manager.serialize_with_paths(arrays, paths, on_commit_callback=save.finish)
+            begin_writes(manager, flat, managed, staged.path_of, save.finish)
         else:
             save.finish()
         undo.pop_all()
+
+
+def begin_writes(
+    manager: ArrayManager,
+    flat: Flattened,
+    managed: Mapping[int, str],
+    path_of: Callable[[str], str],
+    finish: Callable[[], None],
+) -> None:
+    """Give a manager its leaves; it calls ``finish`` when they are written."""
+    arrays = [flat.leaves[number] for number in managed]
+    manager.serialize_with_paths(arrays, list(map(path_of, managed.values())), on_commit_callback=finish)
 
 
 def check_manager(manager: object) -> None:
@@ -109,27 +99,11 @@ def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
     return {number: folder for number, folder in stored if kinds[number] == "jax" and known[leaves.leaf_types[number]]}
 
 
-def _write_own(
-    record: LeavesRecord, leaves: Outgoing, managed: Mapping[int, str], staged: StagedLeaves
-) -> LeavesRecord:
-    """Write the leaves that the manager does not get; return the record with their checksums, and nobody else's."""
-    places = [place for place, number in enumerate(leaves.sources) if number not in managed]
-    sources = {number: boxes for number, boxes in leaves.sources.items() if number not in managed}
-    arrays = arrays_of(record)
-    _, checksums = write_leaves(
-        staged,
-        [record.folders[place] for place in places],
-        dataclasses.replace(leaves, sources=sources),
-        [arrays[place] for place in places],
-    )
-    return dataclasses.replace(record, checksums=checksums)
-
-
 class ManagedSave:
     """A save that waits for its manager.
 
-    It holds no array, so that what the caller lets go is gone. Where the manager fails, it lets go of this, and the
-    staged files go with it.
+    It holds no array and no manager: an array that the caller drops is freed, and where the manager fails, it drops
+    this object, and the staged files are removed with it.
     """
 
     def __init__(
@@ -137,17 +111,15 @@ class ManagedSave:
         path: Path,
         staged: StagedLeaves,
         record: LeavesRecord,
-        managed: frozenset[int],
-        commit_callback: Callable[[], object] | None,
-        *,
-        write_index: bool,
+        managed: Collection[int],
+        options: LeavesSaveOptions,
     ) -> None:
-        self._path = path
+        self._path = path.absolute()  # it is committed later, when the program may work in another folder
         self._staged = staged
         self._record = record
-        self._managed = managed
-        self._commit_callback = commit_callback
-        self._write_index = write_index
+        self._managed = frozenset(managed)
+        self._commit_callback = options.commit_callback
+        self._write_index = options.write_index
         # Not at the end of the program: a forked child has that too, and the next save sweeps what is left.
         weakref.finalize(self, staged.close).atexit = False
 

@@ -9,30 +9,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import xxhash
-
-from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import Outgoing, outgoing
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
-from treering._checkpoint.save_options import HostLocal
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
-from treering._codec.zarr import ZarrArray
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
-from treering._leaves.by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
+from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import LeavesRecord, arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import PlannedLeaves, plan_leaves, shared_boxes
+from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
@@ -41,63 +36,27 @@ from treering.errors import Mismatch
 _DIGEST_BYTES: Final = 8
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeavesSaveOptions:
-    """What the caller asks for."""
-
-    prefix: str | None
-    """Name of the tree."""
-    write_index: bool
-    """Whether the index is to name it."""
-    compressor: Mapping[str, Any] | None
-    """The compressor of the chunks."""
-    chunk_bytes: int | None
-    """The largest chunk."""
-    host_local: HostLocal
-    """Where leaves come from that each process holds alone."""
-    commit_callback: Callable[[], object] | None
-    """Called by process 0."""
-    progress: Progress | None
-    """Told about this process's bytes."""
-    manager: ArrayManager | None = None
-    """What writes the jax arrays that lie with several processes, if it is not treering."""
-
-    def digest(self) -> bytes:
-        """Return a few bytes that are the same on all processes which ask for the same files."""
-        compressor = None if self.compressor is None else sorted(self.compressor.items(), key=repr)
-        asked = (
-            self.prefix or None,
-            self.write_index,
-            compressor,
-            self.chunk_bytes,
-            self.host_local,
-            self.manager is None,
-        )
-        return xxhash.xxh3_64_digest(repr(asked).encode("utf-8", "surrogatepass"))
-
-
 def serialize_together(
-    path: Path, flat: Flattened | Exception, wishes: LeavesSaveOptions, *, processes: Processes, timeout: float
+    path: Path, flat: Flattened | Exception, options: LeavesSaveOptions, *, processes: Processes
 ) -> None:
     """Write this process's part of a tree into the directory ``path``; all processes call it.
 
     Args:
         path: the directory.
         flat: the tree; or why it cannot be saved, which is told to the others before it is raised.
-        wishes: what the caller asks for.
+        options: the options of the save.
         processes: those of the job, more than one.
-        timeout: seconds to wait at one point for others.
     """
-    call = next_sequence(path, processes, timeout=timeout, doing=f"save leaves into {os.fspath(path)!r}")
+    call = next_sequence(path, processes, timeout=options.timeout, doing=f"save leaves into {os.fspath(path)!r}")
 
     def make_share() -> _LeavesShare:
         if isinstance(flat, Exception):
             raise flat
-        return _LeavesShare(call, path, flat, wishes)
+        return _LeavesShare(call, path, flat, options)
 
     share = save_jointly(call, path, make_share)
-    if share is not None and not share.managed and wishes.commit_callback is not None:
-        wishes.commit_callback()
+    if share is not None and not share.managed and options.commit_callback is not None:
+        options.commit_callback()
 
 
 class _LeavesShare:
@@ -107,13 +66,13 @@ class _LeavesShare:
         managed: the leaves that a manager writes, and their folders.
     """
 
-    def __init__(self, call: Call, path: Path, flat: Flattened, wishes: LeavesSaveOptions) -> None:
-        if wishes.manager is not None:
-            check_manager(wishes.manager)
-            wishes.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
+    def __init__(self, call: Call, path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
+        if options.manager is not None:
+            check_manager(options.manager)
+            options.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
         self._call = call
         self._path = path
-        self._wishes = wishes
+        self._options = options
         self._flat = flat
         self._staged: StagedLeaves | None = None
         self._joined: JoinedLeaves | None = None
@@ -122,25 +81,20 @@ class _LeavesShare:
         self._plan(outgoing(flat, call.processes))
 
     def _plan(self, leaves: Outgoing) -> None:
-        wishes, call = self._wishes, self._call
-        plan = plan_leaves(
-            self._flat, leaves, prefix=wishes.prefix, compressor=wishes.compressor, chunk_bytes=wishes.chunk_bytes,
-            processes=call.processes.count,
-        )  # fmt: skip
+        options, call = self._options, self._call
+        plan = plan_leaves(self._flat, leaves, options, processes=call.processes.count)
         self._leaves = leaves
         self._record: LeavesRecord = plan.record(call.attempt)
-        self.managed: dict[int, str] = {} if wishes.manager is None else _managed(plan)
-        arrays = dict(zip(leaves.sources, arrays_of(self._record), strict=True))
-        self._own: PlannedLeaves = plan.without(self.managed)
-        self._arrays: list[ZarrArray] = [arrays[number] for number in self._own.leaves.sources]
+        self.managed: dict[int, str] = {} if options.manager is None else _managed(plan)
+        self._own, self._arrays = plan.without(self.managed, arrays_of(self._record))
         self._shares = LeafShares(self._own, self._arrays, call.processes.count)
         self._share = self._shares.of(call.processes.this)
 
     def signature(self) -> bytes:
-        return self._wishes.digest() + signature_of(self._flat, self._leaves)
+        return self._options.digest() + signature_of(self._flat, self._leaves)
 
     def check(self, signature: bytes) -> None:
-        if signature[:_DIGEST_BYTES] != self._wishes.digest():
+        if signature[:_DIGEST_BYTES] != self._options.digest():
             hint = "prefix, write_index, compressor, chunk_bytes and host_local have to be the same everywhere"
             raise Mismatch("the processes were given different arguments", hint=hint)
         theirs = signature[_DIGEST_BYTES:]
@@ -181,21 +135,21 @@ class _LeavesShare:
         staged.require_space(self._shares.nbytes(self._share))
         sizes, checksums = write_leaves(
             staged, self._own.folders, self._own.leaves, self._arrays,
-            progress=self._wishes.progress, share=self._share,
+            progress=self._options.progress, share=self._share,
         )  # fmt: skip
-        digests = local_digests(self._flat, self._leaves) if self._wishes.host_local == "equal" else b""
+        digests = local_digests(self._flat, self._leaves) if self._options.host_local == "equal" else b""
         return part_of(sizes, checksums, digests)
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         read = list(map(read_part, payloads))
-        if self._wishes.host_local == "equal":
+        if self._options.host_local == "equal":
             check_local(self._flat.keys, self._leaves, [digests for _, _, digests in read])
         sizes, checksums = self._shares.merge([(sizes, checksums) for sizes, checksums, _ in read])
         record = dataclasses.replace(self._record, sizes=sizes, checksums=checksums)
         if self.managed:
             self._agreed = record  # that all are ready is all that is agreed on
         elif self._staged is not None:
-            commit_record(self._path, self._staged, record, write_index=self._wishes.write_index)
+            commit_record(self._path, self._staged, record, write_index=self._options.write_index)
 
     def roll_back(self) -> None:
         self._others_have_left = True
@@ -207,10 +161,7 @@ class _LeavesShare:
         staged, record = self._staged, self._agreed
         if staged is not None and record is not None:
             self._others_have_left = True  # if this fails, what they write is swept by the next save
-            save = ManagedSave(
-                self._path.absolute(), staged, record, frozenset(self.managed), self._wishes.commit_callback,
-                write_index=self._wishes.write_index,
-            )  # fmt: skip
+            save = ManagedSave(self._path, staged, record, self.managed, self._options)
             self._begin_managed(staged.path_of, save.finish)
             self._staged = None
         elif self._joined is not None and self.managed:
@@ -218,10 +169,8 @@ class _LeavesShare:
 
     def _begin_managed(self, path_of: Callable[[str], str], finish: Callable[[], None]) -> None:
         """Give the manager its leaves; it calls ``finish`` on process 0 when all processes have written."""
-        if self._wishes.manager is not None:
-            arrays = [self._flat.leaves[number] for number in self.managed]
-            paths = [path_of(folder) for folder in self.managed.values()]
-            self._wishes.manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
+        if self._options.manager is not None:
+            begin_writes(self._options.manager, self._flat, self.managed, path_of, finish)
 
     def _close(self) -> None:
         """End it; where others may still be writing, what they write stays for the next save to sweep."""

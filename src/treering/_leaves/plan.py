@@ -6,13 +6,17 @@ import dataclasses
 import datetime
 import math
 from array import array
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
 
+import xxhash
+
+from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import HeldBoxes, Outgoing
 from treering._checkpoint.save_folder import versions
+from treering._checkpoint.save_options import HostLocal
 from treering._codec.compressors import require_known_compressor
-from treering._codec.zarr import stored_dtype
+from treering._codec.zarr import ZarrArray, stored_dtype
 from treering._format.index import LeafType
 from treering._leaves.documents.paths import folder_of, prefix_folder
 from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord
@@ -24,6 +28,64 @@ from treering._values.dtypes import lookup
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering.errors import Unsupported
+
+_MOST_TRIES: Final = 1 << 12
+# With chunks of a tenth of a share at most, the busiest has at most 1.10 shares.
+_PARTS_OF_SHARE: Final = 10
+
+
+_SMALLEST: Final = 1 << 20
+
+
+class ArrayManager(Protocol):
+    """What writes arrays in the background, such as jax's ``GlobalAsyncCheckpointManager``."""
+
+    def serialize_with_paths(
+        self, arrays: Sequence[Any], paths: Sequence[str], *, on_commit_callback: Callable[[], None]
+    ) -> object:
+        """Begin to write arrays, each into the folder of its path, and call back when they are there."""
+
+    def wait_until_finished(self) -> object:
+        """Wait for what was begun; raise what went wrong."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeavesSaveOptions:
+    """What a save goes by; ``treering.leaves.tree_serialize_leaves`` says what each option means."""
+
+    prefix: str | None = None
+    """Name of the tree."""
+    write_index: bool = True
+    """Whether the index is to name it."""
+    compressor: Mapping[str, Any] | None = None
+    """The compressor of the chunks."""
+    chunk_bytes: int | None = None
+    """The largest chunk."""
+    host_local: HostLocal = "first"
+    """Where leaves come from that each process holds alone."""
+    commit_callback: Callable[[], object] | None = None
+    """Called by process 0."""
+    progress: Progress | None = None
+    """Called with the bytes that this process has written."""
+    manager: ArrayManager | None = None
+    """What writes jax arrays, if it is not treering."""
+    processes: Literal["all", "this"] = "all"
+    """Which processes of a job save the tree."""
+    timeout: float = 600.0
+    """Seconds to wait at one point for other processes."""
+
+    def digest(self) -> bytes:
+        """Return a few bytes that are the same on all processes that are given the same arguments."""
+        compressor = None if self.compressor is None else sorted(self.compressor.items(), key=repr)
+        asked = (
+            self.prefix or None,
+            self.write_index,
+            compressor,
+            self.chunk_bytes,
+            self.host_local,
+            self.manager is None,
+        )
+        return xxhash.xxh3_64_digest(repr(asked).encode("utf-8", "surrogatepass"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +112,17 @@ class PlannedLeaves:
         """Bytes of all stored leaves, before any compressor."""
         return sum(source.data.nbytes for sources in self.leaves.sources.values() for source in sources)
 
-    def without(self, numbers: Container[int]) -> PlannedLeaves:
-        """Return the plan of all other leaves."""
-        rows = list(zip(self.leaves.sources, self.folders, self.leaf_layouts, strict=True))
-        kept = [row for row in rows if row[0] not in numbers]
-        sources = {number: self.leaves.sources[number] for number, _, _ in kept}
-        return dataclasses.replace(
+    def without(self, numbers: Container[int], arrays: Sequence[ZarrArray]) -> tuple[PlannedLeaves, list[ZarrArray]]:
+        """Return the plan of all other leaves, and their arrays out of those of all stored leaves."""
+        rows = list(zip(self.leaves.sources.items(), self.folders, self.leaf_layouts, arrays, strict=True))
+        kept = [row for row in rows if row[0][0] not in numbers]
+        plan = dataclasses.replace(
             self,
-            leaves=dataclasses.replace(self.leaves, sources=sources),
-            folders=[folder for _, folder, _ in kept],
-            leaf_layouts=[layout for _, _, layout in kept],
+            leaves=dataclasses.replace(self.leaves, sources=dict(row[0] for row in kept)),
+            folders=[row[1] for row in kept],
+            leaf_layouts=[row[2] for row in kept],
         )
+        return plan, [row[3] for row in kept]
 
     def record(self, attempt: str) -> LeavesRecord:
         """Return the record of this save; sizes and checksums come when the leaves are written."""
@@ -85,34 +147,22 @@ class PlannedLeaves:
         )
 
 
-def plan_leaves(
-    flat: Flattened,
-    leaves: Outgoing,
-    *,
-    prefix: str | None,
-    compressor: Mapping[str, Any] | None,
-    chunk_bytes: int | None,
-    processes: int = 1,
-) -> PlannedLeaves:
+def plan_leaves(flat: Flattened, leaves: Outgoing, options: LeavesSaveOptions, *, processes: int = 1) -> PlannedLeaves:
     """Describe what will be written; whatever cannot be is refused here.
 
     Args:
         flat: the tree.
         leaves: its leaves.
-        prefix: as the user gave it.
-        compressor: as the user gave it.
-        chunk_bytes: the largest chunk, as the user gave it.
-        processes: how many save it together.
+        options: the options of the save.
+        processes: how many processes save it together.
 
     Raises:
         Unsupported: a leaf, a key, the prefix, the compressor or the limit of chunks.
     """
-    prefix = check_prefix(prefix)
-    _check_limit(chunk_bytes)
-    codec = None if compressor is None else require_known_compressor(compressor)
-    cut = _Cut(leaves, codec, chunk_bytes, processes)
+    prefix = check_prefix(options.prefix)
     numbers: dict[ChunkLayout, int] = {}
-    leaf_layouts = [numbers.setdefault(layout, len(numbers)) for layout in cut.layouts(flat.keys)]
+    found = _plan_layouts(leaves, flat.keys, options, processes)
+    leaf_layouts = [numbers.setdefault(layout, len(numbers)) for layout in found]
     return PlannedLeaves(
         prefix=prefix,
         flat=flat,
@@ -142,11 +192,6 @@ def check_prefix(prefix: object) -> str | None:
     return prefix
 
 
-def _check_limit(chunk_bytes: object) -> None:
-    if chunk_bytes is not None and (type(chunk_bytes) is not int or chunk_bytes < 1):
-        raise Unsupported(f"chunk_bytes is {chunk_bytes!r:.100}, it has to be a number of bytes of at least 1")
-
-
 def shared_boxes(leaves: Outgoing, number: int) -> HeldBoxes | None:
     """Return who holds which box of a leaf that lies with other processes than process 0; None for all other leaves.
 
@@ -156,52 +201,51 @@ def shared_boxes(leaves: Outgoing, number: int) -> HeldBoxes | None:
     return None if held is None or all(owners == (0,) for _, owners in held) else held
 
 
-class _Cut:
-    """How the leaves of one save are cut into chunks."""
-
-    def __init__(self, leaves: Outgoing, codec: str | None, limit: int | None, processes: int) -> None:
-        self._leaves = leaves
-        self._codec = codec
-        self._limit = limit
-        self._balanced = limit
-        if processes > 1:
-            least = balanced_chunk([leaves.layout_of(number) for number in leaves.sources], processes)
-            self._balanced = least if limit is None else min(least, limit)
-
-    def layouts(self, keys: Sequence[str]) -> Iterator[ChunkLayout]:
-        """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
-        leaves = self._leaves
-        known: dict[tuple[int, object], ChunkLayout] = {}
-        for number, sources in leaves.sources.items():
-            kind, held = leaves.leaf_types[number], shared_boxes(leaves, number)
-            boxes = tuple(source.box for source in sources)
-            key = (kind, boxes if held is None else id(held))
-            layout = known.get(key)
-            if layout is None:
-                try:
-                    layout = known[key] = self._layout(leaves.types[kind], boxes, held)
-                except Unsupported as error:
-                    error.path = split_key(keys[number])
-                    raise
-            yield layout
-
-    def _layout(self, leaf_type: LeafType, boxes: Sequence[Box], held: HeldBoxes | None) -> ChunkLayout:
-        dtype = lookup(stored_dtype(leaf_type.dtype or ""))
-        if dtype is None:
-            raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
-        shape = leaf_type.shape or ()
-        if len(shape) > MOST_AXES:
-            raise Unsupported(f"an array of {pluralize(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")
-        if held is None:
-            chunks = chunk_shape(shape, boxes, dtype.itemsize, self._limit)
-        else:
-            # What several processes could write is cut fine enough for them to share it.
-            limit = self._balanced if any(len(owners) > 1 for _, owners in held) else self._limit
-            chunks = shared_chunk_shape(shape, [box for box, _ in held], dtype.itemsize, limit)
-        return ChunkLayout(chunks=chunks, compressor=self._codec)
+def _plan_layouts(
+    leaves: Outgoing, keys: Sequence[str], options: LeavesSaveOptions, processes: int
+) -> Iterator[ChunkLayout]:
+    """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
+    limit = options.chunk_bytes
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise Unsupported(f"chunk_bytes is {limit!r:.100}, it has to be a number of bytes of at least 1")
+    codec = None if options.compressor is None else require_known_compressor(options.compressor)
+    # Chunks that several processes could write are small enough for them to share the work.
+    balanced = limit
+    if processes > 1:
+        least = balanced_chunk([leaves.layout_of(number) for number in leaves.sources], processes)
+        balanced = least if limit is None else min(least, limit)
+    known: dict[tuple[int, object], ChunkLayout] = {}
+    for number, sources in leaves.sources.items():
+        kind, held = leaves.leaf_types[number], shared_boxes(leaves, number)
+        boxes = tuple(source.box for source in sources)
+        key = (kind, boxes if held is None else id(held))
+        if key not in known:
+            try:
+                shape, itemsize = _check_type(leaves.types[kind])
+            except Unsupported as error:
+                error.path = split_key(keys[number])
+                raise
+            if held is None:
+                chunks = chunk_shape(shape, boxes, itemsize, limit)
+            else:
+                most = balanced if any(len(owners) > 1 for _, owners in held) else limit
+                chunks = shared_chunk_shape(shape, [box for box, _ in held], itemsize, most)
+            known[key] = ChunkLayout(chunks=chunks, compressor=codec)
+        yield known[key]
 
 
-_MOST_TRIES: Final = 1 << 12
+def _check_type(leaf_type: LeafType) -> tuple[tuple[int, ...], int]:
+    """Return the shape of leaves of a type, and the bytes of an item as it is stored."""
+    dtype = lookup(stored_dtype(leaf_type.dtype or ""))
+    if dtype is None:
+        raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
+    shape = leaf_type.shape or ()
+    if len(shape) > MOST_AXES:
+        raise Unsupported(f"an array of {pluralize(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")
+    return shape, dtype.itemsize
+
+
+# --------------------------------------------------------------------------------------------------------------- chunks
 
 
 def chunk_shape(shape: tuple[int, ...], boxes: Sequence[Box], itemsize: int, limit: int | None) -> tuple[int, ...]:
@@ -317,13 +361,6 @@ def _part(size: int, length: int, most: int) -> int:
                 return length // count
     # As few parts as can be, about equally long, so that the last one is hardly padded.
     return -(-size // -(-size // most))
-
-
-# With chunks of a tenth of a share at most, the busiest has at most 1.10 shares.
-_PARTS_OF_SHARE: Final = 10
-
-
-_SMALLEST: Final = 1 << 20
 
 
 def balanced_chunk(layouts: Sequence[LeafLayout], processes: int) -> int:

@@ -1,42 +1,77 @@
-"""A tree -> zarr v2 arrays in a leaves directory, durable when this returns."""
+"""A tree -> a leaves directory, by this process alone, with others, or through a manager of the caller's."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
 from pathlib import Path
 from typing import Any
 
-from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import outgoing
+from treering._arrays.host import this_processes
+from treering._arrays.outgoing import ALONE, outgoing
+from treering._checkpoint.folder_path import new_folder_path
+from treering._checkpoint.save_options import require_one_of
+from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import arrays_of
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import plan_leaves
-from treering._tree.flatten import Flattened
+from treering._leaves.joint_serialize import serialize_together
+from treering._leaves.plan import LeavesSaveOptions, plan_leaves
+from treering._tree.flatten import Flattened, flatten
+from treering._values.processes import Processes
+from treering._values.telemetry import report
+from treering._view.progress import showing
+from treering.errors import Unsupported
 
 
-def serialize_leaves(
-    path: Path,
-    flat: Flattened,
-    *,
-    prefix: str | None,
-    commit_callback: Callable[[], object] | None,
-    write_index: bool,
-    compressor: Mapping[str, Any] | None,
-    chunk_bytes: int | None,
-    progress: Progress | None,
-) -> None:
-    """Write a tree into the directory ``path``, alone; ``treering.leaves.tree_serialize_leaves`` says more."""
-    plan = plan_leaves(flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
+def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
+    """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
+    place = new_folder_path(path)
+    manager = options.manager
+    require_one_of("processes", options.processes, ("all", "this"))
+    require_one_of("host_local", options.host_local, ("first", "equal"))
+    for name in ("compressor", "chunk_bytes", "progress") if manager is not None else ():
+        if getattr(options, name) is not None:
+            hint = "leave it or the manager out"
+            raise Unsupported(f"{name} is for saves by treering itself; a manager has its own way", hint=hint)
+    flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
+    with showing(options.progress):
+        if job.count > 1:
+            with report("save", place):
+                serialize_together(place, flat, options, processes=job)
+        elif isinstance(flat, Exception):
+            raise flat
+        elif manager is None:
+            with report("save", place):
+                _serialize_alone(place, flat, options)
+        elif this_processes(flat.leaves).count > 1:
+            hint = "leave the manager out, or let all processes save"
+            raise Unsupported("a manager works with all processes of a job, and this one is to save alone", hint=hint)
+        else:
+            serialize_by_manager(place, flat, manager, options)
+
+
+def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, Processes]:
+    """Return the flat tree, or why there is none, and the processes that save it: ``job``, or all that there are."""
+    try:
+        flat = flatten(tree)
+    except Exception as error:  # noqa: BLE001 - other processes would wait for this one: they are told first
+        return error, job or this_processes(())
+    return flat, job or this_processes(flat.leaves)
+
+
+def _serialize_alone(path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
+    """Plan, write the chunks, make the record, and commit it."""
+    plan = plan_leaves(flat, outgoing(flat), options)
     with StagedLeaves(path, LEAVES_RULES) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)
-        sizes, checksums = write_leaves(staged, record.folders, plan.leaves, arrays_of(record), progress=progress)
-        commit_record(
-            path, staged, dataclasses.replace(record, sizes=sizes, checksums=checksums), write_index=write_index
+        sizes, checksums = write_leaves(
+            staged, record.folders, plan.leaves, arrays_of(record), progress=options.progress
         )
-    if commit_callback is not None:
-        commit_callback()
+        record = dataclasses.replace(record, sizes=sizes, checksums=checksums)
+        commit_record(path, staged, record, write_index=options.write_index)
+    if options.commit_callback is not None:
+        options.commit_callback()

@@ -25,7 +25,7 @@ from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_o
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._leaves.plan import plan_leaves
+from treering._leaves.plan import LeavesSaveOptions, plan_leaves
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box, whole
 
@@ -44,9 +44,8 @@ class Saved:
         progress: Progress | None = None,
     ) -> None:
         flat = flatten(tree)
-        plan = plan_leaves(
-            flat, outgoing(flat), prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes
-        )  # fmt: skip
+        options = LeavesSaveOptions(prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
+        plan = plan_leaves(flat, outgoing(flat), options)
         self.path = path
         self.staged = StagedLeaves(path, LEAVES_RULES)
         try:
