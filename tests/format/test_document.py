@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.format.indexes import ATTEMPT, index_of, indexes
 from tests.properties.strategies import quick
 from treering._format.blocks import damage_error, file_digest, first_blocks
-from treering._format.document import data_name, encode_index, parse_index
+from treering._format.document import data_name, encode_index, parse_index, read_summary
 from treering._format.index import Index, LeafType
 from treering._values.checkpoint_names import is_data
 from treering._values.checksums import digest
@@ -125,3 +126,13 @@ def test_damage_names_everything() -> None:
         f"instead of {index.checksums[1]:016x}; use another copy; `treering verify` lists all damage"
     )
     assert "leaf 'b'[0:15000] is damaged" in str(damage_error(index, 1, 0, 0))
+
+
+GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
+
+
+@pytest.mark.parametrize("index", sorted(GOLDEN.rglob("treering.json")), ids=lambda path: path.parent.name)
+def test_an_index_that_is_written_again_is_the_same(index: Path) -> None:
+    data = index.read_bytes()
+    assert encode_index(parse_index(data)) == data
+    assert read_summary(data).names == tuple(file["name"] for file in json.loads(data)["files"])

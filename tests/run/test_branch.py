@@ -12,20 +12,15 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._format.document import encode_index, parse_index, read_names, read_summary
-from treering._format.run_document import StepNote, StepOrigin, add_note, find_note
-from treering._inspect.verify import verify
-from treering._runs.branch import branch_step
-from treering._runs.gc import collect, remove_steps
-from treering._runs.steps import facts_of, note_step, records_of, step_path, steps_of
+from tests.cli.command import inside
+from tests.on_disk import note_step, step_path, with_note
+from treering import verify
 from treering.errors import Corrupt, Exists, NotFound, StoreFailed, TreeringError
-
-GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
 
 
 def save(path: Path, step: int, **note: Any) -> None:
     tree = {"w": np.arange(1000.0) + step, "name": "x"}
-    metadata = add_note({"by": "me"}, StepNote(step=step, saved=1000.5, metrics={"loss": float("nan")}, **note))
+    metadata = with_note({"by": "me"}, step=step, saved=1000.5, metrics={"loss": float("nan")}, **note)
     tr.save(path, tree, metadata=metadata, overwrite=True)
 
 
@@ -39,7 +34,27 @@ def run(tmp_path: Path) -> Path:
 
 
 def branch(run: Path, new: Path, step: int = 10) -> None:
-    branch_step(run, step, new, keep="KeepLast(3)", save_every=None)
+    tr.Run(run).branch(step, new, keep=tr.KeepLast(3))
+
+
+def steps_of(run: Path) -> list[int]:
+    return tr.Run(run).steps()
+
+
+def remove(run: Path, step: int) -> None:
+    """Remove a step that is not the newest."""
+    tr.Run(run, keep=tr.KeepSteps(*set(steps_of(run)) - {step})).gc(dry_run=False)
+
+
+def files_of(step: Path) -> list[str]:
+    """The data files that an index names, those that it replaced too."""
+    index = json.loads((step / "treering.json").read_bytes())
+    return [*(file["name"] for file in index["files"]), *index["replaces"]]
+
+
+def temporary(run: Path) -> list[bool]:
+    steps = json.loads(inside("ls", os.fspath(run), "--json", code=0)[0])["steps"]
+    return [step["temporary"] for step in steps]
 
 
 def data_of(step: Path) -> list[Path]:
@@ -54,21 +69,24 @@ def test_a_step_with_its_data_under_a_second_name(run: Path, tmp_path: Path) -> 
         assert one.samefile(other)
     assert tr.load(new)["w"][0] == 10
     assert verify(step_path(new, 10)).ok
-    found = read_summary((step_path(new, 10) / "treering.json").read_bytes())
-    note = find_note(found.metadata)
-    assert note is not None
-    assert (note.step, note.saved, repr(note.metrics)) == (10, 1000.5, "{'loss': nan}")
-    assert note.branch == StepOrigin(os.fspath(run), 10)
-    assert found.metadata["by"] == "me"
-    assert records_of(new).keep == "KeepLast(3)"
+    with tr.open(step_path(new, 10)) as opened:
+        metadata = dict(opened.metadata)
+    note = metadata.pop("treering")
+    before = with_note({}, step=10, saved=1000.5, metrics={"loss": float("nan")})["treering"]
+    assert note == before | {"branch": {"run": os.fspath(run), "step": 10}}
+    assert metadata == {"by": "me"}
+    assert json.loads((new / "run.json").read_bytes())["keep"] == "KeepLast(3)"
     assert {path.name for path in new.iterdir()} == {"run.json", "step_00000010"}
 
 
 def test_each_outlives_the_other(run: Path, tmp_path: Path) -> None:
     for number in (1, 2):
         branch(run, tmp_path / f"new{number}")
-    remove_steps(run, [10])
-    remove_steps(tmp_path / "new1", [10])
+    with tr.Run(tmp_path / "new1") as new:
+        new.save(11, {"w": 1})
+    remove(run, 10)
+    remove(tmp_path / "new1", 10)
+    assert not step_path(tmp_path / "new1", 10).exists()
     assert tr.load(tmp_path / "new2")["w"][0] == 10
     assert steps_of(run) == [20]
 
@@ -76,8 +94,8 @@ def test_each_outlives_the_other(run: Path, tmp_path: Path) -> None:
 def test_a_temporary_step_is_kept_there(run: Path, tmp_path: Path) -> None:
     save(step_path(run, 30), 30, temporary=True)
     branch(run, tmp_path / "new", 30)
-    assert [facts.temporary for facts in facts_of(run)] == [False, False, True]
-    assert [facts.temporary for facts in facts_of(tmp_path / "new")] == [False]
+    assert temporary(run) == [False, False, True]
+    assert temporary(tmp_path / "new") == [False]
 
 
 def test_a_checkpoint_that_was_saved_by_hand(run: Path, tmp_path: Path) -> None:
@@ -88,9 +106,9 @@ def test_a_checkpoint_that_was_saved_by_hand(run: Path, tmp_path: Path) -> None:
 
 def test_what_the_step_replaced_is_not_the_branchs(run: Path, tmp_path: Path) -> None:
     save(step_path(run, 10), 10)
-    assert len(read_names((step_path(run, 10) / "treering.json").read_bytes())) == 2
+    assert len(files_of(step_path(run, 10))) == 2
     branch(run, tmp_path / "new")
-    assert len(read_names((step_path(tmp_path / "new", 10) / "treering.json").read_bytes())) == 1
+    assert len(files_of(step_path(tmp_path / "new", 10))) == 1
 
 
 @pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM])
@@ -112,7 +130,7 @@ def test_without_hard_links_the_bytes_are_copied(
 
 
 def test_a_missing_step_names_those_that_are_there(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no step 15; its steps are 10, 20"):
+    with pytest.raises(NotFound, match="no step 15; it has steps 10 and 20"):
         branch(run, tmp_path / "new", 15)
     with pytest.raises(NotFound, match="nowhere"):
         branch(tmp_path / "nowhere", tmp_path / "new")
@@ -154,12 +172,17 @@ def test_a_damaged_step_begins_no_run(run: Path, tmp_path: Path, damage: str) ->
 
 
 def test_a_step_that_goes_meanwhile(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(data: bytes) -> Any:
-        remove_steps(run, [10])
-        return parse_index(data)
+    opened = os.open
+    done: list[Any] = []
 
-    monkeypatch.setattr("treering._runs.branch.parse_index", late)
-    with pytest.raises(NotFound, match="no step 10; its steps are 20"):
+    def late(name: Any, *arguments: Any, **options: Any) -> int:
+        if Path(name).name.startswith("data-") and not done:  # the index is read
+            done.append(name)
+            remove(run, 10)
+        return opened(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(NotFound, match=r"no step 10; .* 20"):
         branch(run, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -203,17 +226,10 @@ def test_every_error_leaves_no_run_or_a_whole_one(run: Path, tmp_path: Path, mon
         else:
             branch(run, new)
         assert verify(step_path(new, 10)).ok
-        collect(new, None, dry_run=False)
+        tr.Run(new).gc(dry_run=False)
         assert all("tmp" not in path.name for path in step_path(new, 10).iterdir())
     assert at > 20
     assert tr.load(run)["w"][0] == 20
-
-
-@pytest.mark.parametrize("index", sorted(GOLDEN.rglob("treering.json")), ids=lambda path: path.parent.name)
-def test_an_index_that_is_written_again_is_the_same(index: Path) -> None:
-    data = index.read_bytes()
-    assert encode_index(parse_index(data)) == data
-    assert read_summary(data).names == tuple(file["name"] for file in json.loads(data)["files"])
 
 
 def test_an_index_of_another_hand_is_refused(run: Path, tmp_path: Path) -> None:
