@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import os
 import sys
 import time
@@ -105,6 +106,18 @@ def test_no_line_is_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Terminal, "fileno", lambda _: 2)
     tr.save(path / "new", TREE, progress=True)
     assert max(map(len, terminal.getvalue().split("\r\x1b[K"))) == 29
+
+
+def test_lines_come_less_often_than_news(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    tr.save(path / "many", [np.zeros(1 << 18) for _ in range(20)])
+    news: list[tuple[int, int]] = []
+    tr.load(path / "many", progress=lambda done, total: news.append((done, total)))
+    assert len(news) >= 10
+    times = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 0.04 * next(times))  # a line takes at least a tenth of a second
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    tr.load(path / "many", progress=True)
+    assert 0 < terminal.getvalue().count("%") <= len(news) // 2
 
 
 def test_nothing_to_do_has_a_line_too(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:

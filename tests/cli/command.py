@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from treering._cli.main import main
+from treering.__main__ import main
 
 
 def treering(
@@ -38,8 +38,10 @@ def treering(
 def inside(*arguments: str, code: int) -> tuple[str, str]:
     """Run a verb in this process, which takes no time to start; assert its exit code, return stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
-        main(arguments)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["treering", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
     texts = []
     for stream in (out, err):
         stream.flush()

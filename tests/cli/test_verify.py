@@ -14,7 +14,6 @@ import pytest
 import treering as package
 from tests.cli.command import here
 from tests.cli.trees import in_every_form, saved
-from treering._view.progress import ProgressLine
 
 
 def flipped(path: Path, place: int) -> None:
@@ -75,25 +74,6 @@ def test_hostile_names_reach_no_terminal(tmp_path: Path) -> None:
     said = here("verify", str(path), code=1).stdout
     assert all(line.isprintable() for line in said.splitlines())
     assert "damaged" in said
-
-
-def test_progress_is_for_terminals_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressLine("checking") as progress:
-        progress._next = 0.0
-        progress(1, 2)
-    assert capsys.readouterr().err == ""
-    with ProgressLine("checking") as progress:
-        progress._wanted, progress._next = True, 0.0
-        progress(1 << 20, 4 << 20)
-        progress(2 << 20, 4 << 20)  # too soon after the first
-    said = capsys.readouterr().err
-    assert said.count("25% [#####               ] 1.00 MiB of 4.00 MiB") == 1
-    assert said.endswith("\r\x1b[K")
-
-
-def test_nothing_to_do_has_a_line_too() -> None:
-    assert ProgressLine("checking").line(0, 0, 0.0).startswith("checking: 100% [####################] 0 B of 0 B")
-    assert "left" not in ProgressLine("checking").line(0, 10, 1.0)
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="Windows has no pseudo terminals")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.leaves.saved import stored
 from tests.properties.strategies import quick
 from tests.properties.test_checkpoint_round_trip import assert_stored, more_trees
-from treering._tree.flatten import flatten
 from treering.errors import Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
+from treering.tree import tree_map_with_path
 
 WAYS: list[dict[str, Any]] = [
     {},
@@ -29,9 +29,11 @@ WAYS: list[dict[str, Any]] = [
 
 def zarr_holds(tree: Any) -> bool:
     """Whether zarr v2 has a form for every array."""
+    leaves: list[Any] = []
+    tree_map_with_path(lambda _, leaf: leaves.append(leaf), tree)
     return not any(
         isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.type in (np.longdouble, np.clongdouble)
-        for leaf in flatten(tree).leaves
+        for leaf in leaves
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._values.human import bytes_text, count_text, duration_text, rate_text
+from treering._values.human import bytes_text, count_text, duration_text, pluralize, rate_text
 
 UNITS = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5, "EiB": 6}
 
@@ -60,3 +60,22 @@ def test_rates() -> None:
     assert rate_text(10**9, 2.0) == "500 MB/s"
     assert rate_text(10, 20.0) == "0.50 B/s"
     assert rate_text(10, 0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("things", "one"),
+    [
+        ("leaves", "1 leaf"),
+        ("axes", "1 axis"),
+        ("more boxes", "1 more box"),
+        ("processes", "1 process"),
+        ("indices", "1 index"),
+        ("bytes were", "1 byte was"),
+        ("leaves lie", "1 leaf lies"),
+        ("leaves differ", "1 leaf differs"),
+        ("arrays are", "1 array is"),
+    ],
+)
+def test_one_is_singular(things: str, one: str) -> None:
+    assert pluralize(1, things) == one
+    assert pluralize(0, things) == f"0 {things}"
