@@ -11,6 +11,7 @@ import pytest
 
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
 from treering._store.posix.folder import Folder
+from treering._store.posix.store import PosixStore
 from treering.testing import FaultyStore, MemoryStore, StoreContract
 
 NAME = ".treering-waiting-00001"
@@ -33,7 +34,7 @@ class TestFolderNotes(StoreContract):
             yield
 
     def make_store(self) -> MessageBoard:
-        return FolderMessageBoard(self.folder)
+        return FolderMessageBoard(PosixStore.over(self.folder))
 
 
 class TestPathNotes(StoreContract):

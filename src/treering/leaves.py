@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from treering._checkpoint.folder_path import folder_path
 from treering._leaves.build_index import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._leaves.plan import LeavesSaveOptions
 from treering._leaves.serialize import serialize
+from treering._store.resolve import local_folder_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
 
@@ -127,4 +127,4 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
         >>> os.path.exists(os.path.join(path, "tensorstore_index.json"))
         True
     """
-    index_directory(folder_path(checkpoint_dir))
+    index_directory(local_folder_path(checkpoint_dir))

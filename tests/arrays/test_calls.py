@@ -264,7 +264,7 @@ def test_a_folder_that_another_saver_removes_is_made_again(
             shutil.rmtree(folder)
         return made
 
-    monkeypatch.setattr(job_handshake, "make_folder", made_and_removed)
+    monkeypatch.setattr("treering._store.posix.store.make_folder", made_and_removed)
     others.rows = [[None, b"", b""], [None, b"", b""]]
     assert call(path, LEADER).number == 1
     assert path.exists()

@@ -27,8 +27,10 @@ from treering._coordination.steps import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
 from treering._inspect.doctor import diagnosed
 from treering._inspect.liveness import life_of
+from treering._store.api import Locks
 from treering._store.posix import descriptors
-from treering._store.posix.seen_locks import SeenLocks, seen_locks
+from treering._store.posix.seen_locks import seen_locks
+from treering._store.posix.store import entry_of
 from treering._values.checkpoint_names import decision_name, heartbeat_name, journal_of, prepare_name, vote_name
 from treering._values.processes import Processes
 from treering.errors import StoreFailed
@@ -58,17 +60,17 @@ def text(path: Path, code: int) -> str:
 def all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no container hid anything: what holds no lock is dead."""
 
-    def seen(folder: int | None) -> SeenLocks:
-        return SeenLocks(None, seen_locks(folder).holders)
+    def seen(folder: int | None) -> Locks:
+        return Locks(None, seen_locks(folder).holders)
 
-    monkeypatch.setattr("treering._inspect.attempts.seen_locks", seen)
+    monkeypatch.setattr("treering._store.posix.store.seen_locks", seen)
 
 
 @pytest.fixture
 def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system of many machines."""
-    nothing = SeenLocks("on nfs4 locks of other machines are not shown here", {})
-    monkeypatch.setattr("treering._inspect.attempts.seen_locks", lambda _: nothing)
+    nothing = Locks("on nfs4 locks of other machines are not shown here", {})
+    monkeypatch.setattr("treering._store.posix.store.seen_locks", lambda _: nothing)
 
 
 def dead(path: Path, attempt: str = A, nbytes: int = 5000) -> Path:
@@ -388,7 +390,7 @@ def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
 def test_a_process_that_started_later_is_another_one() -> None:
-    locks = SeenLocks("on nfs4 locks of other machines are not shown here", {})
+    locks = Locks("on nfs4 locks of other machines are not shown here", {})
     life, reason = life_of(None, locks, f"{HERE}, pid {os.getpid()}", time.time() - 1e6)
     assert (life.value, "another one has its number" in reason) == ("dead", True)
 
@@ -538,8 +540,8 @@ def locked(tmp_path: Path) -> Iterator[Path]:
 def test_a_lock_is_seen_and_its_end_too(locked: Path) -> None:
     folder = os.open(locked.parent, os.O_RDONLY)
     try:
-        assert seen_locks(folder).holder(locked.stat()) == os.getpid()
-        assert seen_locks(folder).holder(locked.parent.stat()) is None
+        assert seen_locks(folder).holder(entry_of(locked.name, locked.stat())) == os.getpid()
+        assert seen_locks(folder).holder(entry_of("", locked.parent.stat())) is None
     finally:
         os.close(folder)
 
@@ -567,7 +569,7 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_folders_are_looked_at_without_a_system_that_shows_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._inspect.attempts.seen_locks", lambda _: seen_locks(None))
+    monkeypatch.setattr("treering._store.posix.store.seen_locks", lambda _: seen_locks(None))
     assert looked_at(str(dead(tmp_path / "ckpt"))).locks.holders == {}
     assert "this system does not show its locks" in text(tmp_path / "ckpt", 1)
 

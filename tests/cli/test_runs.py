@@ -23,7 +23,6 @@ from treering._format.diagnosis import Life
 from treering._format.document import read_names
 from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor import diagnosed
-from treering._store.posix.seen_locks import Process
 from treering._store.run_folder import RUN_DOCUMENT
 from treering._values.checkpoint_names import INDEX, tombstone_of
 
@@ -223,7 +222,7 @@ def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monk
         # Whoever removes it took the lock just after the first look at the locks.
         looks.append(path)
         looked = looked_at(path)
-        return dataclasses.replace(looked, saver=None if len(looks) == 1 else Process(4711))
+        return dataclasses.replace(looked, saver=None if len(looks) == 1 else 4711)
 
     monkeypatch.setattr("treering._inspect.doctor.looked_at", look)
     found = diagnosed(str(step))

@@ -30,6 +30,7 @@ from treering._coordination.steps import (
     derive_attempt,
 )
 from treering._store.posix.folder import Folder
+from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import decision_name, heartbeat_name, is_message, vote_name
 from treering.errors import StoreFailed, Timeout
 from treering.testing import FaultyStore, MemoryStore
@@ -108,10 +109,13 @@ def joint(
 def test_threads_save_together_in_a_real_folder(tmp_path: Path) -> None:
     recorder = [Recorder(b"part %d" % this) for this in range(4)]
     with Folder(str(tmp_path)) as folder:
-        stores: list[MessageBoard] = [FolderMessageBoard(folder), *(PathMessageBoard(str(tmp_path)) for _ in range(3))]
+        stores: list[MessageBoard] = [
+            FolderMessageBoard(PosixStore.over(folder)),
+            *(PathMessageBoard(str(tmp_path)) for _ in range(3)),
+        ]
         assert joint(stores, recorder) == [None] * 4
     assert recorder[0].parts == tuple(b"part %d" % this for this in range(4))
-    assert [one.did for one in recorder] == [["prepare", "commit"], ["prepare"], ["prepare"], ["prepare"]]
+    assert [one.did for one in recorder] == [["work", "commit"], ["work"], ["work"], ["work"]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,8 +133,10 @@ def test_troubled_stores_only_make_it_slower(seed: int) -> None:
 def test_a_process_that_never_comes(tmp_path: Path) -> None:
     recorder = Recorder()
     with Folder(str(tmp_path)) as folder, pytest.raises(Timeout, match=r"process 1 did not come within 0\.2 s"):
-        run_protocol(coordinate(call_of(0, 2, timeout=0.2), SIGNATURE), FolderMessageBoard(folder), recorder)
-    assert recorder.did == ["prepare"]
+        run_protocol(
+            coordinate(call_of(0, 2, timeout=0.2), SIGNATURE), FolderMessageBoard(PosixStore.over(folder)), recorder
+        )
+    assert recorder.did == ["work"]
     assert (tmp_path / decision_name(derive_attempt(JOB, 1))).exists()
 
 

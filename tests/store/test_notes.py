@@ -15,6 +15,7 @@ from treering._coordination.messages import DecisionMessage, Failure, PrepareMes
 from treering._store.posix import folder, open_descriptor
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._store.posix.store import PosixStore
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import decision_name, heartbeat_name, prepare_name, vote_name
 from treering.errors import (
@@ -78,7 +79,7 @@ def test_the_attempt_of_a_name() -> None:
 
 
 def test_a_note_is_a_file_and_nothing_else_is_left(opened: Folder, tmp_path: Path) -> None:
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"one")
     store.put(NAME, b"two")
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
@@ -87,7 +88,7 @@ def test_a_note_is_a_file_and_nothing_else_is_left(opened: Folder, tmp_path: Pat
 
 def test_only_names_of_notes_are_written_and_removed(opened: Folder, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     for name in ("config.json", "../x", "treering.json"):
         with pytest.raises(ValueError, match="no name of a message"):
             store.put(name, b"")
@@ -101,7 +102,7 @@ def test_links_pipes_and_folders_are_refused(opened: Folder, tmp_path: Path) -> 
     (tmp_path / heartbeat_name(1)).symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / heartbeat_name(2))
     (tmp_path / heartbeat_name(3)).mkdir()
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     for number in (1, 2, 3):
         with pytest.raises(OSError, match=r"."):
             store.get(heartbeat_name(number))
@@ -110,14 +111,15 @@ def test_links_pipes_and_folders_are_refused(opened: Folder, tmp_path: Path) -> 
 def test_a_link_in_the_way_of_a_note_is_replaced_not_followed(opened: Folder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / NAME).symlink_to(tmp_path / "secret")
-    FolderMessageBoard(opened).put(NAME, b"new")
+    FolderMessageBoard(PosixStore.over(opened)).put(NAME, b"new")
     assert (tmp_path / "secret").read_bytes() == b"secret"
-    assert FolderMessageBoard(opened).get(NAME) == b"new"
+    assert FolderMessageBoard(PosixStore.over(opened)).get(NAME) == b"new"
 
 
 def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_board, "LARGEST_MESSAGE", 100)
-    store = FolderMessageBoard(opened)
+    monkeypatch.setattr("treering._store.posix.store.LARGEST_MESSAGE", 100)
+    store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, bytes(100))
     assert store.get(NAME) == bytes(100)
     with pytest.raises(OSError, match="101 bytes") as caught:
@@ -133,7 +135,7 @@ def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytes
 def test_a_refusal_leaves_what_was_there(
     opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"old")
 
     def refuse(*_: object, **__: object) -> None:
@@ -152,7 +154,7 @@ def test_a_refusal_leaves_what_was_there(
 def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
     opened: Folder, monkeypatch: pytest.MonkeyPatch, reason: int, call: str
 ) -> None:
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"old")
 
     def gone(*_: object, **__: object) -> None:
@@ -165,7 +167,7 @@ def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
 
 
 def test_other_refusals_of_a_read_are_errors(opened: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"old")
 
     def broken(*_: object) -> bytes:
@@ -184,7 +186,7 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
     opened: list[float] = []
     real = open_descriptor.open_folder
     with Folder(str(tmp_path)) as folder:
-        store = FolderMessageBoard(folder, clock=lambda: now[0])
+        store = FolderMessageBoard(PosixStore.over(folder, lambda: now[0]))
 
         def open_folder(path: str) -> OpenDescriptor | None:
             opened.append(now[0])
@@ -202,7 +204,7 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
 
 
 def test_nothing_stays_open(opened: Folder) -> None:
-    store = FolderMessageBoard(opened)
+    store = FolderMessageBoard(PosixStore.over(opened))
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(3):
         store.put(NAME, b"x")

@@ -179,7 +179,7 @@ def test_nothing_and_a_file_at_the_path(tmp_path: Path) -> None:
 
 
 def test_an_index_is_not_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_folder, "LARGEST_INDEX", 7)
+    monkeypatch.setattr(open_folder, "LARGEST_DOCUMENT", 7)
     (tmp_path / "treering.json").write_bytes(b"12345678")
     with OpenFolder(tmp_path) as opened, pytest.raises(Format, match="8 bytes: no index is that large"):
         opened.read_index()

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.checkpoints import open_descriptors, save
-from treering._store import run_folder
 from treering._store.posix import open_descriptor
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
@@ -182,7 +181,7 @@ class TestTheDocument:
 
         with RunFolder(tmp_path) as run:
             run.replace_document(b"old")
-            monkeypatch.setattr(run_folder, "write_all", refuse)
+            monkeypatch.setattr("treering._store.posix.store.write_all", refuse)
             with pytest.raises(StoreFailed, match=r"run\.json.*No space left"):
                 run.replace_document(b"new")
             assert run.read_document() == b"old"

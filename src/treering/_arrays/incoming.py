@@ -46,7 +46,7 @@ class DataReader(Protocol):
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on."""
 
-    def map(self) -> mmap.mmap:
+    def map(self) -> mmap.mmap | bytes:
         """Map the whole file, read-only."""
 
 

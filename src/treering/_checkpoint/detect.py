@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import enum
 import itertools
 import os
-import re
-import stat
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from treering._codec.gzip import unzip_first
 from treering._printable import kind_of
-from treering._store.posix.reading import LocalFile
+from treering._store.resolve import absolute, find_at, is_folder, is_seen, is_url, located, open_file, root_of
 from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import near
@@ -64,8 +60,6 @@ _OTHER_FOLDERS: Final = {
 }
 _READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
 _FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"
-# A pathlib.Path has made one slash of the two.
-_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 class Form(enum.Enum):
@@ -107,13 +101,13 @@ def detect(path: str | os.PathLike[str]) -> Form:
     if not isinstance(shown, str) or not shown:
         what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
         raise Unsupported(f"{what} names no checkpoint and no file", hint="give the path of one, as text")
-    if _URL.match(shown):
+    if is_url(shown):
         raise Unsupported(f"{shown!r} is a URL, and this version reads local paths", hint="copy it here first")
-    place = Path(shown)
-    if _is_folder(place):
+    place = located(shown)
+    if is_folder(place):
         return _folder(place)
     try:
-        with LocalFile(place) as file:
+        with open_file(place) as file:
             first = file.read(0, min(file.size, _FIRST_BYTES))
             size = file.size
             zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == _GZIP else None
@@ -127,31 +121,11 @@ def detect(path: str | os.PathLike[str]) -> Form:
     return _file(shown, first, size)
 
 
-def _is_folder(place: Path) -> bool:
-    try:
-        return stat.S_ISDIR(place.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        # Nothing, or a name that the system cannot even look at: opening it as a file says why.
-        return False
-    except OSError as error:
-        raise StoreFailed.of(error, place, "read") from error
-
-
 def _leads_on(place: Path) -> bool:
     try:
-        return _is_folder(place)
+        return is_folder(place)
     except StoreFailed:
         return False
-
-
-def _is_there(place: Path) -> bool:
-    try:
-        os.lstat(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise StoreFailed.of(error, place, "read") from error
-    return True
 
 
 def _file(shown: str, first: bytes, size: int) -> Form:
@@ -164,7 +138,7 @@ def _file(shown: str, first: bytes, size: int) -> Form:
         return Form.SAFETENSORS
     for magic, other in _OTHER_FILES.items():
         if first.startswith(magic):
-            is_index = magic == b'{"treering"' or Path(shown).name in _LEAVES
+            is_index = magic == b'{"treering"' or located(shown).name in _LEAVES
             hint = "give the folder that it is in" if is_index else _READ_HERE
             raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
     if shown.endswith(".safetensors"):
@@ -200,27 +174,21 @@ def _instead_of(place: Path) -> str | None:
     missing, folder = next(
         ((below, above) for below, above in itertools.pairwise(way) if _leads_on(above)), (place, place)
     )
-    close = near(missing.name, _names(folder))
+    close = near(missing.name, root_of(folder).names(folder))
     return f"did you mean {os.fspath(folder / close)!r}?" if close else None
-
-
-def _names(folder: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            yield entry.name
 
 
 def _folder(place: Path) -> Form:
     # Where there is no index at all, opening the folder says what is there instead.
-    if _is_there(place / INDEX):
+    if find_at(place / INDEX, follow=False):
         return Form.CHECKPOINT
-    if any(_is_there(place / name) for name in _LEAVES):
+    if any(find_at(place / name, follow=False) for name in _LEAVES):
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN
     holds_arrays = _holds_arrays(place)
-    around = next((above for above in place.absolute().parents if os.path.lexists(above / _LEAVES[0])), None)
-    if around is not None and (holds_arrays or os.path.lexists(place / ".zarray")):
+    around = next((above for above in absolute(place).parents if is_seen(above / _LEAVES[0])), None)
+    if around is not None and (holds_arrays or is_seen(place / ".zarray")):
         raise NotFound(
             f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}",
             hint="give that one; a glob or at= chooses what lies here",
@@ -241,7 +209,7 @@ def other_folder(place: Path) -> str | None:
         >>> other_folder(step)
         'an Orbax checkpoint'
     """
-    return next((other for name, other in _OTHER_FOLDERS.items() if os.path.lexists(place / name)), None)
+    return next((other for name, other in _OTHER_FOLDERS.items() if is_seen(place / name)), None)
 
 
 def _is_run(place: Path) -> bool:
@@ -267,20 +235,9 @@ def _holds_arrays(place: Path) -> bool:
     waiting, left = deque([place]), _LOOKED_AT
     while waiting and left:
         left -= 1
-        try:
-            with os.scandir(waiting.popleft()) as entries:
-                found = itertools.islice(entries, _LOOKED_AT)
-                below = [Path(entry.path) for entry in found if _is_plain_folder(entry)]
-        except OSError:
-            continue
-        if any(os.path.lexists(path / ".zarray") for path in below):
+        here = waiting.popleft()
+        below = [here / name for name in root_of(here).places(here, _LOOKED_AT)]
+        if any(is_seen(path / ".zarray") for path in below):
             return True
         waiting.extend(below)
     return False
-
-
-def _is_plain_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False

@@ -14,12 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
+from treering._store.api import Store, Version
 from treering._store.failures import naming
 from treering._store.pieces import Buffer
-from treering._store.posix.folder import Folder
-from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
-from treering._store.posix.new_file import require_data_name, write_new_file
-from treering._values.checkpoint_names import INDEX
+from treering._store.resolve import store_at
+from treering._values.checkpoint_names import INDEX, require_data_name
 
 
 class JoinedFolder:
@@ -46,8 +45,9 @@ class JoinedFolder:
         self.board: MessageBoard = PathMessageBoard(os.fspath(path))
         self._attempt = attempt
         self._shown = os.fspath(path)
-        self._folder: Folder | None = None
-        self._old: os.stat_result | None = None
+        self._store = store_at(path)
+        self._opened = False
+        self._old: Version | None = None
         self._written: list[str] = []
 
     def __enter__(self) -> Self:
@@ -56,9 +56,8 @@ class JoinedFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.close()
+        self._opened = False
+        self._store.close()
 
     def make(self) -> None:
         """Make the folder, if process 0 has not: to leave a note there for process 0, should it come yet.
@@ -66,7 +65,7 @@ class JoinedFolder:
         Raises:
             OSError: the system refused.
         """
-        make_folder(resolved_folder(self._shown))
+        self._store.make()
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
@@ -75,7 +74,7 @@ class JoinedFolder:
             StoreFailed: the file system has fewer than ``size`` bytes free, or there is no folder.
         """
         with naming(self._shown, "write"):
-            self._opened().require_space(size)
+            self._open().require_space(size)
 
     def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write a data file as `CheckpointFolder.write_file` does.
@@ -86,10 +85,10 @@ class JoinedFolder:
         """
         require_data_name(self._attempt, name)
         with naming(self._shown, "write"):
-            folder = self._opened()
+            store = self._open()
             self._written.append(name)
             try:
-                write_new_file(folder, name, buffers, size, self._old)
+                store.create(name, buffers, size, like=self._old)
             except FileExistsError:
                 self._written.remove(name)  # somebody else's
                 raise
@@ -101,26 +100,23 @@ class JoinedFolder:
             StoreFailed: the system refused.
         """
         with naming(self._shown, "write"):
-            self._opened().sync()
+            self._open().flush()
 
     def withdraw(self) -> None:
         """Remove what was written here, as far as that goes; the journal of process 0 is the proof for the rest."""
         written, self._written = self._written, []
-        if self._folder is not None:
+        if self._opened:
             for name in written:
                 with contextlib.suppress(OSError):  # the others may go all the same
-                    self._folder.remove(name)
+                    self._store.remove(name)
 
-    def _opened(self) -> Folder:
-        if self._folder is None:
-            folder = Folder(resolved_folder(self._shown))
-            try:
-                self._old = folder.find(INDEX)
-            except BaseException:  # an interrupt too: the descriptor must not leak; raised again below
-                folder.close()
-                raise
-            self._folder = folder
-        return self._folder
+    def _open(self) -> Store:
+        if not self._opened:
+            self._store.open()
+            self._opened = True
+            found = self._store.find(INDEX)
+            self._old = None if found is None else found.version
+        return self._store
 
 
 class TellingFolder:
@@ -139,14 +135,14 @@ class TellingFolder:
     def __init__(self, path: Path) -> None:
         self.board: MessageBoard = PathMessageBoard(os.fspath(path))
         self._shown = os.fspath(path)
-        self._made: list[str] = []
+        self._store = store_at(path)
 
     def __enter__(self) -> Self:
         with naming(self._shown, "write"):
-            self._made = make_folder(resolved_folder(self._shown))
+            self._store.make()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        remove_folders(self._made)
+        self._store.unmake()

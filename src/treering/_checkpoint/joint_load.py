@@ -186,7 +186,7 @@ class LoadGroup:
 
     @property
     def _board(self) -> MessageBoard | None:
-        return PathMessageBoard(os.fspath(self.path)) if self.path.is_dir() else None
+        return PathMessageBoard.of(self.path)
 
     def _met(self, *, failure: Failure | None = None, **said: Any) -> list[dict[str, Any]]:
         """Say something and hear what all processes say.

@@ -19,11 +19,12 @@ from treering._checkpoint.arrivals import Report, plan_deliveries
 from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
-from treering._checkpoint.source import read_source, require_path
+from treering._checkpoint.source import read_source
 from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._printable import kind_of
+from treering._store.resolve import require_path
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
 from treering._tree.placement import Shardings, aval_of, is_rules, resolved, sharding_of

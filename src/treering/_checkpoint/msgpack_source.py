@@ -12,7 +12,8 @@ from treering._codec.msgpack.scan import LeafBuilder, Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, Token
-from treering._store.posix.reading import LocalFile
+from treering._store.api import Reader
+from treering._store.resolve import open_file
 from treering._values.keys import Trail, join_key, unwind
 from treering._wire.loaded import PlannedArrays
 from treering.errors import Corrupt, Format
@@ -37,7 +38,7 @@ def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
         StoreFailed: the system refuses.
     """
     try:
-        with LocalFile(path) as file:
+        with open_file(path) as file:
             state = _unzipped(file) if zipped else _mapped(file) if mapped else _read(file)
     except (Corrupt, Format) as error:
         error.message = f"{str(path)!r}: {error.message}"
@@ -48,16 +49,16 @@ def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
     return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True)
 
 
-def _unzipped(file: LocalFile) -> Any:
+def _unzipped(file: Reader) -> Any:
     data = decompress(file.read(0, file.size), None)
     return _scanned(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data))
 
 
-def _mapped(file: LocalFile) -> Any:
+def _mapped(file: Reader) -> Any:
     return _scanned(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, Views(file.map()))
 
 
-def _read(file: LocalFile) -> Any:
+def _read(file: Reader) -> Any:
     arrays = PlannedArrays(file.read)
     state = _scanned(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, arrays)
     file.read_into(arrays.reads())

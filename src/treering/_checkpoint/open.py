@@ -16,11 +16,12 @@ from treering._arrays.incoming import Wish
 from treering._arrays.slicing import Key, box_and_rest
 from treering._arrays.source import Source
 from treering._background.saves import settle
-from treering._checkpoint.source import open_source, require_path
+from treering._checkpoint.source import open_source
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
 from treering._printable import printable
+from treering._store.resolve import require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, pluralize
 from treering.errors import Busy, Corrupt, NotFound, TreeringError

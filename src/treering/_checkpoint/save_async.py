@@ -18,13 +18,13 @@ from treering._background.deferred_errors import reword
 from treering._background.pending_save import PendingSave
 from treering._background.save_job import UNWATCHED, SaveJob, Watch
 from treering._background.saves import raise_unreported, resolved, writer
-from treering._checkpoint.folder_path import absolute
 from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save import PreparedSave, plan_together, prepare_alone, require_plan
 from treering._checkpoint.save_folder import FolderSave
 from treering._checkpoint.save_options import SaveOptions
 from treering._coordination.steps import Call
+from treering._store.resolve import absolute
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing

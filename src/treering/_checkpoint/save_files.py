@@ -25,7 +25,7 @@ from treering._codec.msgpack.write import Block, Piece, pieces_size
 from treering._format.headers import lay_out_files
 from treering._format.index import DataFile
 from treering._format.safetensors import check_single_file, check_single_metadata, single_file
-from treering._store.posix.local import replace_file
+from treering._store.resolve import is_seen, write_file
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.state_dict import to_state_dict
 from treering._values.boxes import whole
@@ -77,7 +77,7 @@ class MsgpackSave:
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""
         _require_free(options)
-        replace_file(options.path, _claim_at_end(piece_buffers(self._pieces), watch), self.nbytes)
+        write_file(options.path, _claim_at_end(piece_buffers(self._pieces), watch), self.nbytes)
         if options.progress is not None:
             options.progress(self.nbytes, self.nbytes)
 
@@ -131,7 +131,7 @@ class SafetensorsSave:
         index = make_index(self._flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
         _, header = single_file(index)
         buffers = _claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
-        replace_file(options.path, buffers, len(header) + layout.data_bytes)
+        write_file(options.path, buffers, len(header) + layout.data_bytes)
 
 
 def _require_free(options: SaveOptions) -> None:
@@ -140,7 +140,7 @@ def _require_free(options: SaveOptions) -> None:
     Raises:
         Exists: something is at the path.
     """
-    if not options.overwrite and os.path.lexists(options.path):
+    if not options.overwrite and is_seen(options.path):
         raise Exists(f"{os.fspath(options.path)!r} exists", hint="overwrite=True replaces it")
 
 

@@ -11,13 +11,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 from treering._arrays.host import with_python_numbers
 from treering._arrays.jobs import Progress
-from treering._checkpoint.folder_path import new_folder_path
-from treering._checkpoint.source import require_path
 from treering._codec.documents import check_json
 from treering._printable import kind_of
+from treering._store.resolve import new_file_path, new_folder_path, require_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
-from treering._wire.state_file import new_path
 from treering.errors import Unsupported
 
 HostLocal: TypeAlias = Literal["first", "equal"]
@@ -75,7 +73,7 @@ class SaveOptions:
         require_one_of("processes", processes, ("all", "this"))
         require_one_of("host_local", host_local, ("first", "equal"))
         is_file = isinstance(path, str) and Path(path).suffix.lower() in FILE_SUFFIXES
-        place = new_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
+        place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
         suffix = place.suffix.lower()
         if suffix in _OTHER_FORMS:
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"

@@ -18,12 +18,12 @@ from treering._format.blocks import file_digest
 from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
-from treering._printable import kind_of
+from treering._store.api import Reader
 from treering._store.failures import DataFileMissing
 from treering._store.open_folder import OpenFolder
-from treering._store.posix.reading import LocalFile
+from treering._store.resolve import open_file
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Unsupported
+from treering.errors import Corrupt
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
@@ -60,23 +60,13 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
     return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
 
 
-def require_path(path: object) -> None:
-    """Refuse what is no path, such as a tree in its place.
-
-    Raises:
-        Unsupported: neither a str nor an ``os.PathLike``.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise Unsupported(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
-
-
 def open_stored(
     path: str | os.PathLike[str], form: Form, files: contextlib.ExitStack, *, mapped: bool
 ) -> tuple[Index, StoredArrays]:
     """Open a checkpoint, a run's latest, or a safetensors file; its files stay open until ``files`` closes them."""
     place = Path(path)
     if form is Form.SAFETENSORS:
-        file = files.enter_context(LocalFile(place))
+        file = files.enter_context(open_file(place))
         with naming(place):
             index = parse_safetensors(file.size, file.read)
         return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
@@ -98,7 +88,7 @@ def open_stored(
     return index, StoredArrays(index, opened, check_header, mapped=mapped)
 
 
-def check_data_file(index: Index, number: int, file: LocalFile) -> None:
+def check_data_file(index: Index, number: int, file: Reader) -> None:
     """Compare a data file's size and header with what the index says.
 
     Raises:
@@ -116,17 +106,17 @@ def check_data_file(index: Index, number: int, file: LocalFile) -> None:
         )
 
 
-def _pieces(file: LocalFile, end: int) -> Iterator[bytes]:
+def _pieces(file: Reader, end: int) -> Iterator[bytes]:
     """Read a header bit by bit: how long it is, the file says."""
     for start in range(0, end, _PIECE_BYTES):
         yield file.read(start, min(_PIECE_BYTES, end - start))
 
 
-def _opened(path: str | os.PathLike[str]) -> tuple[Path, Index, list[LocalFile | None]]:
+def _opened(path: str | os.PathLike[str]) -> tuple[Path, Index, list[Reader | None]]:
     return (Path(path), *_open_checkpoint(Path(path)))
 
 
-def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
+def _open_checkpoint(path: Path) -> tuple[Index, list[Reader | None]]:
     """Read the index and open every file that it names, all of one commit; None for one that is lost."""
     attempt = ""
     for _ in range(_TRIES):
@@ -146,10 +136,10 @@ def _open_checkpoint(path: Path) -> tuple[Index, list[LocalFile | None]]:
     raise Corrupt(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
 
 
-def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[LocalFile | None]:
+def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None]:
     """Open what is left of a damaged checkpoint: leaves in other files can still be read."""
     with contextlib.ExitStack() as undo:
-        files: list[LocalFile | None] = []
+        files: list[Reader | None] = []
         for name in names:
             try:
                 files.append(undo.enter_context(folder.open_files([name])[name]))

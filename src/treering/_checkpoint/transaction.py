@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import secrets
-import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,16 +18,13 @@ from typing import NoReturn, Self, TypeVar
 
 from treering._checkpoint.tombstones import finish_removals, listed_by_tombstones
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, stale_messages
+from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
 from treering._store.failures import naming
-from treering._store.open_folder import index_bytes
+from treering._store.open_folder import index_document
 from treering._store.pieces import Buffer
-from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import LOCK_FILE, FolderLock
-from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
-from treering._store.posix.journal import Journal, remove_leftover
-from treering._store.posix.new_file import require_data_name, write_new_file
+from treering._store.resolve import store_at
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
 from treering.errors import Busy, Exists, StoreFailed, TreeringError
 
 _TRIES = 20
@@ -87,21 +83,19 @@ class CheckpointFolder:
         self._overwrite = overwrite
         self._names_in = names_in
         self._live = live
-        self._folder: Folder | None = None
-        self._lock: FolderLock | None = None
-        self._journal: Journal | None = None
+        self._store = store_at(path)
+        self._opened = False
+        self._claim: Claim | None = None
         self._joint = attempt is not None
         self._alone = not self._joint
-        self._old: os.stat_result | None = None
-        self._made: list[str] = []
+        self._old: Version | None = None
         self._written: list[str] = []
 
     def __enter__(self) -> Self:
         with naming(self._shown, "write"):
-            target = resolved_folder(self._shown)
             for _ in range(_TRIES):
                 try:
-                    self._begin(target)
+                    self._begin()
                 except _Vanished:
                     self.close()
                 except BaseException:  # an interrupt too; raised again below
@@ -119,8 +113,8 @@ class CheckpointFolder:
 
     @property
     def board(self) -> MessageBoard:
-        """The messages in the folder."""
-        return FolderMessageBoard(self._open_folder)
+        """The board in the folder."""
+        return FolderMessageBoard(self._open_store)
 
     def others_are_done(self) -> None:
         """Let everything go, should the save fail: no other process will write anything of this attempt any more."""
@@ -133,7 +127,7 @@ class CheckpointFolder:
             StoreFailed: the file system has fewer than ``size`` bytes free.
         """
         with naming(self._shown, "write"):
-            self._open_folder.require_space(size)
+            self._open_store.require_space(size)
 
     def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write the new file ``name``, durable but for its name, as the concatenation of ``buffers``.
@@ -149,12 +143,12 @@ class CheckpointFolder:
         """
         require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
-            folder = self._open_folder
+            store = self._open_store
             self._written.append(name)
-            write_new_file(folder, name, buffers, size, self._old)
+            store.create(name, buffers, size, like=self._old)
 
-    def link_file(self, name: str, source: Folder) -> bool:
-        """Give the file ``name`` of another folder the same name here, as a second name of the same bytes.
+    def link_file(self, name: str, source: Store) -> bool:
+        """Give the file ``name`` of another place the same name here, as a second name of the same bytes.
 
         Returns:
             False where that cannot be, on another file system for one: then its bytes have to be written.
@@ -166,7 +160,7 @@ class CheckpointFolder:
         require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
             self._written.append(name)
-            return self._open_folder.link_from(source, name)
+            return self._open_store.link_from(source, name)
 
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
@@ -177,74 +171,74 @@ class CheckpointFolder:
             StoreFailed: the system refused. Nothing has changed, except in one case that the message names: the new
                 content is in place but may not be durable.
         """
-        folder, journal = self._open_folder, self._journal
-        if journal is None:
+        store, claim = self._open_store, self._claim
+        if claim is None:
             raise RuntimeError("commit belongs into the with block, once")
         with naming(self._shown, "write"):
-            if not folder.is_there():
+            if not store.is_current():
                 raise self._busy("another process moved or removed the folder")
-            journal.fill(index)
-            folder.sync()
+            claim.prepare(index)
             try:
-                journal.become_first() if self._old is None else journal.become_next()
-            except FileExistsError as error:
-                raise self._exists() from error
+                outcome = claim.commit()
             except FileNotFoundError as error:
                 raise self._busy("another process removed the new files") from error
+            if outcome is Outcome.LOST:
+                raise self._exists() if self._old is None else self._busy("another process saved there meanwhile")
+            if outcome is Outcome.UNKNOWN:
+                raise OSError(errno.EIO, "no answer came to the commit: the new content may be in place")
         try:
-            folder.sync()
+            store.flush()
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
         for name in self.superseded:
             with contextlib.suppress(OSError):  # the index lists it: the next save tries again
-                folder.remove(name)
+                store.remove(name)
 
     @property
-    def _open_folder(self) -> Folder:
-        if self._folder is None:
+    def _open_store(self) -> Store:
+        if not self._opened:
             raise RuntimeError("the with block has not begun, or is over")
-        return self._folder
+        return self._store
 
-    def _begin(self, target: str) -> None:
-        """Make the folder, lock it, look at it, put the journal there, sweep."""
+    def _begin(self) -> None:
+        """Make the place, keep others out, look at it, put the marker there, sweep."""
+        store = self._store
         try:
-            self._made = make_folder(target)
-            self._folder = folder = Folder(target)
-            self._lock = FolderLock(folder)
-            if not self._lock.take():
-                hint = None if folder.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
+            store.make()
+            store.open()
+            self._opened = True
+            if not store.lock():
+                hint = None if store.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
                 raise self._busy("another process is saving to this checkpoint", hint)
-            if not folder.is_there():
+            if not store.is_current():
                 raise _Vanished
-            names = folder.names()
-            self._old = folder.find(INDEX)
-            listed = self._listed() if self._old is not None else self._only_leftovers(names)
-            self._journal = Journal(folder, self.attempt)
-            self._journal.make(self._old)
-            if self._old is None and not self._made:
-                with contextlib.suppress(PermissionError):  # a folder above that is not ours
-                    sync_parent(target)
+            names = store.names()
+            found = store.find(INDEX)
+            self._old = None if found is None else found.version
+            listed = self._only_leftovers(names) if found is None else self._listed(found)
+            self._claim = store.claim(checkpoint_names.journal_of(self.attempt), INDEX, self._old)
+            self._claim.make()
         except FileNotFoundError as error:
             if isinstance(error, TreeringError):
                 raise
             # A saver that failed removed the folder that it had made.
             raise _Vanished from error
-        # The journal's name is durable before any data file's, and the index before what it supersedes goes.
-        folder.sync()
         if listed is not None:
             self._sweep(names, listed)
 
-    def _listed(self) -> tuple[str, ...] | None:
+    def _listed(self, old: Entry) -> tuple[str, ...] | None:
         """Return the names in the old index, None when it is damaged; refuse what may not be overwritten."""
-        folder, old = self._open_folder, self._old
-        if old is None or not stat.S_ISREG(old.st_mode):
+        if not old.is_file:
             self._refuse(f"{INDEX!r} there is not a file of its own", "save to another place")
         if not self._overwrite:
             raise self._exists()
-        folder.require_writable(INDEX)
+        self._store.require_writable(INDEX)
         try:
-            return tuple(self._names_in(index_bytes(folder, Path(self._shown, INDEX))))
+            index = index_document(self._store)
+            # What is listed is of this version, whatever was found before.
+            self._old = index.version
+            return tuple(self._names_in(index.data))
         except TreeringError as error:
             if isinstance(error, OSError):
                 raise
@@ -252,12 +246,13 @@ class CheckpointFolder:
 
     def _only_leftovers(self, names: list[str]) -> tuple[str, ...]:
         """Refuse a folder that holds anything but what dead attempts left there."""
+        store = self._store
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
         ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_message, names)}
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
-        for _, listed in listed_by_tombstones(self._open_folder, self._shown, names, self._names_in):
+        for _, listed in listed_by_tombstones(store, names, self._names_in):
             ours.update(listed)
         foreign = sorted(set(names) - ours)
         if foreign:
@@ -267,19 +262,25 @@ class CheckpointFolder:
 
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
         """Remove what dead attempts left, and what the old index had superseded; remember what this one supersedes."""
-        folder = self._open_folder
-        for journal in names:
-            attempt = checkpoint_names.attempt_of_journal(journal)
+        store = self._store
+        in_doubt: set[str] = set()
+        for marker in names:
+            attempt = checkpoint_names.attempt_of_journal(marker)
             if attempt is not None:
                 data = [name for name in checkpoint_names.data_of(attempt, names) if name not in listed]
-                if not remove_leftover(folder, journal, data):
+                life = store.sweep(marker, data, INDEX, self._old)
+                if life is Held.YES:
                     raise self._busy("another process is saving to this checkpoint")
+                if life is Held.UNKNOWN:
+                    in_doubt.add(attempt)
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
-            finish_removals(folder, self._shown, names, self._names_in, listed)
-        # No other attempt is alive: its journal would be locked.
-        for note in stale_messages(names, {self.attempt, *self._live}.__contains__, FolderMessageBoard(folder).get):
+            finish_removals(store, names, self._names_in, listed)
+        # No attempt but these is alive: its marker would be held, or be based on what is there.
+        for note in stale_messages(
+            names, {self.attempt, *self._live, *in_doubt}.__contains__, FolderMessageBoard(store).get
+        ):
             with contextlib.suppress(OSError):  # it stands in nobody's way
-                folder.remove(note)
+                store.remove(note)
         present = set(names)
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
 
@@ -288,40 +289,38 @@ class CheckpointFolder:
 
         ``with contextlib.closing(folder), folder:`` calls it twice, so that one interrupt never leaves the lock held.
         """
-        folder, journal = self._folder, self._journal
-        committed = journal is not None and folder is not None and not self._undone(folder, journal)
-        if self._lock is not None:
-            self._lock.give_back()
+        store, claim = self._store, self._claim
+        committed = claim is not None and not self._undone(store, claim)
+        store.unlock()
         if not committed:
             # Whoever came into them meanwhile has put a file there, or meets a missing folder and begins again.
-            remove_folders(self._made)
-        if folder is not None:
-            folder.close()
-        self._folder = self._lock = self._journal = None
-        self._made = []
+            store.unmake()
+        store.close()
+        self._opened = False
+        self._claim = None
 
-    def _undone(self, folder: Folder, journal: Journal) -> bool:
+    def _undone(self, store: Store, claim: Claim) -> bool:
         """Remove the files of the attempt; False when it is committed, or when that cannot be known now."""
         try:
-            committed = journal.is_index()
+            committed = claim.committed()
         except OSError:
             committed = True
         if committed:
-            journal.close()
+            claim.close()
             return False
         try:
             # Where others took part, perhaps one of them could not remove what it wrote.
-            others = checkpoint_names.data_of(self.attempt, folder.names()) if self._joint and self._alone else []
+            others = checkpoint_names.data_of(self.attempt, store.names()) if self._joint and self._alone else []
             for name in {*self._written, *others}:
-                folder.remove(name)
+                store.remove(name)
         except OSError:
-            # What stays is proved to be a leftover by the journal.
-            journal.close()
+            # What stays is proved to be a leftover by the marker.
+            claim.close()
             return True
         if self._alone:
-            journal.remove()
+            claim.withdraw()
         else:
-            journal.close()
+            claim.close()
         return True
 
     def _exists(self) -> Exists:

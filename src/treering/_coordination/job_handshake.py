@@ -27,8 +27,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._coordination.steps import Call
 from treering._store.failures import naming
-from treering._store.posix import open_descriptor
-from treering._store.posix.folders import make_folder, remove_folders, resolved_folder
+from treering._store.resolve import opened_store, store_at
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes, format_processes
 from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
@@ -150,7 +149,7 @@ class _JobHandshake:
         self._look_seconds = min(timeout, _LOOK_SECONDS)
         self._doing = doing
         self._leads = job.processes.leads
-        self._made: list[str] = []
+        self._store = store_at(path)
         self._failed: TreeringError | None = None
         self._board = _SignedMessageBoard(self._shown)
         if not self._leads:
@@ -162,7 +161,7 @@ class _JobHandshake:
                 with naming(self._shown, "write"):
                     self._begin()
             except TreeringError as error:
-                remove_folders(self._made)
+                self._store.unmake()
                 self._failed = error
         return self
 
@@ -178,7 +177,7 @@ class _JobHandshake:
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             self._sign()
             with contextlib.suppress(OSError):
-                make_folder(resolved_folder(self._shown))
+                self._store.make()
                 self._board.put(name, b"call %d is given up " % self._number)
             return
         if isinstance(error, ProcessFailed):  # as does the message of this process, for those that hear of it later
@@ -250,7 +249,7 @@ class _JobHandshake:
     def _begin(self) -> None:
         """Make the folder and leave the mark in it."""
         for tries_left in reversed(range(_TRIES)):
-            self._made = make_folder(resolved_folder(self._shown))
+            self._store.make()
             try:
                 self._mark()
             except FileNotFoundError:  # another saver failed, and has removed what it had made
@@ -262,8 +261,7 @@ class _JobHandshake:
     def _remove_made(self) -> None:
         """Remove the folders that were made, once those who have seen them have taken their signs of life along."""
         for _ in range(_REMOVALS):
-            remove_folders(self._made)
-            if not (self._made and self._path.exists()):
+            if self._store.unmake():
                 return
             time.sleep(_PAUSE_SECONDS)
 
@@ -343,7 +341,7 @@ class _SignedMessageBoard(PathMessageBoard):
 def _refresh_folder(folder: Path) -> None:
     """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
     with contextlib.suppress(OSError):
-        open_descriptor.open_folder(os.fspath(folder))
+        opened_store(folder, quick=True).close()
 
 
 def _encode_failure(error: TreeringError) -> bytes:

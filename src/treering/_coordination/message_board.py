@@ -9,29 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-import stat
-import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Protocol, Self
 
 from treering._coordination.messages import PrepareMessage
-from treering._store.pieces import write_all
-from treering._store.posix import open_descriptor
-from treering._store.posix.folder import Folder
-from treering._values.checkpoint_names import attempt_of_message, is_message, is_prepare, temporary_name
+from treering._store.api import LARGEST_MESSAGE, Store
+from treering._store.resolve import is_folder, opened_store
+from treering._values.checkpoint_names import attempt_of_message, is_message, is_prepare
 from treering._values.human import pluralize
 from treering.errors import Corrupt
-
-LARGEST_MESSAGE: Final = 64 << 20
-"""No message is larger than this many bytes."""
-
-# Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
-_READING: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
-_PIECE: Final = 1 << 20
-# The file was replaced between its being found and its being opened, in words of different file systems.
-_REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
-_REFRESHED_AFTER: Final = 1.0
 
 
 class MessageBoard(Protocol):
@@ -60,46 +46,33 @@ class MessageBoard(Protocol):
 
 
 class FolderMessageBoard:
-    """Messages in an open folder.
+    """Messages in an open store.
 
     Example:
-        >>> import tempfile
-        >>> with Folder(tempfile.mkdtemp()) as folder:
-        ...     board = FolderMessageBoard(folder)
-        ...     board.put(".treering-waiting-00003", b"here")
-        ...     board.get(".treering-waiting-00003"), board.get(".treering-waiting-00004")
+        >>> from treering._store.memory import MemoryStore
+        >>> board = FolderMessageBoard(MemoryStore())
+        >>> board.put(".treering-waiting-00003", b"here")
+        >>> board.get(".treering-waiting-00003"), board.get(".treering-waiting-00004")
         (b'here', None)
     """
 
-    def __init__(self, folder: Folder, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = folder
-        self._clock = clock
-        self._refreshed = clock()
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def put(self, name: str, data: bytes) -> None:
-        """Write aside, then rename.
+        """Put it there in one step.
 
-        Nothing is fsynced: only processes that are alive read messages, and a power cut ends them all. What has to
+        Nothing is made durable: only processes that are alive read messages, and a power cut ends them all. What has to
         outlive it is the commit.
 
         Raises:
             OSError: the system refused, or the message is too large.
             ValueError: it is no name of a message.
         """
-        if not is_message(name):
-            raise ValueError(f"{name!r} is no name of a message")
+        _require_message(name)
         if len(data) > LARGEST_MESSAGE:
             raise OSError(errno.EFBIG, f"a message of {pluralize(len(data), 'bytes')}, more than {LARGEST_MESSAGE}")
-        aside = temporary_name(name, secrets.token_hex(8))
-        opened = self._folder.create(aside)
-        try:
-            with opened:
-                write_all(opened.number, memoryview(data))
-            self._folder.replace(aside, name)
-        except BaseException:  # an interrupt too: nothing half written stays; raised again below
-            with contextlib.suppress(OSError):  # a sweeper knows it by its name
-                self._folder.remove(aside)
-            raise
+        self._store.put(name, data)
 
     def get(self, name: str) -> bytes | None:
         """Read it, up to the largest size.
@@ -107,20 +80,7 @@ class FolderMessageBoard:
         Raises:
             OSError: the system refused; a link, a pipe or something too large has that name.
         """
-        try:
-            opened = self._folder.open(name, _READING)
-        except OSError as error:
-            if error.errno not in _REPLACED:
-                raise
-            self._refresh()
-            return None
-        try:
-            with opened:
-                return _read_message(opened.number, name)
-        except OSError as error:
-            if error.errno not in _REPLACED:
-                raise
-            return None
+        return self._store.get(name)
 
     def remove(self, name: str) -> None:
         """Remove it.
@@ -129,25 +89,17 @@ class FolderMessageBoard:
             OSError: the system refused.
             ValueError: it is no name of a message.
         """
-        if not is_message(name):
-            raise ValueError(f"{name!r} is no name of a message")
-        self._folder.remove(name)
+        _require_message(name)
+        self._store.remove(name)
 
-    def _refresh(self) -> None:
-        """Let a network file system look again, once a second.
 
-        Its client may remember for a minute that a name was not there. Opening the folder anew makes it ask whether
-        the folder has changed, and if so it forgets what it knew (NFS: close-to-open consistency).
-        """
-        if self._clock() - self._refreshed < _REFRESHED_AFTER:
-            return
-        with contextlib.suppress(OSError):  # only the wait gets longer
-            open_descriptor.open_folder(self._folder.path)
-        self._refreshed = self._clock()
+def _require_message(name: str) -> None:
+    if not is_message(name):
+        raise ValueError(f"{name!r} is no name of a message")
 
 
 class PathMessageBoard:
-    """Messages in the folder that is at a path at that moment, if there is one.
+    """Messages in the place that is at a path at that moment, if there is one.
 
     The processes that wait for process 0 to make the folder have none to open yet, and a saver that failed removes the
     one that it had made. A link at the path is followed.
@@ -159,8 +111,17 @@ class PathMessageBoard:
         True
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Self | None:
+        """Return the messages at a path; None where there is no place yet.
+
+        Raises:
+            StoreFailed: the system refuses to say.
+        """
+        return cls(path) if is_folder(path) else None
 
     def put(self, name: str, data: bytes) -> None:
         """Put it into the folder.
@@ -168,8 +129,8 @@ class PathMessageBoard:
         Raises:
             OSError: the system refused, or there is no folder.
         """
-        with Folder(self._path) as folder:
-            FolderMessageBoard(folder).put(name, data)
+        with opened_store(self._path, quick=True) as store:
+            FolderMessageBoard(store).put(name, data)
 
     def get(self, name: str) -> bytes | None:
         """Read it; None where there is no folder.
@@ -178,8 +139,8 @@ class PathMessageBoard:
             OSError: the system refused.
         """
         try:
-            with Folder(self._path) as folder:
-                return FolderMessageBoard(folder).get(name)
+            with opened_store(self._path, quick=True) as store:
+                return FolderMessageBoard(store).get(name)
         except FileNotFoundError:
             return None
 
@@ -189,8 +150,8 @@ class PathMessageBoard:
         Raises:
             OSError: the system refused.
         """
-        with contextlib.suppress(FileNotFoundError), Folder(self._path) as folder:
-            FolderMessageBoard(folder).remove(name)
+        with contextlib.suppress(FileNotFoundError), opened_store(self._path, quick=True) as store:
+            FolderMessageBoard(store).remove(name)
 
 
 def stale_messages(
@@ -228,16 +189,3 @@ def _attempt_of_prepare(name: str, get: Callable[[str], bytes | None]) -> str | 
         if data is not None:
             return PrepareMessage.read(data).attempt
     return None
-
-
-def _read_message(descriptor: int, name: str) -> bytes:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, f"{name!r} is not a file")
-    pieces: list[bytes] = []
-    left = LARGEST_MESSAGE
-    while piece := os.read(descriptor, min(left, _PIECE) + 1):
-        left -= len(piece)
-        if left < 0:
-            raise OSError(errno.EFBIG, f"{name!r} is larger than any message")
-        pieces.append(piece)
-    return b"".join(pieces)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._coordination.message_board import LARGEST_MESSAGE
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
 from treering._leaves.folder.attempts import list_attempts
+from treering._store.api import LARGEST_MESSAGE, Locks, Store
 from treering._store.failures import LinkRefused
-from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import LOCK_FILE
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
-from treering._store.posix.folders import resolved_folder
-from treering._store.posix.seen_locks import Process, SeenLocks, seen_locks
+from treering._store.posix.store import PosixStore, entry_of
+from treering._store.resolve import opened_store
 from treering._values import checkpoint_names, leaves_names
+from treering._values.checkpoint_names import LOCK_FILE
 from treering.errors import Corrupt, StoreFailed
 
 _PIECE: Final = 1 << 20
@@ -60,7 +58,7 @@ class Remains:
     """How many files that are."""
     changed: float
     """When the newest of them was changed, as seconds since 1970 by the clock of the file system."""
-    holder: Process | None
+    holder: int | None
     """The process of this machine that holds the lock of its journal or of its folder; None where none is seen."""
     journal: bool = False
     """Whether its journal is there, which proves that its data files are no checkpoint's."""
@@ -87,11 +85,11 @@ class Looked:
     """Notes, by name."""
     sizes: Mapping[str, int | None]
     """Data files by name, with their bytes; None for what is no file."""
-    saver: Process | None
+    saver: int | None
     """The process of this machine that holds the lock of the folder itself; None where none is seen."""
     lock_file: bool
     """Whether a lock file stands for that lock."""
-    locks: SeenLocks
+    locks: Locks
     """What is known of locks there."""
     trouble: str | None
     """Why the staged attempts could not be looked at."""
@@ -111,30 +109,30 @@ def looked_at(path: str) -> Looked:
         ([], None)
     """
     try:
-        with Folder(resolved_folder(path)) as folder:
-            return _looked(folder, path)
+        with opened_store(path) as store:
+            return _looked(store, path)
     except OSError as error:
         raise StoreFailed.of(error, Path(path), "read") from error
 
 
-def _looked(folder: Folder, path: str) -> Looked:
-    locks = seen_locks(folder.descriptor)
-    names = sorted(folder.names())
-    here = folder.find(".") if folder.descriptor is None else os.fstat(folder.descriptor)
+def _looked(store: Store, path: str) -> Looked:
+    locks = store.locks()
+    names = sorted(store.names())
+    here = store.find("")
     sizes: dict[str, int | None] = {}
     times: dict[str, float] = {}
     for name in names:
-        if checkpoint_names.is_data(name) and (found := folder.find(name)) is not None:
-            sizes[name] = found.st_size if stat.S_ISREG(found.st_mode) else None
-            times[name] = found.st_mtime
-    staged, trouble = _staged(folder, path, locks)
+        if checkpoint_names.is_data(name) and (found := store.find(name)) is not None:
+            sizes[name] = found.size if found.is_file else None
+            times[name] = found.modified
+    staged, trouble = _staged(store, path, locks)
     return Looked(
         names=names,
-        saved={remains.attempt: remains for remains in _saved(folder, names, sizes, times, locks)},
+        saved={remains.attempt: remains for remains in _saved(store, names, sizes, times, locks)},
         staged=staged,
-        notes=list(_notes(folder, names)),
+        notes=list(_notes(store, names)),
         sizes=sizes,
-        saver=locks.holder(here) if here is not None else None,
+        saver=locks.holder(here),
         lock_file=LOCK_FILE in names,
         locks=locks,
         trouble=trouble,
@@ -142,14 +140,14 @@ def _looked(folder: Folder, path: str) -> Looked:
 
 
 def _saved(
-    folder: Folder,
+    store: Store,
     names: Sequence[str],
     sizes: Mapping[str, int | None],
     times: Mapping[str, float],
-    locks: SeenLocks,
+    locks: Locks,
 ) -> Iterator[Remains]:
     """Walk through the attempts that have a journal or data files in a checkpoint's folder."""
-    index = folder.find(checkpoint_names.INDEX)
+    index = store.find(checkpoint_names.INDEX)
     data: dict[str, list[str]] = {}
     for name in sizes:
         data.setdefault(name.split("-")[1], []).append(name)
@@ -158,26 +156,28 @@ def _saved(
         own = data.get(attempt, [])
         files = {name: sizes[name] or 0 for name in own}
         newest = max((times[name] for name in own), default=0.0)
-        journal = folder.find(journals[attempt]) if attempt in journals else None
-        same = journal is not None and index is not None and os.path.samestat(journal, index)
+        journal = store.find(journals[attempt]) if attempt in journals else None
+        same = journal is not None and index is not None and journal.version == index.version
         if journal is not None:
-            newest = max(newest, journal.st_mtime)
-            files[journals[attempt]] = 0 if same else journal.st_size
+            newest = max(newest, journal.modified)
+            files[journals[attempt]] = 0 if same else journal.size
         if files:
             yield Remains(
                 attempt=attempt,
                 files=files,
                 count=len(files),
                 changed=newest,
-                holder=locks.holder(journal) if journal is not None else None,
+                holder=locks.holder(journal),
                 journal=journal is not None,
                 index_itself=same,
             )
 
 
-def _staged(folder: Folder, path: str, locks: SeenLocks) -> tuple[dict[str, Remains], str | None]:
+def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Remains], str | None]:
     """Return the attempts under ``.treering``, and why they could not be looked at."""
-    tree = FolderTree(folder, path)
+    if not isinstance(store, PosixStore):  # nothing is staged where nothing can be renamed
+        return {}, None
+    tree = FolderTree(store.folder, path)
     try:
         found: dict[str, Remains] = {}
         for attempt in list_attempts(tree):
@@ -191,7 +191,7 @@ def _staged(folder: Folder, path: str, locks: SeenLocks) -> tuple[dict[str, Rema
         tree.close()
 
 
-def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
+def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Remains:
     top = leaves_names.attempt_folder(attempt)
     itself = tree.find(top[:-1], top[-1])
     files = dict.fromkeys(tree.scan(top), 0)
@@ -214,25 +214,25 @@ def _staged_one(tree: FolderTree, attempt: str, locks: SeenLocks) -> Remains:
         files=files,
         count=count,
         changed=newest,
-        holder=locks.holder(itself) if itself is not None else None,
+        holder=locks.holder(itself and entry_of(attempt, itself)),
     )
 
 
-def _notes(folder: Folder, names: Sequence[str]) -> Iterator[NoteFile]:
+def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
     """Walk through the notes and read them; those that are being written are left out."""
     for name in names:
         kind = _NOTE.fullmatch(name)
         if kind is None or not checkpoint_names.is_message(name):
             continue
-        found = folder.find(name)
+        found = store.find(name)
         if found is None:  # it was taken away meanwhile
             continue
         said: PrepareMessage | VoteMessage | DecisionMessage | None = None
-        with contextlib.suppress(OSError, Corrupt):  # no note, or a damaged one
-            said = _said(name, _content(folder, name))
+        with contextlib.suppress(OSError, Corrupt, LinkRefused):  # no note, or a damaged one
+            said = _said(name, _content(store, name))
         yield NoteFile(
             name=name,
-            changed=found.st_mtime,
+            changed=found.modified,
             process=int(kind[1]) if kind[1] else None,
             attempt=said.attempt if isinstance(said, PrepareMessage) else checkpoint_names.attempt_of_message(name),
             said=said,
@@ -249,20 +249,15 @@ def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMess
     return dataclasses.replace(VoteMessage.read(data), payload=b"")
 
 
-def _content(folder: Folder, name: str) -> bytes:
+def _content(store: Store, name: str) -> bytes:
     """Read a note; whoever waits for notes may touch the folder to see the newest, and this may not.
 
     Raises:
-        OSError: it is a link, or cannot be read.
-        Corrupt: it is no file, or larger than any note.
+        OSError: it is no file, or cannot be read.
+        LinkRefused: it is a link.
+        Corrupt: it is larger than any note.
     """
-    # Without waiting, should it be a pipe that nobody writes to.
-    with folder.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
-        if not stat.S_ISREG(os.fstat(opened.number).st_mode):
-            raise Corrupt(f"{name!r} is no file")
-        data = bytearray()
-        while piece := os.read(opened.number, _PIECE):
-            data += piece
-            if len(data) > LARGEST_MESSAGE:
-                raise Corrupt(f"{name!r} is larger than any note")
-        return bytes(data)
+    with store.open_file(name) as file:
+        if file.size > LARGEST_MESSAGE:
+            raise Corrupt(f"{name!r} is larger than any note")
+        return file.read(0, file.size)

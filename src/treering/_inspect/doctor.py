@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.detect import detect
@@ -16,8 +15,9 @@ from treering._format.diagnosis import Diagnosis, Life
 from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor_attempts import Known, judged_attempts
 from treering._store.open_folder import shown_names
-from treering._store.posix.folder_lock import LOCK_FILE
+from treering._store.resolve import find_at, is_seen
 from treering._values import checkpoint_names, leaves_names
+from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.human import duration_text
 from treering.errors import NotFound, Unsupported
 
@@ -45,16 +45,17 @@ def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
         ('the folder is empty',)
     """
     shown = os.fspath(path)
-    if not os.path.lexists(shown):
+    if not is_seen(shown):
         detect(shown)  # says what was probably meant
-    if Path(shown).is_file():
+    found = find_at(shown)
+    if found is not None and found.is_file:
         raise Unsupported(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
     before = looked_at(shown)
     for _ in range(_TRIES):
-        found = _diagnosed(shown, before)
+        diagnosis = _diagnosed(shown, before)
         now = looked_at(shown)
-        if found.ok or _still(now) == _still(before):
-            return found
+        if diagnosis.ok or _still(now) == _still(before):
+            return diagnosis
         before = now
     return _diagnosed(shown, before)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from treering._checkpoint.detect import Form, detect
 from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
-from treering._store.posix.reading import LocalFile
+from treering._store.resolve import open_file
 from treering._values.checkpoint_names import INDEX
 from treering._view.listing_text import form_text, notes_of
 from treering._view.nodes import leaves_of, record_of
@@ -165,7 +165,7 @@ def _safetensors(path: str | os.PathLike[str]) -> Listing:
     from treering._format.listing import list_index
     from treering._format.safetensors import parse_safetensors
 
-    with LocalFile(Path(path)) as file:
+    with open_file(Path(path)) as file:
         index = parse_safetensors(file.size, file.read)
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
 
@@ -176,7 +176,7 @@ def _msgpack(path: str | os.PathLike[str]) -> Listing:
     from treering._codec.msgpack.window import WINDOW_BYTES
     from treering._format.listing import list_msgpack
 
-    with LocalFile(Path(path)) as file:
+    with open_file(Path(path)) as file:
         first = file.read(0, min(file.size, WINDOW_BYTES))
         if first[:2] != b"\x1f\x8b":
             return list_msgpack(first, file.size, file.read)

@@ -7,14 +7,15 @@ import re
 from typing import Final
 
 from treering._format.diagnosis import Life
-from treering._store.posix.seen_locks import SeenLocks, started
+from treering._store.api import Locks
+from treering._store.posix.seen_locks import started
 
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
 # Clocks of file systems and of processes are read in other steps.
 _CLOCK_STEP: Final = 2.0
 
 
-def life_of(holder: int | None, locks: SeenLocks, who: str | None, since: float) -> tuple[Life, str]:
+def life_of(holder: int | None, locks: Locks, who: str | None, since: float) -> tuple[Life, str]:
     """Return whether an attempt that is not committed lives, and how that is known.
 
     Args:
@@ -24,9 +25,9 @@ def life_of(holder: int | None, locks: SeenLocks, who: str | None, since: float)
         since: when that note, or the newest file, was written.
 
     Example:
-        >>> life_of(4711, SeenLocks(None, {}), None, 0.0)
+        >>> life_of(4711, Locks(None, {}), None, 0.0)
         (<Life.IN_FLIGHT: 'in flight'>, 'process 4711 of this machine holds its lock')
-        >>> life_of(None, SeenLocks("on nfs4 some are not shown", {}), "node7, pid 4711", 0.0)[0]
+        >>> life_of(None, Locks("on nfs4 some are not shown", {}), "node7, pid 4711", 0.0)[0]
         <Life.UNKNOWN: 'unknown'>
     """
     if holder is not None:

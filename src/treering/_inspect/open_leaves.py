@@ -12,7 +12,7 @@ from treering._checkpoint.detect import Form, detect
 from treering._codec.gzip import decompress
 from treering._format.listing import list_index, list_msgpack
 from treering._format.records import LeafRecord, Listing
-from treering._store.posix.reading import LocalFile
+from treering._store.resolve import open_file
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
 
         path, form = latest_step(path), Form.CHECKPOINT
     if form in (Form.MSGPACK, Form.GZIP):
-        with LocalFile(Path(path)) as file:
+        with open_file(Path(path)) as file:
             fetch: Fetch = file.read
             size = file.size
             if form is Form.GZIP:
@@ -98,7 +98,7 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
 
 
 def _fetch_from(data: bytes) -> Fetch:
-    """Return what reads from bytes as ``LocalFile.read`` reads from a file."""
+    """Return what reads from bytes as ``Reader.read`` reads from a file."""
     return lambda offset, count: data[offset : offset + count]
 
 

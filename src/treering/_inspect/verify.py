@@ -20,10 +20,11 @@ from treering._format.index import Index
 from treering._format.listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.verify_text import bad_text
+from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.open_folder import OpenFolder
-from treering._store.posix.reading import LocalFile
+from treering._store.resolve import open_file
 from treering._values.checksums import block_checksums
 from treering._values.human import pluralize
 from treering._values.keys import join_key
@@ -108,7 +109,7 @@ def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> V
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
 
-def _opened(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[LocalFile | None], list[Finding]]:
+def _opened(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[Reader | None], list[Finding]]:
     """Read the index, and open the data files that it names as far as they are there."""
     last = ""
     while True:
@@ -125,13 +126,13 @@ def _opened(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[LocalFi
         held.close()
 
 
-def _open_all(index: Index, folder: OpenFolder) -> tuple[list[LocalFile | None], list[Finding], bool]:
+def _open_all(index: Index, folder: OpenFolder) -> tuple[list[Reader | None], list[Finding], bool]:
     """Open every data file that can be opened; say what is wrong with the others, and whether any is missing."""
-    files: list[LocalFile | None] = []
+    files: list[Reader | None] = []
     findings: list[Finding] = []
     missing = False
     for number, entry in enumerate(index.files):
-        opened: LocalFile | None = None
+        opened: Reader | None = None
         try:
             opened = folder.open_files([entry.name])[entry.name]
         except DataFileMissing:
@@ -156,7 +157,7 @@ def _lost(index: Index, file: int) -> str:
     return f", and with it {index.keys[lost[0]]!r:.200}{more}"
 
 
-def _check_file(index: Index, number: int, file: LocalFile | None) -> Iterator[Finding]:
+def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Finding]:
     """Check a data file's size and header."""
     if file is None:
         return
@@ -193,7 +194,7 @@ _Piece: TypeAlias = tuple[int, int, int, int]
 """Chunk, the number of the first block, and where these blocks start and stop in the chunk."""
 
 
-def _spans(index: Index, files: Sequence[LocalFile | None]) -> Iterator[tuple[LocalFile, int, list[_Piece]]]:
+def _spans(index: Index, files: Sequence[Reader | None]) -> Iterator[tuple[Reader, int, list[_Piece]]]:
     """Yield stretches of the files of a few MiB: the file, the first byte, and the blocks in it, end to end."""
     chunks = index.chunks
     for number, file in enumerate(files):
@@ -217,7 +218,7 @@ def _spans(index: Index, files: Sequence[LocalFile | None]) -> Iterator[tuple[Lo
 
 
 def _check_blocks(
-    index: Index, files: Sequence[LocalFile | None], progress: Progress | None
+    index: Index, files: Sequence[Reader | None], progress: Progress | None
 ) -> tuple[int, list[BadBlock]]:
     """Compare every block with its checksum, large totals in two threads; return how many bytes, and the bad ones."""
     starts = first_blocks(index.chunks)
@@ -251,7 +252,7 @@ def _check_blocks(
 
 
 def _check_span(
-    index: Index, starts: Sequence[int], file: LocalFile, begin: int, pieces: Sequence[_Piece]
+    index: Index, starts: Sequence[int], file: Reader, begin: int, pieces: Sequence[_Piece]
 ) -> list[BadBlock]:
     chunks = index.chunks
     chunk, _, _, stop = pieces[-1]
@@ -274,7 +275,7 @@ def _check_span(
 
 
 def _check_alone(
-    index: Index, starts: Sequence[int], file: LocalFile, pieces: Sequence[_Piece], error: Corrupt | StoreFailed
+    index: Index, starts: Sequence[int], file: Reader, pieces: Sequence[_Piece], error: Corrupt | StoreFailed
 ) -> list[BadBlock]:
     """Check what could not be read at once block by block, so that only what is lost is named."""
     chunks = index.chunks
@@ -307,7 +308,7 @@ def _broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Ve
 
 def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     shown = os.fspath(path)
-    with LocalFile(Path(path)) as file:
+    with open_file(Path(path)) as file:
         try:
             index = parse_safetensors(file.size, file.read)
         except Corrupt as error:
@@ -324,7 +325,7 @@ def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None)
 def _verify_msgpack(path: str | os.PathLike[str]) -> Verification:
     """Check the headers of a msgpack file; in gzip form also gzip's own checksum, which covers everything."""
     shown = os.fspath(path)
-    with LocalFile(Path(path)) as file:
+    with open_file(Path(path)) as file:
         first = file.read(0, min(file.size, WINDOW_BYTES))
         zipped = first[:2] == b"\x1f\x8b"
         try:

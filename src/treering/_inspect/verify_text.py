@@ -8,13 +8,13 @@ from typing import Final
 
 from treering._format.findings import BadBlock
 from treering._format.index import Index
-from treering._store.posix.reading import LocalFile
+from treering._store.api import Reader
 from treering.errors import Corrupt, StoreFailed
 
 _PIECE_BYTES: Final = 1 << 20
 
 
-def bad_text(index: Index, files: Sequence[LocalFile | None], damaged: set[int]) -> Iterator[BadBlock]:
+def bad_text(index: Index, files: Sequence[Reader | None], damaged: set[int]) -> Iterator[BadBlock]:
     """Yield the chunk, and where in it, of each str leaf whose bytes no reader can turn into text.
 
     Reads a piece at a time, however long a text is.
@@ -39,7 +39,7 @@ def bad_text(index: Index, files: Sequence[LocalFile | None], damaged: set[int])
                 yield bad
 
 
-def _first_bad(index: Index, files: Sequence[LocalFile | None], parts: list[int]) -> BadBlock | None:
+def _first_bad(index: Index, files: Sequence[Reader | None], parts: list[int]) -> BadBlock | None:
     """Decode one text, part after part, and return the piece in which it ends to be UTF-8."""
     chunks = index.chunks
     decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")

@@ -15,7 +15,6 @@ import numpy as np
 from treering._arrays.delivered import Delivery
 from treering._arrays.host import jax_holds
 from treering._checkpoint.arrivals import plan_deliveries
-from treering._checkpoint.folder_path import folder_path
 from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
@@ -26,6 +25,7 @@ from treering._leaves.by_manager import ArrayReader, ManagerReader
 from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotted
 from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
+from treering._store.resolve import local_folder_path
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Matched, Wording, array_dtype, as_stored, aval_shape, matched
@@ -106,7 +106,7 @@ def tree_deserialize_leaves(
         >>> tree_deserialize_leaves(path)
         {'layers': {'0': 2.5, '1': None}, 'step': 7}
     """
-    path = folder_path(checkpoint_dir)
+    path = local_folder_path(checkpoint_dir)
     group = LoadGroup(path, timeout=timeout, given=GivenShardings(shardings, mesh, target), repeats=callback is None)
     options = _check_options(
         ShardingOptions(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,

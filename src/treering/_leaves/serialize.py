@@ -9,7 +9,6 @@ from typing import Any
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, outgoing
-from treering._checkpoint.folder_path import new_folder_path
 from treering._checkpoint.save_options import require_one_of
 from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
@@ -19,6 +18,7 @@ from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
+from treering._store.resolve import new_local_folder_path
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
@@ -28,7 +28,7 @@ from treering.errors import Unsupported
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
-    place = new_folder_path(path)
+    place = new_local_folder_path(path)
     manager = options.manager
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))

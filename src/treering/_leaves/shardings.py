@@ -15,13 +15,13 @@ from typing import Any, Final
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from treering._checkpoint.folder_path import folder_path
 from treering._format.index import ARRAY_KINDS, LeafType
 from treering._format.structure import as_dicts, build
 from treering._leaves.branches import read_branches
 from treering._leaves.documents.record import stored_leaves
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of, printable
+from treering._store.resolve import local_folder_path
 from treering._tree.placement import Choice, is_placement, is_rules, placed, require_mesh
 from treering._tree.registry import opened_node
 from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
@@ -252,7 +252,7 @@ def create_sharding_tree_from_index(
     """
     require_mesh(mesh)
     place_of = _place_of(default_sharding, mesh)
-    with LeavesFolder(folder_path(checkpoint_dir)) as folder:
+    with LeavesFolder(local_folder_path(checkpoint_dir)) as folder:
         (branch,), _ = read_branches(folder, prefix=prefix)
     record = branch.record
     places: list[Any] = [None] * len(record.keys)

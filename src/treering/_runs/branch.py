@@ -17,9 +17,8 @@ from treering._format.run_document import StepNote, StepOrigin, add_note, find_n
 from treering._runs.place import opened_run
 from treering._runs.removal import tidy_step
 from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
-from treering._store.open_folder import index_bytes, opened
-from treering._store.posix.folder import Folder
-from treering._store.posix.reading import LocalFile
+from treering._store.api import Reader, Store
+from treering._store.open_folder import index_document
 from treering._store.run_folder import RunFolder
 from treering.errors import Exists, NotFound
 
@@ -66,11 +65,11 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
     note_step(new, step, keep=keep, save_every=save_every)
 
 
-def _copy(path: Path, step: int, source: Folder, written: float, target: Path) -> None:
+def _copy(path: Path, step: int, source: Store, written: float, target: Path) -> None:
     """Copy a step, whose folder is open and whose index was written then, to the folder ``target``."""
     old = step_path(path, step)
     with naming(old / INDEX_NAME):
-        index = parse_index(index_bytes(source, old / INDEX_NAME))
+        index = parse_index(index_document(source).data)
     note = find_note(index.metadata) or StepNote(step=step, saved=written)
     note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)
     index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=())
@@ -78,13 +77,13 @@ def _copy(path: Path, step: int, source: Folder, written: float, target: Path) -
     with contextlib.closing(folder) as saving, saving:
         saving.others_are_done()  # there are none
         for number, file in enumerate(index.files):
-            with opened(source, file.name, old / file.name) as data:
+            with source.open_file(file.name) as data:
                 check_data_file(index, number, data)
                 if not saving.link_file(file.name, source):
                     saving.write_file(file.name, _pieces(data), data.size)
         saving.commit(encode_index(index))
 
 
-def _pieces(file: LocalFile) -> Iterator[bytes]:
+def _pieces(file: Reader) -> Iterator[bytes]:
     for start in range(0, file.size, _PIECE_BYTES):
         yield file.read(start, min(_PIECE_BYTES, file.size - start))

@@ -162,7 +162,7 @@ class Pace:
         return max(1, min(int(seconds * steps / passed) if passed > 0 else _MOST_STEPS, _MOST_STEPS))
 
     def _board(self) -> MessageBoard | None:
-        return PathMessageBoard(os.fspath(self._path)) if self._path.is_dir() else None
+        return PathMessageBoard.of(self._path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Final
 
 from treering._checkpoint.detect import other_folder
 from treering._format.document import read_digest
+from treering._store.resolve import find_at, is_seen, open_file, root_of
 from treering._store.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Format
@@ -77,19 +78,21 @@ def require_run(run: RunFolder) -> None:
 def _other(place: Path) -> str | None:
     """Say what a numbered folder or file is; None where it may be anything."""
     with contextlib.suppress(OSError):
-        if place.is_file():
+        found = find_at(place)
+        if found is not None and found.is_file:
             return "a file as flax.training.checkpoints writes it" if _FLAX.fullmatch(place.name) else None
-        if os.path.lexists(place / INDEX):
+        if is_seen(place / INDEX):
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
-        items = sorted(entry.path for entry in os.scandir(place) if entry.is_dir())[:_ITEMS]
-        return next((other for each in (place, *map(Path, items)) if (other := other_folder(each))), None)
+        items = sorted(root_of(place).places(place))[:_ITEMS]
+        found_in = (other_folder(each) for each in (place, *(place / item for item in items)))
+        return next((other for other in found_in if other), None)
     return None
 
 
-def _head(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(HEAD_BYTES)
+def _head(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read(0, min(HEAD_BYTES, file.size))
 
 
 def _listed(numbered: Iterable[tuple[int, str]]) -> str:

@@ -9,18 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from treering._checkpoint.tombstones import finish_removals
 from treering._coordination.message_board import FolderMessageBoard, stale_messages
+from treering._store.api import Held, Outcome, Store, Version
 from treering._store.failures import LinkRefused, naming
-from treering._store.open_folder import index_bytes
-from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import FolderLock
-from treering._store.posix.journal import remove_leftover
+from treering._store.open_folder import index_document
 from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
@@ -58,18 +54,21 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
     with opened, _locked(opened, os.fspath(shown)) as folder:
         if folder is None:
             return False
-        _tidy(folder, shown, names_in)
-        old = folder.find(INDEX)
-        if old is None:
+        _tidy(folder, names_in)
+        found = folder.find(INDEX)
+        if found is None:
             return False
-        if not stat.S_ISREG(old.st_mode):
+        if not found.is_file:
             raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it by hand")
-        attempt = attempt_of(index_bytes(folder, shown / INDEX))
+        index = index_document(folder)
+        attempt = attempt_of(index.data)
         if attempt is None:
             return False
         with report("remove", shown):
-            _bury(folder, checkpoint_names.tombstone_of(attempt), old)
-        _tidy(folder, shown, names_in)
+            outcome = folder.retire(INDEX, checkpoint_names.tombstone_of(attempt), index.version)
+        if outcome is Outcome.LOST:
+            return False
+        _tidy(folder, names_in)
         _sweep_messages(folder, folder.names(), _none_lives)
     return True
 
@@ -95,70 +94,60 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = Tr
         names = folder.names()
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
-            _remove_folder(folder)
+            folder.drop()
         over = not newest and INDEX in names and any(map(checkpoint_names.is_message, names))
         if not over and not any(map(_is_left_over, names)):
             return
         with _locked(folder, os.fspath(run.path / step_name(step))) as locked:
             if locked is not None:
-                _tidy(locked, run.path / step_name(step), names_in)
+                _tidy(locked, names_in)
                 if over:
                     _sweep_messages(locked, names, _none_lives)
 
 
 @contextlib.contextmanager
-def _locked(folder: Folder, shown: str) -> Iterator[Folder | None]:
+def _locked(folder: Store, shown: str) -> Iterator[Store | None]:
     """Hold the lock of a step's folder; afterwards the folder goes if it is empty. None when it is gone."""
     with naming(shown, "clear"):
-        lock = FolderLock(folder)
-        if not lock.take():
+        if not folder.lock():
             raise _busy(shown)
         try:
-            yield folder if folder.is_there() else None
+            yield folder if folder.is_current() else None
         finally:
-            lock.give_back()
+            folder.unlock()
         if not folder.names():
-            _remove_folder(folder)
+            folder.drop()
 
 
-def _bury(folder: Folder, tombstone: str, old: os.stat_result) -> None:
-    """Give the index, which is ``old``, the name of its tombstone; then the step is gone."""
-    # Two names of one file would both stay, whatever a rename reports.
-    folder.remove(tombstone)
-    try:
-        folder.replace(INDEX, tombstone)
-    except OSError:
-        # On a network file system it may be done, and only the answer lost.
-        found = folder.find(tombstone)
-        if found is None or not os.path.samestat(found, old):
-            raise
-
-
-def _tidy(folder: Folder, shown: Path, names_in: NamesIn) -> None:
+def _tidy(folder: Store, names_in: NamesIn) -> None:
     """Finish removals and sweep what dead attempts left; the folder is locked."""
     names = set(folder.names())
     live: Sequence[str] = ()
+    current: Version | None = None
     if INDEX in names:
         try:
-            live = names_in(index_bytes(folder, shown / INDEX))
+            index = index_document(folder)
+            live, current = names_in(index.data), index.version
         except TreeringError as error:
             if isinstance(error, OSError):
                 raise
             return  # nobody can say which files are its own
-    finish_removals(folder, os.fspath(shown), names, names_in, live)
+    finish_removals(folder, names, names_in, live)
     dead: set[str] = set()
-    for journal in names:
-        attempt = checkpoint_names.attempt_of_journal(journal)
+    for marker in names:
+        attempt = checkpoint_names.attempt_of_journal(marker)
         if attempt is not None:
             data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
-            if not remove_leftover(folder, journal, data):
-                raise _busy(os.fspath(shown))
-            dead.add(attempt)
+            life = folder.sweep(marker, data, INDEX, current)
+            if life is Held.YES:
+                raise _busy(os.fspath(folder.path))
+            if life is Held.NO:
+                dead.add(attempt)
     if dead:
         _sweep_messages(folder, names, lambda attempt: attempt not in dead)
 
 
-def _sweep_messages(folder: Folder, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
+def _sweep_messages(folder: Store, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
     """Remove the notes of attempts that nobody works on; the folder is locked."""
     for note in stale_messages(names, is_live, FolderMessageBoard(folder).get):
         with contextlib.suppress(OSError):  # it stands in nobody's way
@@ -172,12 +161,6 @@ def _none_lives(_: str) -> bool:
 
 def _is_left_over(name: str) -> bool:
     return (checkpoint_names.attempt_of_tombstone(name) or checkpoint_names.attempt_of_journal(name)) is not None
-
-
-def _remove_folder(folder: Folder) -> None:
-    """Remove it if it is empty: an empty folder is no step, and nobody's loss."""
-    with contextlib.suppress(OSError):
-        Path(folder.path).rmdir()
 
 
 def _busy(shown: str) -> Busy:

@@ -16,6 +16,7 @@ from treering._format.findings import Finding, Verification
 from treering._runs.policy import own_rules, unknown_metrics
 from treering._runs.steps import Records, cache_trouble, facts, records_of, step_path, steps_of
 from treering._runs.superseded import left_behind, left_steps
+from treering._store.resolve import find_at, is_folder, located
 from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
@@ -136,8 +137,8 @@ def holds_run(path: str) -> bool:
         >>> holds_run("run"), holds_run("run/step_00000001"), holds_run("nowhere")
         (True, False, False)
     """
-    place = Path(path)
-    if not place.is_dir() or (place / INDEX).exists():
+    place = located(path)
+    if not is_folder(place) or find_at(place / INDEX) is not None:
         return False
     with RunFolder(place) as run:
         return bool(run.folders())

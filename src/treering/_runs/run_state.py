@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
-from treering._checkpoint.folder_path import absolute, new_folder_path
 from treering._checkpoint.joint_load import encode_reply
 from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.message_board import PathMessageBoard
@@ -21,6 +20,7 @@ from treering._runs.known_steps import KnownSteps
 from treering._runs.pace import Pace
 from treering._runs.signals import Signals
 from treering._runs.steps import latest_of
+from treering._store.resolve import absolute, new_folder_path
 from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.warned import warn_of
@@ -126,7 +126,7 @@ class RunState:
             failed = error
         if processes.count == 1:
             return said["answer"]
-        board = PathMessageBoard(os.fspath(self.path)) if self.path.is_dir() else None
+        board = PathMessageBoard.of(self.path)
         payload = encode_reply(said, None if failed is None else Failure.of(failed))
         try:
             rows = allgather_with_deadline(payload, processes, timeout=self.timeout, board=board, doing=doing)

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from treering._store.failures import DataFileMissing, LinkRefused
-from treering._store.posix.folder import Folder
-from treering._store.posix.folders import resolved_folder
-from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.reading import LocalFile
+from treering._store.api import LARGEST_DOCUMENT, Document, Reader, Store
+from treering._store.failures import DataFileMissing
+from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
 
-LARGEST_INDEX = 2 << 30
-"""No index is larger than this many bytes."""
-
-# How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
-# https://huggingface.co/docs/huggingface_hub/guides/manage-cache
-_HUB_LINK = re.compile(r"((?:\.\./){2,})blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)")
 _SHOWN_NAMES = 5
 _NO_NAMES = frozenset({"", ".", ".."})
 
@@ -52,7 +42,7 @@ class OpenFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._folder = Folder(resolved_folder(os.fspath(path)))
+            self._store = opened_store(path)
         except OSError as error:
             raise StoreFailed.of(error, path, "read") from error
 
@@ -66,7 +56,7 @@ class OpenFolder:
 
     def close(self) -> None:
         """Close the folder; files opened from it stay open."""
-        self._folder.close()
+        self._store.close()
 
     def read_index(self) -> bytes:
         """Return the bytes of the index.
@@ -78,12 +68,12 @@ class OpenFolder:
             StoreFailed: the system refuses.
         """
         try:
-            return index_bytes(self._folder, self.path / INDEX)
+            return index_document(self._store).data
         except NotFound as error:
             message = f"there is no checkpoint in {os.fspath(self.path)!r}: it has no {INDEX!r}"
             raise _not_found(NotFound(message, hint=self._what_is_there()), self.path) from error
 
-    def open_files(self, names: Iterable[str]) -> dict[str, LocalFile]:
+    def open_files(self, names: Iterable[str]) -> dict[str, Reader]:
         """Open files by name, all or none; the caller closes them.
 
         Raises:
@@ -92,7 +82,7 @@ class OpenFolder:
             Corrupt: a name leads elsewhere.
             StoreFailed: the system refuses.
         """
-        files: dict[str, LocalFile] = {}
+        files: dict[str, Reader] = {}
         try:
             for name in names:
                 if name not in files:
@@ -103,25 +93,31 @@ class OpenFolder:
             raise
         return files
 
-    def _open(self, name: str) -> LocalFile:
+    def _open(self, name: str) -> Reader:
         if name in _NO_NAMES or not {"/", "\\", "\0", ":"}.isdisjoint(name):
             raise Corrupt(f"{os.fspath(self.path)!r} names a file outside of it: {name!r}")
         try:
-            return opened(self._folder, name, self.path / name)
+            return self._store.open_file(name)
         except NotFound as error:
             missing = DataFileMissing(f"{name!r} is missing in {os.fspath(self.path)!r}")
             missing.name = name
             raise _not_found(missing, self.path / name) from error
 
+    def _holds_index(self, name: str) -> bool:
+        try:
+            return self._store.find(f"{name}/{INDEX}") is not None
+        except OSError:
+            return False
+
     def _what_is_there(self) -> str:
         """Say what is in the folder, checkpoints first."""
         try:
-            names = sorted(self._folder.names())
+            names = sorted(self._store.names())
         except OSError as error:
             return f"what is there cannot be read: {error.strerror}"
         if not names:
             return "it is empty"
-        checkpoints = [name for name in names if os.path.lexists(os.path.join(self._folder.path, name, INDEX))]
+        checkpoints = [name for name in names if self._holds_index(name)]
         if checkpoints:
             return f"there are checkpoints in it: {shown_names(checkpoints)}"
         if any(attempt_of_tombstone(name) for name in names):
@@ -131,13 +127,12 @@ class OpenFolder:
         return f"it holds {shown_names(names)}"
 
 
-def index_bytes(folder: Folder, path: Path, name: str = INDEX) -> bytes:
-    """Return the bytes of the index in an open folder, which the caller calls ``path``.
+def index_document(store: Store, name: str = INDEX) -> Document:
+    """Return the index in an open store.
 
     Args:
-        folder: the folder.
-        path: what the caller calls the index.
-        name: its name in the folder; one that was removed has another.
+        store: the place.
+        name: its name there; one that was removed has another.
 
     Raises:
         NotFound: there is none.
@@ -145,53 +140,11 @@ def index_bytes(folder: Folder, path: Path, name: str = INDEX) -> bytes:
         Format: it is larger than any index.
         StoreFailed: the system refuses.
     """
-    with opened(folder, name, path) as file:
-        if file.size > LARGEST_INDEX:
-            raise Format(f"{os.fspath(path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
-        return file.read(0, file.size)
-
-
-def opened(folder: Folder, name: str, path: Path) -> LocalFile:
-    """Open a file of an open folder for reading.
-
-    Raises:
-        NotFound: it is not there.
-        LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
-        StoreFailed: the system refuses.
-    """
-
-    def opener(flags: int) -> OpenDescriptor:
-        try:
-            return folder.open(name, flags)
-        except OSError as error:
-            found = folder.find(name)
-            if found is None or not stat.S_ISLNK(found.st_mode):
-                raise
-            return _open_blob(folder, name, flags, error)
-
-    try:
-        return LocalFile(path, opener)
-    except StoreFailed as error:
-        if error.errno == errno.ELOOP:
-            hint = "copy the files themselves there (cp -L)"
-            raise LinkRefused(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
-        raise
-
-
-def _open_blob(folder: Folder, name: str, flags: int, refused: OSError) -> OpenDescriptor:
-    """Open what a link leads to: ``../../blobs/<hash>`` seen from ``snapshots/<revision>/``, or deeper below it."""
-    found = _HUB_LINK.fullmatch(folder.link_text(name).replace(os.sep, "/"))
-    if found is None:
-        raise refused
-    levels = found[1].count("/")
-    parts = Path(folder.path).parts
-    if len(parts) <= levels or parts[-levels] != "snapshots":
-        raise refused
-    blobs = os.path.join(*parts[:-levels], "blobs")
-    if os.path.islink(blobs):
-        raise refused
-    with Folder(blobs) as below:
-        return below.open(found[2], flags)
+    with store.open_file(name) as file:
+        if file.size > LARGEST_DOCUMENT:
+            path = os.fspath(store.path / name)
+            raise Format(f"{path!r} has {pluralize(file.size, 'bytes')}: no index is that large")
+        return Document(file.read(0, file.size), file.version)
 
 
 def _not_found(error: NotFound, path: Path) -> NotFound:

@@ -11,19 +11,15 @@ import errno
 import functools
 import os
 import re
-import stat
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from treering._store.api import Entry, Kind, Store
 from treering._store.failures import LinkRefused, naming
-from treering._store.open_folder import index_bytes, opened
-from treering._store.pieces import write_all
-from treering._store.posix import descriptors
-from treering._store.posix.folder import Folder
-from treering._store.posix.folders import resolved_folder
-from treering._store.posix.stage import StagedFile
+from treering._store.open_folder import index_document
+from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX
 from treering.errors import NotFound, StoreFailed, TreeringError
 
@@ -92,7 +88,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         with naming(os.fspath(path), "read"):
-            self._folder = Folder(resolved_folder(os.fspath(path)))
+            self._store = opened_store(path)
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +96,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._folder.close()
+        self._store.close()
 
     def names(self) -> list[str]:
         """Return all names in it, those of others too.
@@ -109,7 +105,7 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return self._folder.names()
+            return self._store.names()
 
     def folders(self) -> list[int]:
         """Return the steps whose folders are there, with an index or without, ascending.
@@ -118,7 +114,7 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            names = self._folder.folders()
+            names = self._store.places()
             return sorted(step for name in names if (step := step_of_name(name)) is not None)
 
     def steps(self) -> list[int]:
@@ -148,7 +144,7 @@ class RunFolder:
                 if latest == max(folders, default=None) or self.folders() == folders:
                     return latest
 
-    def open_step(self, step: int) -> Folder | None:
+    def open_step(self, step: int) -> Store | None:
         """Open a step's folder, which the caller closes; None when there is none, or a link or file in its place.
 
         Raises:
@@ -156,7 +152,7 @@ class RunFolder:
         """
         path = self.path / step_name(step)
         try:
-            return self._folder.below(step_name(step))
+            return self._store.below(step_name(step))
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None
@@ -172,7 +168,7 @@ class RunFolder:
         folder = self.open_step(step)
         if folder is None:
             return None
-        with folder, contextlib.suppress(NotFound), opened(folder, INDEX, self._index(step)) as file:
+        with folder, contextlib.suppress(NotFound), folder.open_file(INDEX) as file:
             return file.size, file.read(0, min(file.size, HEAD_BYTES))
         return None
 
@@ -188,20 +184,20 @@ class RunFolder:
         if folder is None:
             return None
         with folder, contextlib.suppress(NotFound):
-            return index_bytes(folder, self._index(step))
+            return index_document(folder).data
         return None
 
     def index_nbytes(self, step: int) -> int | None:
         """Return how many bytes a step's index has, which is not opened; None when it is gone."""
         with naming(os.fspath(self.path), "read"):
             found = self._find(step_name(step), INDEX)
-        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
+        return found.size if found is not None and found.is_file else None
 
     def modified(self, step: int) -> float | None:
         """Return when a step's index was last written, in POSIX seconds; None when it is gone."""
         with naming(os.fspath(self.path), "read"):
             found = self._find(step_name(step), INDEX)
-        return None if found is None else found.st_mtime
+        return None if found is None else found.modified
 
     def read_document(self) -> bytes | None:
         """Return the bytes of ``run.json``; None when it is not there, or is nothing that a run would have written.
@@ -226,7 +222,7 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return self._folder.find(LEFT_DOCUMENT) is not None
+            return self._store.find(LEFT_DOCUMENT) is not None
 
     def read_left(self) -> bytes | None:
         """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``.
@@ -245,15 +241,14 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
-            opened = self._folder.create(LEFT_DOCUMENT)
             try:
-                with opened:
-                    write_all(opened.number, memoryview(data))
-                    descriptors.sync(opened.number)
-                self._folder.sync()
+                self._store.create(LEFT_DOCUMENT, [data], len(data))
+                self._store.flush()
+            except FileExistsError:
+                raise
             except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
                 with contextlib.suppress(OSError):  # the next save sweeps it
-                    self._folder.remove(LEFT_DOCUMENT)
+                    self._store.remove(LEFT_DOCUMENT)
                 raise
 
     def remove_left(self) -> None:
@@ -263,7 +258,7 @@ class RunFolder:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
-            self._folder.remove(LEFT_DOCUMENT)
+            self._store.remove(LEFT_DOCUMENT)
 
     def replace_document(self, data: bytes, *, sweep: bool = True) -> None:
         """Put a ``run.json`` there in one step, in the place of the one that was.
@@ -278,32 +273,29 @@ class RunFolder:
         """
         path = self.path / RUN_DOCUMENT
         with naming(os.fspath(path), "write"):
-            found = self._folder.find(RUN_DOCUMENT)
-            if found is not None and not stat.S_ISREG(found.st_mode):
+            found = self._store.find(RUN_DOCUMENT)
+            if found is not None and not found.is_file:
                 raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
-            with StagedFile(os.path.join(self._folder.path, RUN_DOCUMENT), os.fspath(path), sweep=sweep) as staged:
-                staged.require_space(len(data))
-                write_all(staged.descriptor, memoryview(data))
-                staged.commit()
+            self._store.replace(RUN_DOCUMENT, data, sweep=sweep)
 
     def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
         with naming(os.fspath(self.path), "read"):
-            found = self._folder.find(name)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_DOCUMENT:
+            found = self._store.find(name)
+        if found is None or not found.is_file or found.size > _LARGEST_DOCUMENT:
             return None
         try:
-            with opened(self._folder, name, self.path / name) as file:
-                return file.read(0, min(file.size, most))
-        except (NotFound, LinkRefused):  # replaced meanwhile
+            document = self._store.read(name, most)
+        except LinkRefused:  # replaced meanwhile
             return None
+        return None if document is None else document.data
 
     def _index(self, step: int) -> Path:
         return self.path / step_name(step) / INDEX
 
     def _has_index(self, step: int) -> bool:
         found = self._find(step_name(step), INDEX)
-        if found is None or not stat.S_ISLNK(found.st_mode):
-            return found is not None and stat.S_ISREG(found.st_mode)
+        if found is None or found.kind is not Kind.LINK:
+            return found is not None and found.is_file
         # A snapshot of a hub has links for files; which of them are followed, opening knows.
         try:
             return self.read_head(step) is not None
@@ -312,7 +304,5 @@ class RunFolder:
                 return False
             raise
 
-    def _find(self, *names: str) -> os.stat_result | None:
-        with contextlib.suppress(NotADirectoryError):
-            return self._folder.find(os.path.join(*names))
-        return None
+    def _find(self, *names: str) -> Entry | None:
+        return self._store.find("/".join(names))

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 INDEX = "treering.json"
 """The index; its being there is the commit."""
 
+LOCK_FILE = ".treering.lock"
+"""What stands for the lock of a folder where folders cannot be locked."""
+
 _JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
 _TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
 _DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")
@@ -80,8 +83,18 @@ def data_of(attempt: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if (found := _DATA.fullmatch(name)) and found[1] == attempt]
 
 
+def require_data_name(attempt: str, name: str) -> None:
+    """Refuse a name that is not one of a data file of the attempt.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not data_of(attempt, [name]):
+        raise ValueError(f"{name!r} is no data file of attempt {attempt}")
+
+
 def prepare_name(job: str) -> str:
-    """Return the name of the message that says which joint save of a job is on.
+    """Return the name of the note that says which joint save of a job is on.
 
     Example:
         >>> prepare_name("0123456789abcdef")

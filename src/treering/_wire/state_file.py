@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-import re
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size
-from treering._store.posix.local import replace_file
-from treering._store.posix.reading import LocalFile
+from treering._store.api import Reader
 from treering._store.posix.streams import write_stream
+from treering._store.resolve import file_path, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
 from treering._values.telemetry import report
 from treering._wire.loaded import PlannedArrays
@@ -24,45 +22,13 @@ from treering.errors import Corrupt, Format, Unsupported
 
 PathOrFile = str | os.PathLike[str] | BinaryIO
 
-# A pathlib.Path has made one slash of the two.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path, refusing a URL before a folder called ``gs:`` is made."""
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise Unsupported(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
-    if _URL.match(text):
-        raise Unsupported(
-            f"{text!r} is a URL; only local files are supported",
-            hint="copy it here first, or save here and copy it there",
-        )
-    if not text or text.endswith(("/", os.sep)):
-        raise Unsupported(f"{text!r} names no file", hint="give the name of a file")
-    return Path(text)
-
-
-def new_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of something to write, refusing also ``~``: a folder called so is hardly meant.
-
-    Example:
-        >>> new_path("runs/7").name
-        '7'
-    """
-    place = local_path(path)
-    if place.parts[:1] and place.parts[0].startswith("~"):
-        hint = "'~' is not expanded here; os.path.expanduser does it"
-        raise Unsupported(f"{os.fspath(path)!r} begins with '~'", hint=hint)
-    return place
-
 
 def save(pieces: list[Piece], filepath: PathOrFile) -> None:
     """Write the pieces durably: to a path all or nothing, to an open file from where it stands."""
     buffers = piece_buffers(pieces)
     if isinstance(filepath, str | os.PathLike):  # some path classes have a ``write`` too
         with report("save", filepath):
-            replace_file(new_path(filepath), buffers, pieces_size(pieces))
+            write_file(new_file_path(filepath), buffers, pieces_size(pieces))
     elif hasattr(filepath, "write"):
         write_stream(filepath, buffers)
     else:
@@ -75,10 +41,10 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
         if mapped:
             raise Unsupported("an open file cannot be mapped", hint="give its path")
         return restored(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
-    path = local_path(filepath)
+    path = file_path(filepath)
     with report("load", path):
         try:
-            with LocalFile(path) as file:
+            with open_file(path) as file:
                 state = _mapped(file) if mapped else _read(file, target, strict=strict)
         except (Corrupt, Format) as error:
             error.message = f"{str(path)!r}: {error.message}"
@@ -100,14 +66,14 @@ def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:
     return data
 
 
-def _mapped(file: LocalFile) -> Any:
+def _mapped(file: Reader) -> Any:
     """Views of a map; headers are read, which costs less than touching the map here and there."""
     if not file.size:
         return unpack(b"")
     return unpack_with(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, Views(file.map()))
 
 
-def _read(file: LocalFile, target: Any, *, strict: bool) -> Any:
+def _read(file: Reader, target: Any, *, strict: bool) -> Any:
     """Plan from the headers, compare, then read every array into memory of its own."""
     arrays = PlannedArrays(file.read)
     state = unpack_with(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, arrays)

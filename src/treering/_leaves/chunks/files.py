@@ -343,7 +343,7 @@ class ChunkFile:
         with self.using() as file, self._named():
             file.read_into(jobs)
 
-    def map(self) -> mmap.mmap:
+    def map(self) -> mmap.mmap | bytes:
         """Map the whole file."""
         with self.using() as file, self._named():
             return file.map()

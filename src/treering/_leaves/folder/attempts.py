@@ -16,6 +16,7 @@ from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.rights import take_over
+from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import is_message
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
 
@@ -186,5 +187,5 @@ def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str]) -> No
 
     with contextlib.suppress(OSError, LinkRefused):  # what stays harms nobody, and the next save sweeps
         names = [name for name, kind in tree.scan(()).items() if kind == FILE and is_message(name)]
-        for name in stale_messages(names, is_live, FolderMessageBoard(folder).get):
+        for name in stale_messages(names, is_live, FolderMessageBoard(PosixStore.over(folder)).get):
             folder.remove(name)

@@ -27,9 +27,10 @@ from treering._leaves.folder.rules import IndexRules, Move, Update
 from treering._leaves.folder.sync import sync_folders
 from treering._store.failures import naming
 from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import LOCK_FILE, FolderLock
+from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
+from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.leaves_names import (
     INDEX,
     LEAVES,

@@ -9,8 +9,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import DataFileMissing
-from treering._store.open_folder import LARGEST_INDEX
 from treering._store.posix import folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
@@ -49,7 +49,7 @@ def index_bytes(tree: FolderTree) -> bytes | None:
     except FileNotFoundError:
         return None
     with file:
-        if file.size > LARGEST_INDEX:
+        if file.size > LARGEST_DOCUMENT:
             raise Format(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
 

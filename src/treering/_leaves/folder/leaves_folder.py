@@ -13,7 +13,8 @@ from typing import Self, TypeVar
 
 from treering._leaves.folder.attempts import has_saver, list_attempts
 from treering._leaves.folder.files import index_bytes, missing_error, open_below, read_small_files
-from treering._store.open_folder import LARGEST_INDEX, shown_names
+from treering._store.api import LARGEST_DOCUMENT
+from treering._store.open_folder import shown_names
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
@@ -196,7 +197,7 @@ class LeavesFolder:
                     if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
                         continue
                     with open_below(self._tree, parts, RECORD) as file:
-                        found[attempt] = file.read(0, file.size) if file.size <= LARGEST_INDEX else b""
+                        found[attempt] = file.read(0, file.size) if file.size <= LARGEST_DOCUMENT else b""
         return found
 
     def pending(self) -> set[str]:

@@ -24,6 +24,7 @@ from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
+from treering._store.posix.store import PosixStore
 from treering._store.posix.writing import write_content
 from treering._values.leaves_names import ATTEMPTS, parts_of, staged_leaves
 from treering.errors import Unsupported
@@ -104,8 +105,8 @@ class StagedFiles:
 
     @property
     def board(self) -> MessageBoard:
-        """The messages in the directory."""
-        return FolderMessageBoard(self._open_folder)
+        """The board in the directory."""
+        return FolderMessageBoard(PosixStore.over(self._open_folder))
 
     @property
     def _open_folder(self) -> Folder:

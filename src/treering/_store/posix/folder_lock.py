@@ -12,8 +12,7 @@ import os
 
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
-
-LOCK_FILE = ".treering.lock"
+from treering._values.checkpoint_names import LOCK_FILE
 
 
 class FolderLock:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.rights import take_over
-from treering._values.checkpoint_names import INDEX, journal_of
 
 # A file system without hard links says one of these.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
@@ -24,10 +24,17 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 class Journal:
     """The journal of one attempt."""
 
-    def __init__(self, folder: Folder, attempt: str) -> None:
-        """Nothing is made yet; `make` does that."""
+    def __init__(self, folder: Folder, name: str, index: str) -> None:
+        """Nothing is made yet; `make` does that.
+
+        Args:
+            folder: where.
+            name: its name.
+            index: the name that it gets.
+        """
         self._folder = folder
-        self._name = journal_of(attempt)
+        self._name = name
+        self._index = index
         self._identity: os.stat_result | None = None
         self._done = False
         self._file = OpenDescriptor()
@@ -65,14 +72,14 @@ class Journal:
         """
         self._offer()
         try:
-            self._folder.link(self._name, INDEX)
+            self._folder.link(self._name, self._index)
             self._done = True
         except OSError as error:
             if self.is_index():  # done, and only the answer was lost
                 pass
             elif error.errno not in _NO_LINKS:
                 raise
-            elif self._folder.find(INDEX) is not None:
+            elif self._folder.find(self._index) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
             else:
                 # Without hard links the lock alone keeps a second saver out between that look and this step.
@@ -98,7 +105,7 @@ class Journal:
         """
         if self._done or self._identity is None:
             return self._done
-        found = self._folder.find(INDEX)
+        found = self._folder.find(self._index)
         return found is not None and os.path.samestat(found, self._identity)
 
     def close(self) -> None:
@@ -126,17 +133,23 @@ class Journal:
 
     def _rename(self) -> None:
         try:
-            self._folder.replace(self._name, INDEX)
+            self._folder.replace(self._name, self._index)
             self._done = True
         except OSError:
             if not self.is_index():
                 raise
 
 
-def remove_leftover(folder: Folder, journal: str, data: list[str]) -> bool:
+def remove_leftover(folder: Folder, journal: str, data: Sequence[str], name: str) -> bool:
     """Remove what a dead attempt left: its data files, then its journal, which is the proof that they may go.
 
     What cannot be removed stays, and does not stand in the way of a save.
+
+    Args:
+        folder: where.
+        journal: the name of its journal.
+        data: those of its data files.
+        name: what the index is called.
 
     Returns:
         False when the attempt is not dead: its journal is locked.
@@ -146,11 +159,11 @@ def remove_leftover(folder: Folder, journal: str, data: list[str]) -> bool:
     with contextlib.suppress(OSError), folder.open(journal, flags) as opened:
         if opened.lock() is False:
             return False
-        index = folder.find(INDEX)
+        index = folder.find(name)
         # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
         if index is None or not os.path.samestat(index, os.fstat(opened.number)):
-            for name in data:
-                folder.remove(name)
+            for one in data:
+                folder.remove(one)
         if descriptors.fcntl is None:  # Windows removes only what is closed
             opened.close()
         folder.remove(journal)

@@ -10,17 +10,6 @@ from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.rights import take_over
 from treering._store.posix.writing import write_content
-from treering._values import checkpoint_names
-
-
-def require_data_name(attempt: str, name: str) -> None:
-    """Refuse a name that is not one of a data file of the attempt.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not checkpoint_names.data_of(attempt, [name]):
-        raise ValueError(f"{name!r} is no data file of attempt {attempt}")
 
 
 def write_new_file(folder: Folder, name: str, buffers: Iterable[Buffer], size: int, old: os.stat_result | None) -> None:

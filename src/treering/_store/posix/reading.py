@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import mmap
 import os
+import re
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +17,41 @@ from types import TracebackType
 from typing import Self
 
 from treering._store.crew import FirstError, work_together
+from treering._store.failures import LinkRefused
+from treering._store.posix.folder import Folder
 from treering._store.posix.folders import require_file
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.human import pluralize
 from treering.errors import Corrupt, StoreFailed
 
+# How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
+# https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+_HUB_LINK = re.compile(r"((?:\.\./){2,})blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)")
+
 # One system call fills at most this much, so that two threads finish together.
 _PIECE_BYTES = 8 << 20
 # From here on a second thread pays for itself.
 _TWO_THREADS_FROM = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class FileVersion:
+    """Which file it is, and when it was written; equal as long as nobody has replaced it or written to it."""
+
+    found: os.stat_result
+    """What the system knows of it, rights too."""
+    data: bytes | None = None
+    """What was read: a new file may get the number of an old one within one tick of the clock."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileVersion):
+            return NotImplemented
+        mine, others = self.found, other.found
+        same = os.path.samestat(mine, others) and mine.st_mtime_ns == others.st_mtime_ns
+        return same and (self.data is None or other.data is None or self.data == other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.found.st_dev, self.found.st_ino))
 
 
 class LocalFile:
@@ -34,6 +63,7 @@ class LocalFile:
     Attributes:
         path: the path as given.
         size: bytes in the file when it was opened.
+        found: what the system knew of it then.
 
     Raises:
         NotFound: nothing is there.
@@ -67,6 +97,12 @@ class LocalFile:
             cause = OSError(errno.EINVAL, f"this cannot be the name of a file ({error})")
             raise StoreFailed.of(cause, path, "read") from error
         self.size: int = found.st_size
+        self.found = found
+
+    @property
+    def version(self) -> FileVersion:
+        """Which file it is."""
+        return FileVersion(self.found)
 
     def __enter__(self) -> Self:
         return self
@@ -198,3 +234,46 @@ def _split(jobs: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memory
         view = buffer.cast("B")
         for start in range(0, len(view), _PIECE_BYTES):
             yield offset + start, view[start : start + _PIECE_BYTES]
+
+
+def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
+    """Open a file of an open folder for reading.
+
+    Raises:
+        NotFound: it is not there.
+        LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
+        StoreFailed: the system refuses.
+    """
+
+    def opener(flags: int) -> OpenDescriptor:
+        try:
+            return folder.open(name, flags)
+        except OSError as error:
+            found = folder.find(name)
+            if found is None or not stat.S_ISLNK(found.st_mode):
+                raise
+            return _open_blob(folder, name, flags, error)
+
+    try:
+        return LocalFile(path, opener)
+    except StoreFailed as error:
+        if error.errno == errno.ELOOP:
+            hint = "copy the files themselves there (cp -L)"
+            raise LinkRefused(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
+        raise
+
+
+def _open_blob(folder: Folder, name: str, flags: int, refused: OSError) -> OpenDescriptor:
+    """Open what a link leads to: ``../../blobs/<hash>`` seen from ``snapshots/<revision>/``, or deeper below it."""
+    found = _HUB_LINK.fullmatch(folder.link_text(name).replace(os.sep, "/"))
+    if found is None:
+        raise refused
+    levels = found[1].count("/")
+    parts = Path(folder.path).parts
+    if len(parts) <= levels or parts[-levels] != "snapshots":
+        raise refused
+    blobs = os.path.join(*parts[:-levels], "blobs")
+    if os.path.islink(blobs):
+        raise refused
+    with Folder(blobs) as below:
+        return below.open(found[2], flags)

@@ -7,12 +7,12 @@ fails. Linux shows all locks in ``/proc/locks``; elsewhere nothing can be said.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from treering._store.api import Locks
 
 # File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
 _OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
@@ -29,30 +29,8 @@ _STARTED: Final = 19  # the 22nd field of /proc/PID/stat, counted behind the nam
 
 _UNSHOWN: Final = "this system does not show its locks"
 
-Process = int
-"""Number of a process."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SeenLocks:
-    """The locks on the file system of one folder, as they were at one moment."""
-
-    gap: str | None
-    """Which locks are not shown, as a sentence; None where all are, so that a file that is not among them is free."""
-    holders: Mapping[int, Process]
-    """Inode -> who locked it."""
-
-    def holder(self, found: os.stat_result) -> Process | None:
-        """Return the process that holds the lock of a file or folder there; None where none is seen.
-
-        Example:
-            >>> SeenLocks(None, {}).holder(os.stat(".")) is None
-            True
-        """
-        return self.holders.get(found.st_ino)
-
-
-def seen_locks(folder: int | None) -> SeenLocks:
+def seen_locks(folder: int | None) -> Locks:
     """Look which files of the file system of an open folder are locked.
 
     Args:
@@ -60,7 +38,7 @@ def seen_locks(folder: int | None) -> SeenLocks:
 
     Example:
         >>> seen_locks(None)
-        SeenLocks(gap='this system does not show its locks', holders={})
+        Locks(gap='this system does not show its locks', holders={})
     """
     proc = Path("/proc")
     try:
@@ -69,10 +47,10 @@ def seen_locks(folder: int | None) -> SeenLocks:
         locks = _LOCK.findall((proc / "locks").read_text())
         all_seen = os.readlink(proc / "self" / "ns" / "pid") == _ALL_PROCESSES
     except OSError:
-        return SeenLocks(_UNSHOWN, {})
+        return Locks(_UNSHOWN, {})
     here = next((found for found in mounts if mount is not None and found[0] == mount[1]), None)
     if here is None:
-        return SeenLocks(_UNSHOWN, {})
+        return Locks(_UNSHOWN, {})
     _, major, minor, kind = here
     device = int(major), int(minor)
     # The device of the mount, not the one of ``stat``: btrfs shows another one there.
@@ -82,10 +60,10 @@ def seen_locks(folder: int | None) -> SeenLocks:
     gap = None if all_seen else "locks of other containers are not shown here"
     if kind not in _OF_THIS_MACHINE:
         gap = f"on {kind} locks of other machines are not shown here"
-    return SeenLocks(gap, holders)
+    return Locks(gap, holders)
 
 
-def started(process: Process) -> float | None:
+def started(process: int) -> float | None:
     """Return when a process of this machine started, as seconds since 1970; None where it does not run.
 
     Raises:

@@ -1,0 +1,479 @@
+"""What a store is: documents and data by name under one place, on disk, in memory, or in a bucket.
+
+Everything above asks for this contract and for nothing else. Optional capabilities have a default here, which is what
+a store without them answers. ``docs/design/store.md`` says for each method what the disk, memory, S3 and GCS do;
+`treering.testing.StoreContract` tests it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+import mmap
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
+
+from treering._store.pieces import Buffer
+
+LARGEST_DOCUMENT: Final = 2 << 30
+"""No document is larger than this many bytes."""
+
+LARGEST_MESSAGE: Final = 64 << 20
+"""No message between processes is larger than this many bytes."""
+
+Version: TypeAlias = Hashable
+"""Tells one content of a name from another; equal for the same content only."""
+
+
+class Anything(enum.Enum):
+    """The version to expect where none matters."""
+
+    ANY = "any"
+
+
+ANY: Final = Anything.ANY
+
+
+class Outcome(enum.Enum):
+    """How a conditional change ended."""
+
+    DONE = "done"
+    """It happened, durably once `Store.flush` has returned."""
+    LOST = "lost"
+    """It did not happen and never will: another version is there."""
+    UNKNOWN = "unknown"
+    """No answer came, and reading back did not tell: it may have happened, or may yet happen."""
+
+
+class Held(enum.Enum):
+    """Whether the writer of a marker lives."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class Kind(enum.Enum):
+    """What a name stands for."""
+
+    FILE = "file"
+    PLACE = "place"
+    LINK = "link"
+    OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a name without reading it."""
+
+    name: str
+    """The name."""
+    size: int
+    """Bytes."""
+    modified: float
+    """When it was written, in POSIX seconds by the clock of the store."""
+    version: Version
+    """Its version."""
+    kind: Kind = Kind.FILE
+    """What it is."""
+    key: Hashable = None
+    """What locks are known by."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it holds bytes."""
+        return self.kind is Kind.FILE
+
+
+class Document(NamedTuple):
+    """The content of a name."""
+
+    data: bytes
+    """All of its bytes, or the first of them."""
+    version: Version
+    """Their version."""
+
+
+class Reader(Protocol):
+    """Data open for reading by position: it stays whole whatever a later save does."""
+
+    @property
+    def path(self) -> PurePath:
+        """What messages call it."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+
+    @property
+    def version(self) -> Version:
+        """Its version."""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return ``count`` bytes from ``offset`` on; Corrupt where there are fewer."""
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each writable buffer with the bytes from its offset on."""
+
+    def map(self) -> mmap.mmap | bytes:
+        """Return all bytes, read-only: a mapping where the store can."""
+
+    def close(self) -> None:
+        """Let go of it. May be called twice."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Locks:
+    """The locks of one place, as they were at one moment.
+
+    Example:
+        >>> NO_LOCKS.holder(None) is None
+        True
+    """
+
+    gap: str | None
+    """Which locks are not shown, as a sentence; None where all are, so that what is not among them is free."""
+    holders: Mapping[Any, int]
+    """What was locked, by ``Entry.key``, and the number of the process that holds it."""
+
+    def holder(self, found: Entry | None) -> int | None:
+        """Return the process of this machine that holds the lock of what was found; None where none is seen."""
+        return None if found is None else self.holders.get(found.key)
+
+
+NO_LOCKS: Final = Locks("this store has no locks", {})
+
+
+class Claim(abc.ABC):
+    """One attempt to change a document: its marker is there until the attempt is committed or withdrawn.
+
+    As long as the marker is there, it proves that the data of its attempt are an unfinished save.
+    """
+
+    @abc.abstractmethod
+    def make(self) -> None:
+        """Put the marker there, durably.
+
+        Raises:
+            FileExistsError: it is there already.
+            OSError: the store refused.
+        """
+
+    @abc.abstractmethod
+    def prepare(self, data: bytes) -> None:
+        """Take what the document is to become, and make it as durable as it can be before the commit."""
+
+    @abc.abstractmethod
+    def commit(self) -> Outcome:
+        """Make it the document, if nothing has changed the document since the claim was made.
+
+        Raises:
+            FileNotFoundError: another writer took the marker for a leftover and removed it.
+            OSError: the store refused; ask `committed` what became of it.
+        """
+
+    @abc.abstractmethod
+    def committed(self) -> bool:
+        """Whether it has become the document.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+
+    @abc.abstractmethod
+    def withdraw(self) -> None:
+        """Remove the marker, as far as that goes; the data of the attempt are removed already."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of it; the marker stays where nothing was committed. May be called twice."""
+
+
+class Store(abc.ABC):
+    """Documents and data by name under one place, a context manager.
+
+    A name has no slash, but for `find` and `list`. Every method may raise ``OSError``, one of treering's or the
+    builtin one. What is done is visible at once to all who open the same place afterwards; `flush` says when it
+    survives a power cut.
+
+    Attributes:
+        path: the place, as messages call it.
+    """
+
+    path: PurePath
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The place.
+
+    @abc.abstractmethod
+    def open(self, *, quick: bool = False) -> None:
+        """Begin to use a place that is there; ``quick`` for those who open it again and again.
+
+        Raises:
+            FileNotFoundError: nothing is there, where the store can tell.
+            OSError: a single object is there.
+        """
+
+    def make(self) -> None:  # noqa: B027 - a place needs no making where names are all there is
+        """Make the place if it is missing, durably. `open` follows."""
+
+    def unmake(self) -> bool:
+        """Remove what `make` made, as far as nothing else uses it; False where it is still there."""
+        return True
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of it; what was made stays, and files opened from it stay open. It may be opened again."""
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to what was opened."""
+        return True
+
+    def lock(self) -> bool:
+        """Keep other writers out for as long as this one lives, where the store can; False when another one is in.
+
+        Nothing rests on it but the message: where a store has no locks, the claim decides who wins.
+        """
+        return True
+
+    def unlock(self) -> None:  # noqa: B027
+        """Let others in. May be called twice."""
+
+    def drop(self) -> None:  # noqa: B027
+        """Remove the place itself, if nothing is in it."""
+
+    @abc.abstractmethod
+    def below(self, name: str) -> Store:
+        """Open the place ``name`` in this one.
+
+        Raises:
+            FileNotFoundError: nothing is there, where the store can tell.
+            OSError: it is a link or a single object.
+        """
+
+    # Looking.
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """Return the names in it, those of places below too."""
+
+    @abc.abstractmethod
+    def places(self) -> list[str]:
+        """Return the names of the places below."""
+
+    @abc.abstractmethod
+    def find(self, name: str) -> Entry | None:
+        """Return what is known of ``name``, which may be ``place/name``, without reading it; None for nothing."""
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """Walk through all that begins with ``prefix``, at any depth, in no order; names are relative to the place."""
+        for name in self.names():
+            found = self.find(name)
+            if found is not None and found.is_file:
+                if name.startswith(prefix):
+                    yield found
+            elif found is not None and found.kind is Kind.PLACE and _may_lead(f"{name}/", prefix):
+                with self.below(name) as place:
+                    for entry in place.list(prefix[len(name) + 1 :]):
+                        yield dataclasses.replace(entry, name=f"{name}/{entry.name}")
+
+    # Reading.
+
+    @abc.abstractmethod
+    def open_file(self, name: str) -> Reader:
+        """Open data or a document for reading.
+
+        Raises:
+            NotFound: it is not there.
+            LinkRefused: it is a link that leads elsewhere.
+            StoreFailed: the store refused.
+        """
+
+    @abc.abstractmethod
+    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
+        """Return a document, at most its first ``most`` bytes; None where there is none.
+
+        Raises:
+            LinkRefused: it is a link that leads elsewhere.
+            StoreFailed: the store refused.
+        """
+
+    def get(self, name: str) -> bytes | None:
+        """Return a message that another process may be putting just now; None where there is none."""
+        found = self.read(name)
+        return None if found is None else found.data
+
+    # Writing.
+
+    @abc.abstractmethod
+    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
+        """Write data under a name that must not be there, whole; the name is durable after `flush`.
+
+        Args:
+            name: the name.
+            buffers: C-contiguous buffers of any item type, asked for one after the other.
+            size: how many bytes they hold together.
+            like: the version of what it belongs to, whose owner and permissions it takes over where there are such.
+
+        Raises:
+            FileExistsError: something is there.
+            OSError: the store refused, or the buffers hold another number of bytes; a part of it may be there.
+        """
+
+    @abc.abstractmethod
+    def replace(
+        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
+    ) -> Outcome:
+        """Make ``data`` the content of a small document in one step, durably.
+
+        Args:
+            name: the name.
+            data: its bytes; something in them must be random, for a version may say no more than the content does.
+            expected: the version to replace; None where nothing may be there, ``ANY`` for whatever is.
+            sweep: whether to look for what dead writers of it left, where any could.
+
+        Raises:
+            OSError: the store refused; nothing has changed.
+        """
+
+    @abc.abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Make ``data`` the content of a message in one step, whatever is there. It need not survive a power cut.
+
+        Raises:
+            OSError: the store refused, or its answer was lost; it may be done all the same.
+        """
+
+    @abc.abstractmethod
+    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+        """Remove ``name``; what is gone already is removed.
+
+        ``expected`` is a capability: a store that cannot compare answers LOST to every version.
+        """
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Make what was created, put and removed durable, names too; nothing to do where an answer is durable."""
+
+    # Attempts.
+
+    @abc.abstractmethod
+    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
+        """Return an attempt to change the document ``name``, of which ``base`` is there; `Claim.make` begins it."""
+
+    @abc.abstractmethod
+    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
+        """Remove what an attempt left, if it can never commit: its data first, its marker last.
+
+        What proves that is the store's own: that its writer is dead, or that its base is no longer what ``name`` is.
+        ``current`` is the version of ``name``, read after ``marker`` and ``data`` were listed; ``data`` holds nothing
+        that it lists.
+
+        Returns:
+            YES when its writer lives, UNKNOWN when it may yet commit: nothing was removed then. NO: what could be
+            removed was.
+        """
+
+    def held(self, marker: str) -> Held:
+        """Whether the writer of a marker lives."""
+        return Held.UNKNOWN
+
+    def locks(self) -> Locks:
+        """Return what is known of locks here, found out by reading alone."""
+        return NO_LOCKS
+
+    @abc.abstractmethod
+    def retire(self, name: str, new: str, expected: Version) -> Outcome:
+        """Give the document ``name``, of that version, the name ``new``; from then on it is gone.
+
+        Raises:
+            OSError: the store refused; nothing has changed.
+        """
+
+    # Capabilities.
+
+    def require_space(self, size: int) -> None:  # noqa: B027
+        """Refuse early what cannot fit.
+
+        Raises:
+            OSError: fewer than ``size`` bytes are free.
+        """
+
+    def require_writable(self, name: str) -> None:  # noqa: B027
+        """Refuse a document that may not be replaced.
+
+        Raises:
+            OSError: its rights, or those of the place, say so.
+        """
+
+    def link_from(self, source: Store, name: str) -> bool:
+        """Give data of another place the same name here without a copy; False where that cannot be."""
+        return False
+
+
+def _may_lead(place: str, prefix: str) -> bool:
+    return place.startswith(prefix) or prefix.startswith(place)
+
+
+class Root(abc.ABC):
+    """All places of one kind by their whole path: the disk, the memory of this process, a bucket."""
+
+    @abc.abstractmethod
+    def place(self, path: PurePath) -> Store:
+        """Return the store at a path, not opened yet."""
+
+    @abc.abstractmethod
+    def open_file(self, path: PurePath) -> Reader:
+        """Open a single file; NotFound, StoreFailed."""
+
+    @abc.abstractmethod
+    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
+        """Make a single file, or replace it as a whole, durably; places above are made; StoreFailed."""
+
+    @abc.abstractmethod
+    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
+        """Return what is at a path; None for nothing. A place is an entry that is no file."""
+
+    @abc.abstractmethod
+    def names(self, path: PurePath) -> Iterator[str]:
+        """Walk through the names in a place, if there is one that can be read."""
+
+    @abc.abstractmethod
+    def places(self, path: PurePath, most: int | None = None) -> list[str]:
+        """Return the places among the first ``most`` names in a place, or in all of it."""
+
+    @abc.abstractmethod
+    def absolute(self, path: PurePath) -> PurePath:
+        """Return a path that holds when the program changes its current folder."""
+
+    @abc.abstractmethod
+    def settled(self, path: PurePath) -> PurePath:
+        """Return the path by which one place is known whatever leads to it."""
+
+
+def open_place(root: Root, path: PurePath) -> Store:
+    """Open the store at a path.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        OSError: the store refused.
+    """
+    store = root.place(path)
+    store.open()
+    return store

@@ -1,0 +1,456 @@
+"""A store in the memory of this process, which its threads share: ``memory://name/...``.
+
+It behaves as a bucket does: names in a flat space, a version for each content, no locks, no renames, no proof that a
+writer lives or is dead. A writer that sleeps and wakes is told at its commit that it has lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import PurePath, PurePosixPath
+from types import TracebackType
+from typing import Final, Self
+
+from treering._store.api import (
+    ANY,
+    LARGEST_DOCUMENT,
+    Anything,
+    Claim,
+    Document,
+    Entry,
+    Held,
+    Kind,
+    Outcome,
+    Reader,
+    Root,
+    Store,
+    Version,
+)
+from treering._store.pieces import Buffer, pieces
+from treering._values.human import pluralize
+from treering.errors import Corrupt, StoreFailed
+
+SCHEME: Final = "memory://"
+
+
+class MemoryPath(PurePosixPath):
+    """A path in the memory of this process; nothing on disk is ever looked at for it.
+
+    Example:
+        >>> path = MemoryPath("memory://runs/a") / "step_00000001"
+        >>> str(path), path.name, str(path.parent)
+        ('memory://runs/a/step_00000001', 'step_00000001', 'memory://runs/a')
+    """
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def key(self) -> str:
+        """The name that it has in the memory: all but the scheme."""
+        return "/".join(self.parts[1:])
+
+
+def _unproved(_: str) -> Held:
+    """Say of a marker what memory proves: nothing."""
+    return Held.UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Content:
+    data: bytes
+    version: int
+    modified: float
+
+
+class _Contents:
+    """All names and what they hold; a folder that was made is a name that ends in a slash, as in a bucket."""
+
+    def __init__(self, proof: Callable[[str], Held]) -> None:
+        self.lock = threading.RLock()
+        self.by_name: dict[str, _Content] = {}
+        self.proof = proof
+        self._versions = itertools.count(1)
+        self._claimed: dict[str, int] = {}
+
+    def set(self, key: str, data: bytes) -> None:
+        self.by_name[key] = _Content(data, next(self._versions), time.time())
+
+    def pop(self, key: str) -> None:
+        if self.by_name.pop(key, None) is not None and key in self._claimed:
+            self._claimed[key] = next(self._versions)
+
+    def state(self, key: str) -> int:
+        """Return a number that changes with each content of the name, and with each time that it goes."""
+        found = self.by_name.get(key)
+        return self._claimed.setdefault(key, 0) if found is None else found.version
+
+    def below(self, prefix: str) -> list[str]:
+        with self.lock:
+            return [key for key in self.by_name if key.startswith(prefix)]
+
+
+class MemoryStore(Store):
+    """Documents and data in memory.
+
+    Args:
+        path: the place; without one, it is a memory of its own.
+        proof: tells of a marker whether its writer lives, for tests of what follows from that.
+
+    Example:
+        >>> store = MemoryStore()
+        >>> store.put(".treering-waiting-00001", b"here")
+        >>> store.get(".treering-waiting-00001"), store.get(".treering-waiting-00002")
+        (b'here', None)
+    """
+
+    def __init__(self, path: MemoryPath | None = None, *, proof: Callable[[str], Held] = _unproved) -> None:
+        self.path: PurePath = MemoryPath(f"{SCHEME}test") if path is None else path
+        self._contents = _Contents(proof) if path is None else _SHARED
+        self._prefix = "" if path is None else f"{path.key}/"
+        self._made = False
+
+    def open(self, *, quick: bool = False) -> None:
+        """Begin to use a place.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            NotADirectoryError: a file is there.
+        """
+        with self._contents.lock:
+            if self._prefix and self._prefix.rstrip("/") in self._contents.by_name:
+                raise NotADirectoryError(errno.ENOTDIR, "a file stands there, not a folder")
+            if self._prefix and not self._contents.below(self._prefix):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def make(self) -> None:
+        """Make the place if it is missing, so that it is there before the first name in it."""
+        with self._contents.lock:
+            for above in itertools.accumulate(self._prefix.rstrip("/").split("/"), "{}/{}".format):
+                if above in self._contents.by_name:
+                    raise NotADirectoryError(errno.ENOTDIR, f"{SCHEME}{above} is a file, not a folder")
+            if self._prefix and not self._contents.below(self._prefix):
+                self._contents.set(self._prefix, b"")
+                self._made = True
+
+    def unmake(self) -> bool:
+        """Remove what `make` made; False where it is still there."""
+        if self._made:
+            self._contents.pop(self._prefix)
+        return not (self._made and self._contents.below(self._prefix))
+
+    def drop(self) -> None:
+        """Forget the place itself, if nothing is in it."""
+        self._contents.pop(self._prefix)
+
+    def close(self) -> None:
+        """What was made stays."""
+        self._made = False
+
+    def below(self, name: str) -> MemoryStore:
+        """Open the place ``name`` in this one.
+
+        Raises:
+            OSError: nothing, or a file, is there.
+        """
+        store = MemoryStore(MemoryPath(self.path / name))
+        store._contents, store._prefix = self._contents, f"{self._prefix}{name}/"
+        store.open()
+        return store
+
+    def names(self) -> list[str]:
+        """Return the names in it, those of places below too."""
+        start = len(self._prefix)
+        keys = self._contents.below(self._prefix)
+        return list(dict.fromkeys(key[start:].partition("/")[0] for key in keys if len(key) > start))
+
+    def places(self) -> list[str]:
+        """Return the names of the places below."""
+        start = len(self._prefix)
+        keys = self._contents.below(self._prefix)
+        return list(dict.fromkeys(key[start:].partition("/")[0] for key in keys if "/" in key[start:]))
+
+    def find(self, name: str) -> Entry | None:
+        """Return what is known of ``name``, which may be ``place/name``; None for nothing."""
+        key = self._prefix + name
+        with self._contents.lock:
+            found = self._contents.by_name.get(key)
+            if found is not None:
+                return Entry(name, len(found.data), found.modified, found.version)
+            below = self._contents.below(f"{key}/")
+        return Entry(name, 0, 0.0, 0, Kind.PLACE) if below else None
+
+    def open_file(self, name: str) -> MemoryFile:
+        """Open data or a document for reading.
+
+        Raises:
+            NotFound: it is not there.
+        """
+        path = self.path / name
+        with self._contents.lock:
+            found = self._contents.by_name.get(self._prefix + name)
+            if found is None and self._contents.below(f"{self._prefix}{name}/"):
+                refused: OSError = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                raise StoreFailed.of(refused, path, "read")
+        if found is None:
+            raise StoreFailed.of(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), path, "read")
+        return MemoryFile(path, found.data, found.version)
+
+    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
+        """Return a document, at most its first ``most`` bytes; None where there is none."""
+        found = self._contents.by_name.get(self._prefix + name)
+        return None if found is None else Document(found.data[:most], found.version)
+
+    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
+        """Write data under a name that must not be there.
+
+        Raises:
+            FileExistsError: something is there.
+            OSError: the buffers hold another number of bytes.
+        """
+        if self.find(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        data = b"".join(pieces(buffers, size))
+        with self._contents.lock:
+            if self.find(name) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            self._contents.set(self._prefix + name, data)
+
+    def replace(
+        self,
+        name: str,
+        data: bytes,
+        expected: Version | Anything | None = ANY,
+        *,
+        sweep: bool = True,
+    ) -> Outcome:
+        """Make ``data`` the content of a document, if its version is the expected one."""
+        with self._contents.lock:
+            if expected is not ANY and self._version(name) != expected:
+                return Outcome.LOST
+            self._contents.set(self._prefix + name, bytes(data))
+        return Outcome.DONE
+
+    def put(self, name: str, data: bytes) -> None:
+        """Make ``data`` the content of a message."""
+        self.replace(name, data)
+
+    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+        """Remove ``name``, if its version is the expected one; gone already is gone."""
+        with self._contents.lock:
+            if expected is not ANY and self._version(name) not in (expected, None):
+                return Outcome.LOST
+            self._contents.pop(self._prefix + name)
+        return Outcome.DONE
+
+    def flush(self) -> None:
+        """Nothing is more durable than this process."""
+
+    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
+        """Return an attempt to change the document ``name``."""
+        return _MemoryClaim(self, self._contents, self._prefix + marker, self._prefix + name, base)
+
+    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
+        """Remove what an attempt left whose base is no longer the document, or whose writer is proved to be dead."""
+        life = self.held(marker)
+        if life is Held.UNKNOWN:
+            begun = self.read(marker)
+            based = _base_text(current)
+            if begun is None or begun.data == based:
+                return Held.UNKNOWN
+            life = Held.NO
+        if life is Held.NO:
+            for one in (*data, marker):
+                self.remove(one)
+        return life
+
+    def held(self, marker: str) -> Held:
+        """Whether the writer of a marker lives, as far as ``proof`` knows."""
+        return self._contents.proof(marker)
+
+    def retire(self, name: str, new: str, expected: Version) -> Outcome:
+        """Give the document ``name``, of that version, the name ``new``."""
+        with self._contents.lock:
+            found = self._contents.by_name.get(self._prefix + name)
+            if found is None or found.version != expected:
+                return Outcome.LOST
+            self._contents.set(self._prefix + new, found.data)
+            self._contents.pop(self._prefix + name)
+        return Outcome.DONE
+
+    def _version(self, name: str) -> int | None:
+        found = self._contents.by_name.get(self._prefix + name)
+        return None if found is None else found.version
+
+
+class _MemoryClaim(Claim):
+    """A marker that says which version its attempt is based on, then a compare and swap."""
+
+    def __init__(self, store: MemoryStore, contents: _Contents, marker: str, name: str, base: Version | None) -> None:
+        self._store = store
+        self._contents = contents
+        self._marker = marker
+        self._name = name
+        self._base = base
+        self._state: Version = None
+        self._data = b""
+        self._made = self._done = False
+
+    def make(self) -> None:
+        """Put the marker there.
+
+        Raises:
+            FileExistsError: it is there already.
+        """
+        with self._contents.lock:
+            if self._marker in self._contents.by_name:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            found = self._contents.by_name.get(self._name)
+            # Where nothing was, the number of this absence: it does not come again.
+            if self._base is not None:
+                self._state = self._base
+            elif found is None:
+                self._state = self._contents.state(self._name)
+            self._contents.set(self._marker, _base_text(self._base))
+            self._made = True
+
+    def prepare(self, data: bytes) -> None:
+        """Keep it."""
+        self._data = data
+
+    def commit(self) -> Outcome:
+        """Compare and swap, then remove the marker.
+
+        Raises:
+            FileNotFoundError: the marker was swept.
+        """
+        with self._contents.lock:
+            if self._marker not in self._contents.by_name:
+                raise FileNotFoundError(errno.ENOENT, "the marker of this attempt is gone")
+            if self._contents.state(self._name) != self._state:
+                return Outcome.LOST
+            self._contents.set(self._name, self._data)
+            self._contents.pop(self._marker)
+            self._done = True
+        return Outcome.DONE
+
+    def committed(self) -> bool:
+        """Whether the swap was made."""
+        return self._done
+
+    def withdraw(self) -> None:
+        """Remove the marker."""
+        if self._made:
+            self._contents.pop(self._marker)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _base_text(version: Version | None) -> bytes:
+    return str(version or 0).encode()
+
+
+class MemoryFile:
+    """Bytes in memory, read as a local file is; a context manager."""
+
+    def __init__(self, path: PurePath, data: bytes, version: Version = None) -> None:
+        self.path = path
+        self.size = len(data)
+        self.version = version
+        self._data = data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return ``count`` bytes from ``offset`` on.
+
+        Raises:
+            Corrupt: there are fewer.
+        """
+        if offset < 0 or count < 0 or offset + count > self.size:
+            wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
+            raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
+        return self._data[offset : offset + count]
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each writable buffer with the bytes from its offset on.
+
+        Raises:
+            Corrupt: there are fewer.
+        """
+        for offset, buffer in jobs:
+            self.read(offset, 0 if offset + buffer.nbytes <= self.size else buffer.nbytes)
+            if buffer.nbytes:
+                buffer.cast("B")[:] = memoryview(self._data)[offset : offset + buffer.nbytes]
+
+    def map(self) -> bytes:
+        """Return all bytes, which are in memory already.
+
+        Raises:
+            Corrupt: there are none.
+        """
+        if not self.size:
+            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
+        return self._data
+
+
+class MemoryRoot(Root):
+    """All that is at ``memory://...`` in this process."""
+
+    def place(self, path: PurePath) -> MemoryStore:
+        """Return the store at a path."""
+        return MemoryStore(MemoryPath(path))
+
+    def open_file(self, path: PurePath) -> Reader:
+        """Open a single file.
+
+        Raises:
+            NotFound: it is not there.
+        """
+        return MemoryStore(MemoryPath(path.parent)).open_file(path.name)
+
+    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
+        """Make a single file, or replace it as a whole."""
+        MemoryStore(MemoryPath(path.parent)).replace(path.name, b"".join(pieces(buffers, size)))
+
+    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
+        """Return what is at a path; None for nothing."""
+        return MemoryStore(MemoryPath(path.parent)).find(path.name)
+
+    def names(self, path: PurePath) -> Iterator[str]:
+        """Walk through the names in a place."""
+        return iter(MemoryStore(MemoryPath(path)).names())
+
+    def places(self, path: PurePath, most: int | None = None) -> list[str]:
+        """Return the places among the first names in a place."""
+        return MemoryStore(MemoryPath(path)).places()[:most]
+
+    def absolute(self, path: PurePath) -> PurePath:
+        """Return the path: it is absolute."""
+        return path
+
+    def settled(self, path: PurePath) -> PurePath:
+        """Return the path: nothing else leads there."""
+        return path
+
+
+_SHARED: Final = _Contents(_unproved)

@@ -1,0 +1,431 @@
+"""The store on a file system: one folder, opened once, so that everything happens in it whatever is put at its path."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import Final
+
+from treering._store.api import (
+    ANY,
+    LARGEST_DOCUMENT,
+    LARGEST_MESSAGE,
+    Anything,
+    Claim,
+    Document,
+    Entry,
+    Held,
+    Kind,
+    Locks,
+    Outcome,
+    Store,
+    Version,
+)
+from treering._store.pieces import Buffer, write_all
+from treering._store.posix import descriptors, open_descriptor
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_lock import FolderLock
+from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
+from treering._store.posix.journal import Journal, remove_leftover
+from treering._store.posix.new_file import write_new_file
+from treering._store.posix.reading import FileVersion, LocalFile, open_in
+from treering._store.posix.seen_locks import seen_locks
+from treering._store.posix.stage import StagedFile
+from treering.errors import NotFound
+
+# Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
+_READING: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+_PIECE: Final = 1 << 20
+# The file was replaced between its being found and its being opened, in words of different file systems.
+_REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
+_REFRESHED_AFTER: Final = 1.0
+_PAUSE: Final = 0.001
+
+
+class PosixStore(Store):
+    """A folder.
+
+    Example:
+        >>> import tempfile
+        >>> with PosixStore(Path(tempfile.mkdtemp())) as store:
+        ...     store.open()
+        ...     store.create("data", [b"tree", b"ring"], 8)
+        ...     store.read("data").data
+        b'treering'
+    """
+
+    def __init__(self, path: PurePath, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            path: the folder; a link to one is followed.
+            clock: tells when a network file system was last asked to look again.
+        """
+        self.path = path
+        self._clock = clock
+        self._refreshed = clock()
+        self._target: str | None = None
+        self._opened: Folder | None = None
+        self._lock: FolderLock | None = None
+        self._made: list[str] = []
+
+    @classmethod
+    def over(cls, folder: Folder, clock: Callable[[], float] = time.monotonic) -> PosixStore:
+        """Return the store of a folder that is open, and that the caller closes."""
+        store = cls(Path(folder.path), clock)
+        store._opened, store._target = folder, folder.path
+        return store
+
+    @property
+    def folder(self) -> Folder:
+        """The open folder, for what only a local one can do."""
+        if self._opened is None:
+            raise RuntimeError("the store is not open")
+        return self._opened
+
+    def open(self, *, quick: bool = False) -> None:
+        """Open the folder; ``quick`` without looking at where its path leads.
+
+        Raises:
+            FileNotFoundError: there is none.
+            OSError: a file is there, or the system refuses.
+        """
+        self._opened = Folder(os.fspath(self.path) if quick else self._resolved())
+
+    def make(self) -> None:
+        """Make the folder and those above it; the name of each is durable before the next one is made."""
+        self._made = make_folder(self._resolved())
+
+    def unmake(self) -> bool:
+        """Remove the folders that were made, as far as they are empty; False where the last one is still there."""
+        remove_folders(self._made)
+        return not (self._made and os.path.lexists(self._made[-1]))
+
+    def close(self) -> None:
+        """Give the lock back and close the folder."""
+        self.unlock()
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
+        self._made = []
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to the open folder."""
+        return self.folder.is_there()
+
+    def lock(self) -> bool:
+        """Take the lock of the folder without waiting; False when another saver holds it."""
+        self._lock = FolderLock(self.folder)
+        return self._lock.take()
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.give_back()
+            self._lock = None
+
+    def drop(self) -> None:
+        """Remove the folder, if it is empty."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder.path)
+
+    def below(self, name: str) -> PosixStore:
+        """Open the folder ``name`` in it.
+
+        Raises:
+            OSError: there is none; ENOTDIR or ELOOP when it is a link or no folder.
+        """
+        store = PosixStore(self.path / name)
+        store._opened = self.folder.below(name)
+        store._target = store._opened.path
+        return store
+
+    def names(self) -> list[str]:
+        """Return all names in the folder."""
+        return self.folder.names()
+
+    def places(self) -> list[str]:
+        """Return the names of the folders in it; a link to one is none."""
+        return self.folder.folders()
+
+    def find(self, name: str) -> Entry | None:
+        """Return what is known of ``name``; of the folder itself where that is empty."""
+        folder = self.folder
+        if not name and folder.descriptor is not None:
+            return entry_of(name, os.fstat(folder.descriptor))
+        try:
+            found = folder.find(name or ".")
+        except NotADirectoryError:
+            if "/" not in name:
+                raise
+            return None
+        return None if found is None else entry_of(name, found)
+
+    def open_file(self, name: str) -> LocalFile:
+        """Open a file in it.
+
+        Raises:
+            NotFound: it is not there.
+            LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
+            StoreFailed: the system refuses.
+        """
+        return open_in(self.folder, name, Path(self.path / name))
+
+    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
+        """Return a file, at most its first ``most`` bytes; None where there is none."""
+        try:
+            with self.open_file(name) as file:
+                data = file.read(0, min(file.size, most))
+                return Document(data, FileVersion(file.found, data))
+        except NotFound:
+            return None
+
+    def get(self, name: str) -> bytes | None:
+        """Read a message; where it is not there, a network file system is asked to look again once a second.
+
+        Raises:
+            OSError: the system refused; a link, a pipe or something too large has that name.
+        """
+        try:
+            opened = self.folder.open(name, _READING)
+        except OSError as error:
+            if error.errno not in _REPLACED:
+                raise
+            self._refresh()
+            return None
+        try:
+            with opened:
+                return _message(opened.number, name)
+        except OSError as error:
+            if error.errno not in _REPLACED:
+                raise
+            return None
+
+    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
+        """Write a new file, durable but for its name."""
+        write_new_file(self.folder, name, buffers, size, _stat_of(like))
+
+    def replace(
+        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
+    ) -> Outcome:
+        """Stage a file beside it, then rename, or link where nothing may be there."""
+        if expected is ANY:
+            return self._put_in_place(name, data, sweep=sweep)
+        if expected is None:
+            return self._link_in_place(name, data)
+        try:
+            current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+        except FileNotFoundError:
+            return Outcome.LOST
+        with current:
+            # Each who swaps locks the file that goes; after the rename another one is there.
+            while current.lock() is False:
+                time.sleep(_PAUSE)
+            found = self.read(name)
+            if found is None or found.version != expected or found.version != FileVersion(os.fstat(current.number)):
+                return Outcome.LOST
+            return self._put_in_place(name, data, sweep=sweep)
+
+    def _put_in_place(self, name: str, data: bytes, *, sweep: bool) -> Outcome:
+        shown = os.fspath(self.path / name)
+        with StagedFile(os.path.join(self.folder.path, name), shown, sweep=sweep) as staged:
+            staged.require_space(len(data))
+            write_all(staged.descriptor, memoryview(data))
+            staged.commit()
+        return Outcome.DONE
+
+    def _link_in_place(self, name: str, data: bytes) -> Outcome:
+        folder = self.folder
+        aside = f"{name}.{secrets.token_hex(8)}.new"
+        try:
+            with folder.create(aside) as opened:
+                write_all(opened.number, memoryview(data))
+                descriptors.sync(opened.number)
+            folder.link(aside, name)
+        except FileExistsError:
+            return Outcome.LOST
+        finally:
+            with contextlib.suppress(OSError):
+                folder.remove(aside)
+        folder.sync()
+        return Outcome.DONE
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write aside, then rename; nothing is fsynced."""
+        folder = self.folder
+        aside = f"{name}.{secrets.token_hex(8)}.new"
+        opened = folder.create(aside)
+        try:
+            with opened:
+                write_all(opened.number, memoryview(data))
+            folder.replace(aside, name)
+        except BaseException:  # an interrupt too: nothing half written stays; raised again below
+            with contextlib.suppress(OSError):  # a sweeper knows it by its name
+                folder.remove(aside)
+            raise
+
+    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+        """Remove a file; gone already is gone. Of a version, under the lock of the file."""
+        if expected is ANY:
+            self.folder.remove(name)
+            return Outcome.DONE
+        try:
+            current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+        except FileNotFoundError:
+            return Outcome.DONE
+        with current:
+            while current.lock() is False:
+                time.sleep(_PAUSE)
+            found = self.read(name)
+            if found is not None and found.version != expected:
+                return Outcome.LOST
+            self.folder.remove(name)
+        return Outcome.DONE
+
+    def flush(self) -> None:
+        """Make the names in the folder durable."""
+        self.folder.sync()
+
+    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
+        """Return an attempt to change the document ``name``: its journal."""
+        return _PosixClaim(self, Journal(self.folder, marker, name), base)
+
+    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
+        """Remove what a dead attempt left; its journal can be locked then."""
+        return Held.NO if remove_leftover(self.folder, marker, data, name) else Held.YES
+
+    def held(self, marker: str) -> Held:
+        """Whether the lock of a marker is held, where this machine shows all locks."""
+        found = self.find(marker)
+        if found is None:
+            return Held.NO
+        locks = self.locks()
+        if locks.holder(found) is not None:
+            return Held.YES
+        return Held.UNKNOWN if locks.gap else Held.NO
+
+    def retire(self, name: str, new: str, expected: Version) -> Outcome:
+        """Rename it."""
+        folder = self.folder
+        # Two names of one file would both stay, whatever a rename reports.
+        folder.remove(new)
+        try:
+            folder.replace(name, new)
+        except OSError:
+            # On a network file system it may be done, and only the answer lost.
+            found = self.find(new)
+            if found is None or found.version != expected:
+                raise
+        return Outcome.DONE
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit on the file system."""
+        self.folder.require_space(size)
+
+    def require_writable(self, name: str) -> None:
+        """Refuse a file that this process may not write to."""
+        self.folder.require_writable(name)
+
+    def link_from(self, source: Store, name: str) -> bool:
+        """Give a file of another folder the same name here; False where there can be no such link."""
+        return isinstance(source, PosixStore) and self.folder.link_from(source.folder, name)
+
+    def locks(self) -> Locks:
+        """Return which files here are locked, found out by reading alone."""
+        return seen_locks(self.folder.descriptor)
+
+    def sync_above(self) -> None:
+        """Make the name of the folder itself durable, unless it was made here: then it is."""
+        if not self._made:
+            with contextlib.suppress(PermissionError):  # a folder above that is not ours
+                sync_parent(self._resolved())
+
+    def _resolved(self) -> str:
+        if self._target is None:
+            self._target = resolved_folder(os.fspath(self.path))
+        return self._target
+
+    def _refresh(self) -> None:
+        """Let a network file system look again, once a second.
+
+        Its client may remember for a minute that a name was not there. Opening the folder anew makes it ask whether
+        the folder has changed, and if so it forgets what it knew (NFS: close-to-open consistency).
+        """
+        if self._clock() - self._refreshed < _REFRESHED_AFTER:
+            return
+        with contextlib.suppress(OSError):  # only the wait gets longer
+            open_descriptor.open_folder(self.folder.path)
+        self._refreshed = self._clock()
+
+
+class _PosixClaim(Claim):
+    """A journal: its lock says that its writer lives, and it becomes the document by its name."""
+
+    def __init__(self, store: PosixStore, journal: Journal, base: Version | None) -> None:
+        self._store = store
+        self._journal = journal
+        self._base = base
+
+    def make(self) -> None:
+        """Make and lock the journal; its name is durable before any data file's."""
+        self._journal.make(_stat_of(self._base))
+        if self._base is None:
+            self._store.sync_above()
+        self._store.flush()
+
+    def prepare(self, data: bytes) -> None:
+        """Write the document into it, durably; the names of the data are durable before the document is."""
+        self._journal.fill(data)
+        self._store.flush()
+
+    def commit(self) -> Outcome:
+        """Link it where nothing was, else rename it over what was there."""
+        try:
+            self._journal.become_first() if self._base is None else self._journal.become_next()
+        except FileExistsError:
+            return Outcome.LOST
+        return Outcome.DONE
+
+    def committed(self) -> bool:
+        """Whether the document is the journal."""
+        return self._journal.is_index()
+
+    def withdraw(self) -> None:
+        """Remove it."""
+        self._journal.remove()
+
+    def close(self) -> None:
+        """Let go of it, and of its lock."""
+        self._journal.close()
+
+
+def entry_of(name: str, found: os.stat_result) -> Entry:
+    """Return what the system knows of a name."""
+    mode = found.st_mode
+    kind = Kind.FILE if stat.S_ISREG(mode) else Kind.PLACE if stat.S_ISDIR(mode) else Kind.OTHER
+    if stat.S_ISLNK(mode):
+        kind = Kind.LINK
+    return Entry(name, found.st_size, found.st_mtime, FileVersion(found), kind, found.st_ino)
+
+
+def _stat_of(version: Version | None) -> os.stat_result | None:
+    return version.found if isinstance(version, FileVersion) else None
+
+
+def _message(descriptor: int, name: str) -> bytes:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, f"{name!r} is not a file")
+    pieces: list[bytes] = []
+    left = LARGEST_MESSAGE
+    while piece := os.read(descriptor, min(left, _PIECE) + 1):
+        left -= len(piece)
+        if left < 0:
+            raise OSError(errno.EFBIG, f"{name!r} is larger than any message")
+        pieces.append(piece)
+    return b"".join(pieces)
