@@ -115,7 +115,7 @@ def test_threads_save_together_in_a_real_folder(tmp_path: Path) -> None:
         ]
         assert joint(stores, recorder) == [None] * 4
     assert recorder[0].parts == tuple(b"part %d" % this for this in range(4))
-    assert [one.did for one in recorder] == [["work", "commit"], ["work"], ["work"], ["work"]]
+    assert [one.did for one in recorder] == [["prepare", "commit"], ["prepare"], ["prepare"], ["prepare"]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,7 +136,7 @@ def test_a_process_that_never_comes(tmp_path: Path) -> None:
         run_protocol(
             coordinate(call_of(0, 2, timeout=0.2), SIGNATURE), FolderMessageBoard(PosixStore.over(folder)), recorder
         )
-    assert recorder.did == ["work"]
+    assert recorder.did == ["prepare"]
     assert (tmp_path / decision_name(derive_attempt(JOB, 1))).exists()
 
 

@@ -93,6 +93,7 @@ class CheckpointFolder:
 
     def __enter__(self) -> Self:
         with naming(self._shown, "write"):
+            self._store.resolve()
             for _ in range(_TRIES):
                 try:
                     self._begin()

@@ -230,6 +230,13 @@ class Store(abc.ABC):
             OSError: a single object is there.
         """
 
+    def resolve(self) -> None:  # noqa: B027
+        """Find out where the path leads, once for all that follows.
+
+        Raises:
+            OSError: it leads to no place, or cannot be followed.
+        """
+
     def make(self) -> None:  # noqa: B027 - a place needs no making where names are all there is
         """Make the place if it is missing, durably. `open` follows."""
 

@@ -98,6 +98,10 @@ class PosixStore(Store):
         """
         self._opened = Folder(os.fspath(self.path) if quick else self._resolved())
 
+    def resolve(self) -> None:
+        """Follow the links at the path to their end."""
+        self._resolved()
+
     def make(self) -> None:
         """Make the folder and those above it; the name of each is durable before the next one is made."""
         self._made = make_folder(self._resolved())
@@ -371,6 +375,10 @@ class _PosixClaim(Claim):
         self._store = store
         self._journal = journal
         self._base = base
+
+    def resolve(self) -> None:
+        """Follow the links at the path to their end."""
+        self._resolved()
 
     def make(self) -> None:
         """Make and lock the journal; its name is durable before any data file's."""
