@@ -376,10 +376,6 @@ class _PosixClaim(Claim):
         self._journal = journal
         self._base = base
 
-    def resolve(self) -> None:
-        """Follow the links at the path to their end."""
-        self._resolved()
-
     def make(self) -> None:
         """Make and lock the journal; its name is durable before any data file's."""
         self._journal.make(_stat_of(self._base))
