@@ -13,8 +13,8 @@ from typing import Any, Final
 from treering._arrays.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 from treering._leaves.shardings import create_sharding_tree_from_index
 from treering._tree.placement import Shardings
-from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
-from treering._tree.walk import mapped_with_path
+from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
+from treering._tree.walk import map_with_path
 
 __all__ = [
     "RulesReport",
@@ -80,12 +80,12 @@ def match_partition_rules(
             return spec_of()
         rule = known.rule_for(name)
         if rule is not None:
-            return fitted_spec(name, rule, shape, smallest) if strict else rule[1]
+            return fit_spec(name, rule, shape, smallest) if strict else rule[1]
         unmatched.append(name)
         return None
 
-    specs = mapped_with_path(specified, tree, None)
+    specs = map_with_path(specified, tree, None)
     if unmatched:
-        raise no_rule(unmatched)
+        raise no_rule_error(unmatched)
     known.tell(names, report)
     return specs

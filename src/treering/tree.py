@@ -11,7 +11,7 @@ import numpy as np
 
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.unflatten import uncompared
-from treering._tree.walk import leaves_of, mapped_with_path
+from treering._tree.walk import leaves_of, map_with_path
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size", "uncompared"]
 
@@ -32,7 +32,7 @@ def tree_map_with_path(
         >>> tree_map_with_path(lambda path, x: "/".join(path), {"b": [1, 2], "a": None})
         {'b': ['b/0', 'b/1'], 'a': 'a'}
     """
-    return mapped_with_path(f, tree, is_leaf)
+    return map_with_path(f, tree, is_leaf)
 
 
 def tree_size(tree: Any) -> int:

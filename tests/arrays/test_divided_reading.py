@@ -21,7 +21,7 @@ from treering._arrays.source import Source
 from treering._checkpoint.arrivals import plan_deliveries
 from treering._checkpoint.source import read_source
 from treering._format.selection import select
-from treering._tree.likeness import as_stored
+from treering._tree.likeness import match_stored
 from treering._values.boxes import find_cover_error, size_of
 from treering.leaves import tree_serialize_leaves
 
@@ -54,7 +54,8 @@ def deliveries_of(source: Source, shardings: list[Any]) -> list[Delivery]:
     index = source.index
     part = select(index.structure, index.keys, at=None, only=None)
     matches = [
-        dataclasses.replace(match, fit=dataclasses.replace(match.fit, kind="jax")) for match in as_stored(index, part)
+        dataclasses.replace(match, fit=dataclasses.replace(match.fit, kind="jax"))
+        for match in match_stored(index, part)
     ]
     return plan_deliveries(source, matches, shardings)[1]
 
@@ -71,17 +72,17 @@ def test_only_leaves_over_several_processes_are_divided(saved: Path) -> None:
     with read_source(saved / "ckpt", mapped=False) as source:
         one = SingleDeviceSharding(jax.devices()[0])
         deliveries = deliveries_of(source, [COLUMNS, one, NamedSharding(MESH, P()), COLUMNS])
-        wholes = [delivery.wish.boxes for delivery in deliveries]
+        wholes = [delivery.request.boxes for delivery in deliveries]
         divide(source, deliveries, 4)
         a, b, c, four = deliveries
         assert a.parts is not None
-        assert find_cover_error(SHAPE, list(a.wish.boxes)) is None  # all eight devices are here
-        assert all(box[1] == (0, SHAPE[1]) for box in a.wish.boxes)
+        assert find_cover_error(SHAPE, list(a.request.boxes)) is None  # all eight devices are here
+        assert all(box[1] == (0, SHAPE[1]) for box in a.request.boxes)
         assert [b.parts, c.parts] == [None, None]
-        assert [b.wish.boxes, c.wish.boxes] == wholes[1:3]
+        assert [b.request.boxes, c.request.boxes] == wholes[1:3]
         # Floats of four bits cannot be exchanged.
         assert four.parts is None
-        assert four.nbytes == sum(map(size_of, four.wish.boxes))
+        assert four.nbytes == sum(map(size_of, four.request.boxes))
 
 
 @pytest.mark.parametrize(("name", "exchanged"), [("leaves", True), ("packed", True), ("one.msgpack", False)])

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays import exchange as room
-from treering._arrays.exchange import Parted, carried, exchanged, grid_of, part_boxes
+from treering._arrays.exchange import PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
 from treering._arrays.host import jax_holds
 from treering._plan.exchange import Parts, StoredChunk, plan_parts
 from treering._values.boxes import slices, whole
@@ -30,7 +30,7 @@ def _as_many_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each two of the eight devices belong to a process of their own, as far as plans know."""
     monkeypatch.setattr(room, "process_of", lambda device: device.id // 2)
     yield
-    room._reading.cache_clear()
+    room._reading_mesh.cache_clear()
     room._own_places.cache_clear()
 
 
@@ -57,10 +57,10 @@ def parts_for(array: np.ndarray, sharding: NamedSharding, **kwargs: Any) -> Part
     return Parts(axis=axis, length=array.shape[axis], owners=grid.owners_along(axis), **kwargs)
 
 
-def read(array: np.ndarray, sharding: NamedSharding, parts: Parts) -> Parted:
+def read(array: np.ndarray, sharding: NamedSharding, parts: Parts) -> PartedLeaf:
     boxes = part_boxes(array.shape, sharding, parts)
     arrays = [np.ascontiguousarray(array[slices(box)]) for box in boxes]
-    return Parted(array.shape, array.dtype, sharding, parts, arrays)
+    return PartedLeaf(array.shape, array.dtype, sharding, parts, arrays)
 
 
 def assert_bits(found: jax.Array, array: np.ndarray, sharding: Any) -> None:
@@ -116,7 +116,7 @@ def test_every_way_arrives_bit_for_bit(name: str, cut: str) -> None:
     array = random_bits((24, 16), np.float32)
     parts = parts_for(array, sharding, **CUTS.get(cut, {}))
     leaf = read(array, sharding, parts)
-    (found,) = exchanged([leaf], run)
+    (found,) = exchange_parts([leaf], run)
     assert_bits(found, array, sharding)
     assert leaf.arrays == []
 
@@ -125,7 +125,7 @@ def test_every_way_arrives_bit_for_bit(name: str, cut: str) -> None:
 def test_rows_that_no_number_of_devices_divides(length: int) -> None:
     sharding = NamedSharding(mesh_of(8), P(None, "x"))
     array = random_bits((length, 8, 3), np.uint16)
-    (found,) = exchanged([read(array, sharding, parts_for(array, sharding))], run)
+    (found,) = exchange_parts([read(array, sharding, parts_for(array, sharding))], run)
     assert_bits(found, array, sharding)
 
 
@@ -139,11 +139,11 @@ DTYPES = [
 def test_every_dtype_keeps_its_bits(name: str) -> None:
     """NaNs of any payload, denormals and negative zeros are among random bits."""
     dtype = jnp.dtype(name)
-    assert carried(dtype)
+    assert can_exchange(dtype)
     array = random_bits((16, 512), dtype)
     if dtype.itemsize <= 2 and name not in ("bool", "int4", "uint4"):
         array.reshape(-1).view(f"u{dtype.itemsize}")[:] = np.arange(array.size)  # each pattern of a byte at least
-    (found,) = exchanged([read(array, WANTED["columns"], parts_for(array, WANTED["columns"]))], run)
+    (found,) = exchange_parts([read(array, WANTED["columns"], parts_for(array, WANTED["columns"]))], run)
     assert_bits(found, array, WANTED["columns"])
 
 
@@ -151,14 +151,16 @@ def test_every_dtype_keeps_its_bits(name: str) -> None:
 def test_wide_dtypes_where_jax_holds_them(name: str) -> None:
     with jax.enable_x64(True):
         array = random_bits((16, 16), name)
-        (found,) = exchanged([read(array, WANTED["both"], parts_for(array, WANTED["both"]))], run)
+        (found,) = exchange_parts([read(array, WANTED["both"], parts_for(array, WANTED["both"]))], run)
         assert_bits(found, array, WANTED["both"])
 
 
 def test_floats_of_less_than_a_byte_are_not_carried() -> None:
-    assert not carried(np.dtype(ml_dtypes.float4_e2m1fn))
-    assert not carried(np.dtype(ml_dtypes.float6_e2m3fn))
-    assert all(carried(np.dtype(name)) for name in ("int64", "float64", "complex128") if not jax_holds(np.dtype(name)))
+    assert not can_exchange(np.dtype(ml_dtypes.float4_e2m1fn))
+    assert not can_exchange(np.dtype(ml_dtypes.float6_e2m3fn))
+    assert all(
+        can_exchange(np.dtype(name)) for name in ("int64", "float64", "complex128") if not jax_holds(np.dtype(name))
+    )
 
 
 def test_many_leaves_are_awaited_once_for_each_set_of_devices() -> None:
@@ -172,7 +174,7 @@ def test_many_leaves_are_awaited_once_for_each_set_of_devices() -> None:
     arrays = [random_bits((16, 8 * n), dtype) for n, dtype in enumerate(("uint8", "float32", "bfloat16"), 1)]
     places = [WANTED["columns"], WANTED["columns, shuffled"], WANTED["columns"]]
     leaves = [read(array, place, parts_for(array, place)) for array, place in zip(arrays, places, strict=True)]
-    for found, array, place in zip(exchanged(leaves, counting), arrays, places, strict=True):
+    for found, array, place in zip(exchange_parts(leaves, counting), arrays, places, strict=True):
         assert_bits(found, array, place)
     assert ran == 2
 
@@ -185,7 +187,7 @@ def test_what_is_alike_is_compiled_once_and_runs_together(monkeypatch: pytest.Mo
     for count in (11, 10, 5):
         arrays = [random_bits((16, 8 * (1 + n % 2)), np.uint8) for n in range(count)]
         leaves = [read(array, place, parts_for(array, place)) for array in arrays]
-        for found, array in zip(exchanged(leaves, run), arrays, strict=True):
+        for found, array in zip(exchange_parts(leaves, run), arrays, strict=True):
             assert_bits(found, array, place)
     info = room._program.cache_info()
     # Two forms, each four together and alone; 6 and 5, 5 and 5, 3 and 2 leaves of them in 14 calls.
@@ -219,7 +221,7 @@ def test_no_device_has_more_than_its_part_or_what_it_wants(name: str, kinds: set
     sharding = WANTED[name]
     array = np.zeros((length, 1024), np.uint32)
     parts = parts_for(array, sharding, rows=-(-length // 8))
-    program: Any = room._program(room._Form(array.shape, array.dtype, sharding, parts), 1)
+    program: Any = room._program(room._LeafForm(array.shape, array.dtype, sharding, parts), 1)
     wanted = math.prod(sharding.shard_shape(array.shape)) * 4
     collectives = shapes_in(program.as_text())
     assert set(collectives) == kinds
@@ -233,7 +235,7 @@ def test_one_reader_of_a_small_leaf_costs_each_device_a_few_times_the_leaf(name:
     array = np.zeros((1024, 256), np.uint32)
     for first in (0, 5):
         parts = parts_for(array, WANTED[name], rows=1024, first=first)
-        program: Any = room._program(room._Form(array.shape, array.dtype, WANTED[name], parts), 1)
+        program: Any = room._program(room._LeafForm(array.shape, array.dtype, WANTED[name], parts), 1)
         assert program.memory_analysis().temp_size_in_bytes <= 2.2 * array.nbytes
 
 
@@ -250,5 +252,5 @@ def test_axes_with_names_of_several_letters(spec: P) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
     sharding = NamedSharding(mesh, spec)
     array = random_bits((24, 16), np.int8)
-    (found,) = exchanged([read(array, sharding, parts_for(array, sharding, rows=24, first=3))], run)
+    (found,) = exchange_parts([read(array, sharding, parts_for(array, sharding, rows=24, first=3))], run)
     assert_bits(found, array, sharding)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering
 from tests.properties.strategies import quick
 from treering._arrays import incoming, jobs
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.open import Checkpoint
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box, slices
@@ -55,10 +55,10 @@ def test_any_boxes_from_any_chunks(
         patch.setattr(incoming, "_SLAB_BYTES", slab)
         patch.setattr(jobs, "_TWO_THREADS_FROM", 10_000)
         patch.setattr(incoming, "_SMALL_BYTES", 1000)
-        wish = Wish(0, wanted, steps=steps)
-        opened[number]._source.read([wish], None)
-    assert len(wish.arrays) == len(wanted)
-    for box, array in zip(wanted, wish.arrays, strict=True):
+        request = ReadRequest(0, wanted, steps=steps)
+        opened[number]._source.read([request], None)
+    assert len(request.arrays) == len(wanted)
+    for box, array in zip(wanted, request.arrays, strict=True):
         assert np.array_equal(array, ARRAY[slices(box, steps)])
         assert array.dtype == ARRAY.dtype
 

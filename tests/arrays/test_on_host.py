@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from treering._arrays.buffers import on_host
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.source import held_index
 from treering._format.index import Container
 from treering.errors import Corrupt
@@ -58,10 +58,10 @@ def test_held_arrays_give_boxes() -> None:
     assert index.values == {1: 5}
     assert index.type_of(0).shape == (3, 4)
     assert held.dtype_of(0) == array.dtype
-    wish = Wish(0, [((1, 3), (0, 2)), ((0, 3), (0, 4))])
+    request = ReadRequest(0, [((1, 3), (0, 2)), ((0, 3), (0, 4))])
     calls: list[tuple[int, int]] = []
-    held.read([wish, Wish(2, [()])], lambda done, total: calls.append((done, total)))
-    assert np.array_equal(wish.arrays[0], array[1:, :2])
-    assert wish.arrays[0].flags.c_contiguous
-    assert np.array_equal(wish.arrays[1], array)
+    held.read([request, ReadRequest(2, [()])], lambda done, total: calls.append((done, total)))
+    assert np.array_equal(request.arrays[0], array[1:, :2])
+    assert request.arrays[0].flags.c_contiguous
+    assert np.array_equal(request.arrays[1], array)
     assert calls[-1] == (100, 100)

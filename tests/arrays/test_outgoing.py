@@ -14,7 +14,7 @@ import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
-from treering._arrays.outgoing import checked_bytes, outgoing
+from treering._arrays.outgoing import describe_leaves, read_checked
 from treering._codec.array_bytes import wire_blocks
 from treering._tree.flatten import flatten
 from treering._values.boxes import find_cover_error
@@ -57,7 +57,7 @@ def test_bytes_and_checksums(given: Any, block: int | None) -> None:
         block = 64 << 10  # a block is never smaller
     count = block_count(given.nbytes, block)
     checksums = array("Q", [1] * (count + 2))
-    found = b"".join(map(bytes, checked_bytes(given, block, checksums, 1)))
+    found = b"".join(map(bytes, read_checked(given, block, checksums, 1)))
     want = little(given)
     assert found == want
     sums = [xxhash.xxh3_64_intdigest(want[at : at + block]) for at in range(0, len(want), block)]
@@ -71,7 +71,7 @@ def test_types_are_told_once() -> None:
         "d": 2,
         "e": jax.random.key(0),
     }
-    leaves = outgoing(flatten(tree))
+    leaves = describe_leaves(flatten(tree))
     assert len(leaves.types) == 4
     assert leaves.leaf_types[:50] == [0] * 50
     assert leaves.types[leaves.leaf_types[-1]].impl == "threefry2x32"
@@ -85,7 +85,7 @@ def test_boxes_cover_a_leaf_once_and_hold_it(spec: Any, shape: tuple[int, int]) 
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     whole = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
     leaf = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
-    leaves = outgoing(flatten({"w": leaf}))
+    leaves = describe_leaves(flatten({"w": leaf}))
     boxes = [source.box for source in leaves.sources[0]]
     assert find_cover_error(shape, boxes) is None
     for source in leaves.sources[0]:
@@ -107,7 +107,7 @@ def test_boxes_cover_a_leaf_once_and_hold_it(spec: Any, shape: tuple[int, int]) 
     ],
 )
 def test_long_texts_lie_in_files(leaf: Any, stored: bool) -> None:
-    leaves = outgoing(flatten([leaf]))
+    leaves = describe_leaves(flatten([leaf]))
     assert bool(leaves.sources) == stored
     if stored:
         raw = leaf.encode() if isinstance(leaf, str) else leaf
@@ -119,13 +119,13 @@ def test_a_deleted_array_is_named() -> None:
     gone = jnp.ones(3)
     gone.delete()
     with pytest.raises(Unsupported, match="deleted") as caught:
-        outgoing(flatten({"a": {"b": gone}}))
+        describe_leaves(flatten({"a": {"b": gone}}))
     assert caught.value.path == ("a", "b")
 
 
 def test_a_traced_array_is_refused_inside_jit() -> None:
     with pytest.raises(Unsupported, match="traced"):
-        jax.jit(lambda x: outgoing(flatten({"a": x})) and x)(jnp.ones(2))
+        jax.jit(lambda x: describe_leaves(flatten({"a": x})) and x)(jnp.ones(2))
 
 
 # ---------------------------------------------------------------------------------------------------- several processes
@@ -145,7 +145,7 @@ def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int
     mesh = Mesh(np.array(jax.devices()[::order]).reshape(4, 2), ("x", "y"))
     whole = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
     flat = flatten({"w": jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))})
-    seen = [outgoing(flat, Processes(this=this, count=4)) for this in range(4)]
+    seen = [describe_leaves(flat, Processes(this=this, count=4)) for this in range(4)]
     held = seen[0].held_by(0)
     assert find_cover_error(shape, [box for box, _ in held]) is None
     for this, leaves in enumerate(seen):
@@ -160,7 +160,7 @@ def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int
 def test_a_process_may_hold_nothing_of_an_array() -> None:
     few = Mesh(np.array(jax.devices()[2:5]), ("x",))
     flat = flatten({"w": jax.device_put(np.arange(9), NamedSharding(few, PartitionSpec("x")))})
-    leaves = outgoing(flat, Processes(this=0, count=4))
+    leaves = describe_leaves(flat, Processes(this=0, count=4))
     assert leaves.sources == {0: ()}
     assert leaves.held_by(0) == ((((0, 3),), (1,)), (((3, 6),), (1,)), (((6, 9),), (2,)))
 
@@ -170,14 +170,14 @@ def test_leaves_that_lie_alike_share_one_object() -> None:
     mesh = Mesh(np.array(jax.devices()), ("x",))
     specs = [PartitionSpec("x"), PartitionSpec("x", None), PartitionSpec(("x",))]
     tree = [jax.device_put(np.zeros((16, 2)), NamedSharding(mesh, spec)) for spec in specs]
-    leaves = outgoing(flatten(tree), Processes(this=1, count=4))
+    leaves = describe_leaves(flatten(tree), Processes(this=1, count=4))
     assert len({id(leaves.held_by(number)) for number in range(3)}) == 1
 
 
 @pytest.mark.usefixtures("of_four")
 def test_what_a_process_has_alone_is_of_process_0() -> None:
     tree = {"numpy": np.zeros((2, 3)), "jax": jax.device_put(np.arange(4), jax.devices()[5])}
-    leaves = outgoing(flatten(tree), Processes(this=2, count=4))
+    leaves = describe_leaves(flatten(tree), Processes(this=2, count=4))
     assert leaves.spread == {}
     assert leaves.held_by(0) == ((((0, 2), (0, 3)), (0,)),)
     assert leaves.held_by(1) == ((((0, 4),), (0,)),)
@@ -188,7 +188,7 @@ def test_a_piece_of_a_shard_is_cut_out_of_it(dtype: str) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     whole = np.arange(32).reshape(8, 4) % 7
     leaf = jax.device_put(jnp.asarray(whole, dtype), NamedSharding(mesh, PartitionSpec("x")))
-    leaves = outgoing(flatten([leaf]))
+    leaves = describe_leaves(flatten([leaf]))
     piece = leaves.data_of(0, ((5, 7), (1, 3)))
     assert np.array_equal(np.asarray(piece).astype(int), whole[5:7, 1:3])
     if dtype == "f4":
@@ -207,7 +207,7 @@ def test_what_is_handed_out_is_what_was_checked(name: str, count: int) -> None:
     block = block_bytes(given.nbytes)
     checksums = array("Q", bytes(8 * -(-given.nbytes // block)))
     content = b""
-    for piece in checked_bytes(given, block, checksums, 0):
+    for piece in read_checked(given, block, checksums, 0):
         count_up(owned)
         content += piece
     assert block_checksums(memoryview(content), block) == checksums

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from treering._arrays import parted
-from treering._arrays.parted import Parted, host_blocks, to_host
+from treering._arrays.parted import BoxedArray, host_blocks, to_host
 from treering.errors import Unsupported
 
 
@@ -83,5 +83,5 @@ def test_an_array_that_changes_between_two_readings_is_no_file(tmp_path: Path) -
 
 def test_parts_of_numpy_arrays() -> None:
     left, right = np.array([[1], [3]], ">u2"), np.array([[2], [4]], ">u2")
-    halves = Parted((2, 2), [(((0, 2), (0, 1)), left), (((0, 2), (1, 2)), right)])
+    halves = BoxedArray((2, 2), [(((0, 2), (0, 1)), left), (((0, 2), (1, 2)), right)])
     assert b"".join(halves.blocks(0, 4)) == np.array([1, 2, 3, 4], "<u2").tobytes()

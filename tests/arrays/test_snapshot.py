@@ -17,18 +17,18 @@ import pytest
 
 from treering._arrays import snapshot
 from treering._arrays.buffers import aligned_bytes
-from treering._arrays.outgoing import Outgoing, outgoing
+from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._checkpoint.plan_cache import plan_tree
 from treering._tree.flatten import flatten
 
 DTYPES = ["float32", "bfloat16", "complex64", "int4"]
 
 
-def described(tree: Any) -> Outgoing:
-    return outgoing(flatten(tree))
+def described(tree: Any) -> DescribedLeaves:
+    return describe_leaves(flatten(tree))
 
 
-def bytes_of(leaves: Outgoing) -> dict[int, list[bytes]]:
+def bytes_of(leaves: DescribedLeaves) -> dict[int, list[bytes]]:
     return {
         number: [np.asarray(source.data).tobytes() for source in sources] for number, sources in leaves.sources.items()
     }
@@ -120,7 +120,9 @@ def test_a_key_and_its_data_survive_donation() -> None:
 
 def test_no_array_of_a_device_is_held_after_the_snapshot_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "is_view", lambda _: False)
-    monkeypatch.setattr(snapshot._Coming, "arrived", lambda coming: np.array(coming._handle))  # on CPU numpy has views
+    monkeypatch.setattr(
+        snapshot._HostCopy, "arrived", lambda coming: np.array(coming._handle)
+    )  # on CPU numpy has views
     array = jnp.arange(1 << 16)
     alive = weakref.ref(array)
     plan = plan_tree({"w": array}).snapshot()
@@ -170,7 +172,7 @@ class FakeDevice:
                 return np.array(self.array)
 
         monkeypatch.setattr(snapshot, "is_view", lambda _: False)
-        monkeypatch.setattr(snapshot, "_Coming", Coming)
+        monkeypatch.setattr(snapshot, "_HostCopy", Coming)
 
 
 def test_elsewhere_all_copies_are_begun_before_the_first_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays import outgoing as room
-from treering._arrays.outgoing import outgoing
-from treering._arrays.written import Divided, Written, divided, merged
+from treering._arrays.outgoing import describe_leaves
+from treering._arrays.written import DividedSave, SaveData, divide_save, merge_checksums
 from treering._tree.flatten import flatten
 from treering._values.boxes import find_cover_error, whole
 from treering._values.checksums import block_count
@@ -52,18 +52,18 @@ def tree_of(process: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Divided]:
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[DividedSave]:
     """The plan of each of four processes with two devices."""
     monkeypatch.setattr(room, "process_of", lambda device: device.id // 2)
     found = []
     for this in range(4):
         flat = flatten(tree_of(this))
-        found.append(divided(flat.keys, outgoing(flat, Processes(this=this, count=4)), 4))
+        found.append(divide_save(flat.keys, describe_leaves(flat, Processes(this=this, count=4)), 4))
     return found
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_each_comes_to_the_same_files_as_process_0(plans: list[Divided], limit: int) -> None:
+def test_each_comes_to_the_same_files_as_process_0(plans: list[DividedSave], limit: int) -> None:
     every = plans[0].files(ATTEMPT, range(4), limit)
     assert len(set(every.names)) == len(every.names)
     assert every.writers == sorted(every.writers)
@@ -85,7 +85,7 @@ def test_each_comes_to_the_same_files_as_process_0(plans: list[Divided], limit: 
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_every_item_is_written_once(plans: list[Divided], limit: int) -> None:
+def test_every_item_is_written_once(plans: list[DividedSave], limit: int) -> None:
     files = plans[0].files(ATTEMPT, range(4), limit)
     chunks, leaves = files.layout.chunks, plans[0].leaves
     for leaf in leaves.sources:
@@ -95,12 +95,12 @@ def test_every_item_is_written_once(plans: list[Divided], limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_what_each_writes_is_what_the_arrays_hold(plans: list[Divided], limit: int) -> None:
+def test_what_each_writes_is_what_the_arrays_hold(plans: list[DividedSave], limit: int) -> None:
     tree = tree_of(0)
     for this, plan in enumerate(plans):
         own = plan.files(ATTEMPT, [this], limit)
         chunks = own.layout.chunks
-        written = Written(own.layout, None)
+        written = SaveData(own.layout, None)
         for file in range(len(own.names)):
             data = own.layout.headers[file] + b"".join(map(bytes, written.data_of(file)))
             for n, found in enumerate(chunks.file):
@@ -112,7 +112,7 @@ def test_what_each_writes_is_what_the_arrays_hold(plans: list[Divided], limit: i
                     assert data[chunks.offset[n] : chunks.offset[n] + chunks.nbytes[n]] == part
 
 
-def test_files_end_at_their_limit(plans: list[Divided]) -> None:
+def test_files_end_at_their_limit(plans: list[DividedSave]) -> None:
     for limit in LIMITS:
         files = plans[0].files(ATTEMPT, range(4), limit)
         for size, header, file in zip(files.layout.sizes(), files.layout.headers, range(len(files.names)), strict=True):
@@ -122,7 +122,7 @@ def test_files_end_at_their_limit(plans: list[Divided]) -> None:
             assert size - len(header) <= limit + max(nbytes)
 
 
-def test_checksums_are_put_where_their_chunks_are(plans: list[Divided]) -> None:
+def test_checksums_are_put_where_their_chunks_are(plans: list[DividedSave]) -> None:
     files = plans[0].files(ATTEMPT, range(4))
     chunks = files.layout.chunks
     parts = [array("Q") for _ in range(4)]
@@ -131,8 +131,8 @@ def test_checksums_are_put_where_their_chunks_are(plans: list[Divided]) -> None:
         some = array("Q", [100 * n + k for k in range(block_count(nbytes, block))])
         parts[files.writers[file]] += some
         want += some
-    assert merged(files, parts) == want
+    assert merge_checksums(files, parts) == want
     for wrong in (parts[2][:-1], array("Q", [*parts[2], 1])):
         with pytest.raises(ProcessFailed, match="process 2 handed in") as caught:
-            merged(files, [*parts[:2], wrong, parts[3]])
+            merge_checksums(files, [*parts[:2], wrong, parts[3]])
         assert caught.value.processes == (2,)

@@ -78,7 +78,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(joint_load, "run_in_order", run_in_order)
     monkeypatch.setattr(retry_on_overwrite, "_FIRST_PAUSE", 0.0)
     yield playing
-    exchange._reading.cache_clear()
+    exchange._reading_mesh.cache_clear()
     exchange._own_places.cache_clear()
 
 

@@ -7,7 +7,7 @@ import time
 from treering._format.index import Container, Token
 from treering._format.selection import select
 from treering._format.structure import keys_of
-from treering._tree.likeness import renamed
+from treering._tree.likeness import apply_renames
 
 LAYERS = 5000
 ONE: list[Token] = [Container(node="dict", keys=("b", "w")), 2]
@@ -26,7 +26,7 @@ def test_two_thousand_exact_keys_are_looked_up() -> None:
 def test_three_hundred_renamings_are_looked_up() -> None:
     renaming = {f"{layer}/w": f"{layer}/kernel" for layer in range(0, LAYERS, 5)} | {"7": "seven"}
     start = time.process_time()
-    found = renamed(KEYS, renaming)
+    found = apply_renames(KEYS, renaming)
     assert time.process_time() - start < 1
     assert found == {wanted: saved for wanted, saved in renaming.items() if wanted != "7"} | {
         "7/b": "seven/b",

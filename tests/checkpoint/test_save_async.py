@@ -14,7 +14,7 @@ import pytest
 import treering
 from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate
 from torture.interrupted import Strike
-from treering._arrays.outgoing import Source
+from treering._arrays.outgoing import HeldBox
 from treering._background import saves
 from treering._checkpoint.save_async import begin_save
 from treering._checkpoint.save_options import SaveOptions
@@ -277,7 +277,7 @@ def test_an_error_keeps_its_differences() -> None:
 def held_boxes(items: int) -> int:
     """Return how many boxes of so many items are held, by anybody."""
     gc.collect()
-    return sum(getattr(one.data, "shape", None) == (items,) for one in gc.get_objects() if isinstance(one, Source))
+    return sum(getattr(one.data, "shape", None) == (items,) for one in gc.get_objects() if isinstance(one, HeldBox))
 
 
 @pytest.mark.parametrize("form", FORMS)

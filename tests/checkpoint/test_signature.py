@@ -12,16 +12,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._arrays.outgoing import Outgoing, outgoing
+from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering.errors import Mismatch
 
 
-def seen(tree: Any, this: int = 0) -> tuple[Flattened, Outgoing]:
+def seen(tree: Any, this: int = 0) -> tuple[Flattened, DescribedLeaves]:
     flat = flatten(tree)
-    return flat, outgoing(flat, Processes(this=this, count=4))
+    return flat, describe_leaves(flat, Processes(this=this, count=4))
 
 
 def signature(tree: Any, this: int = 0) -> bytes:

@@ -115,7 +115,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Together:
 def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     """Return a job of so many processes, as long as the patches last."""
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
-    describe: Callable[..., Any] = outgoing.outgoing
+    describe: Callable[..., Any] = outgoing.describe_leaves
     turn = threading.Lock()
 
     def described(*arguments: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._arrays.apply_sharding import paired
+from treering._arrays.apply_sharding import pair_leaves
 
 
 class Pair(NamedTuple):
@@ -66,7 +66,7 @@ UNLIKE = {
 @pytest.mark.parametrize("name", ALIKE)
 def test_trees_that_fit(name: str) -> None:
     tree, places = ALIKE[name]
-    pairs, unlike = paired(tree, places)
+    pairs, unlike = pair_leaves(tree, places)
     assert unlike == []
     assert all(leaf is None or leaf == X for _, leaf, _ in pairs)
     assert all(callable(place) or place is None for _, _, place in pairs)
@@ -75,16 +75,16 @@ def test_trees_that_fit(name: str) -> None:
 @pytest.mark.parametrize("name", UNLIKE)
 def test_trees_that_do_not(name: str) -> None:
     tree, places, want = UNLIKE[name]
-    assert paired(tree, places)[1] == want
+    assert pair_leaves(tree, places)[1] == want
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: type(place).__name__)
 def test_every_kind_of_place_is_a_leaf(place: Any) -> None:
-    assert paired({"a": [X]}, {"a": [place]}) == ([(("a", "0"), X, place)], [])
+    assert pair_leaves({"a": [X]}, {"a": [place]}) == ([(("a", "0"), X, place)], [])
 
 
 def test_pairs_come_in_the_order_of_the_tree() -> None:
-    pairs, _ = paired({"b": [X, None], "a": X}, {"a": 1, "b": {"1": 2, "0": 3}})
+    pairs, _ = pair_leaves({"b": [X, None], "a": X}, {"a": 1, "b": {"1": 2, "0": 3}})
     assert pairs == [(("b", "0"), X, 3), (("b", "1"), None, 2), (("a",), X, 1)]
 
 
@@ -93,10 +93,10 @@ def test_a_tree_that_holds_itself_ends() -> None:
     endless["a"] = endless
     other: dict[str, Any] = {}
     other["a"] = other
-    [line] = paired(endless, other)[1]
+    [line] = pair_leaves(endless, other)[1]
     assert "may hold itself" in line
 
 
 def test_keys_that_clash_as_text_are_no_crash() -> None:
-    [line] = paired({1: X, "1": X}, {"1": F})[1]
+    [line] = pair_leaves({1: X, "1": X}, {"1": F})[1]
     assert "alike once they are text" in line

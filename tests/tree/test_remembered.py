@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from treering._tree.flatten import flatten
-from treering._tree.remembered import Remembered
+from treering._tree.remembered import KnownStructure
 
 
 class Pair(NamedTuple):
@@ -42,8 +42,8 @@ class Liked(metaclass=Likes):
     """A leaf that treering cannot save as such."""
 
 
-def known(tree: Any) -> Remembered:
-    return Remembered(tree, flatten(tree))
+def known(tree: Any) -> KnownStructure:
+    return KnownStructure(tree, flatten(tree))
 
 
 TREE = {

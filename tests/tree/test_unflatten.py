@@ -21,7 +21,7 @@ from hypothesis import given
 from tests.properties.sameness import assert_same, assert_same_structure, fingerprint
 from tests.properties.strategies import Box, Chexed, Layer, Pair, Plain, Point, add, quick, trees
 from treering._tree.flatten import flatten, flatten_like
-from treering._tree.unflatten import rebuilt, static_differences
+from treering._tree.unflatten import static_differences, unflatten
 from treering.serialization import register_serialization_state
 
 
@@ -64,7 +64,7 @@ register_serialization_state(Wrapped, lambda w: w.value, lambda _, state: Wrappe
 @given(trees())
 def test_a_tree_around_its_own_leaves_is_the_tree(tree: Any) -> None:
     before = fingerprint(tree)
-    result = rebuilt(tree, flatten(tree).leaves)
+    result = unflatten(tree, flatten(tree).leaves)
     assert fingerprint(result) == before == fingerprint(tree)
     assert_same_structure(result, tree)
 
@@ -73,7 +73,7 @@ def test_a_tree_around_its_own_leaves_is_the_tree(tree: Any) -> None:
 @given(trees())
 def test_each_leaf_goes_to_its_place(tree: Any) -> None:
     flat = flatten_like(tree)
-    result = flatten_like(rebuilt(tree, [f"leaf {key}" for key in flat.keys]))
+    result = flatten_like(unflatten(tree, [f"leaf {key}" for key in flat.keys]))
     # An nnx.State sorts its keys whenever it is made, so leaves are found by key and not by number.
     assert dict(zip(result.keys, result.leaves, strict=True)) == {key: f"leaf {key}" for key in flat.keys}
     assert static_differences(flat.tokens, result.tokens) == []
@@ -82,7 +82,7 @@ def test_each_leaf_goes_to_its_place(tree: Any) -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_leaves_is_an_error(count: int) -> None:
     with pytest.raises(ValueError, match=r"lea(f|ves)"):
-        rebuilt({"a": [1], "b": 2}, list(range(count)))
+        unflatten({"a": [1], "b": 2}, list(range(count)))
 
 
 def test_an_equinox_model_takes_its_functions_from_the_target() -> None:
@@ -91,7 +91,7 @@ def test_an_equinox_model_takes_its_functions_from_the_target() -> None:
     leaves = [None if kind == "opaque" else leaf for leaf, kind in zip(flat.leaves, flat.kinds, strict=True)]
     for number in flat.opaque:
         leaves[number] = flatten_like(like).leaves[number]
-    result = rebuilt(like, leaves)
+    result = unflatten(like, leaves)
     assert result.activation is like.activation
     x = jnp.ones(2)
     np.testing.assert_array_equal(result(x), saved(x))
@@ -100,7 +100,7 @@ def test_an_equinox_model_takes_its_functions_from_the_target() -> None:
 def test_a_train_state_goes_on_training() -> None:
     tx = optax.adam(1e-3)
     state = TrainState.create(apply_fn=add, params={"w": jnp.ones(2)}, tx=tx)
-    result = rebuilt(state, flatten(state).leaves)
+    result = unflatten(state, flatten(state).leaves)
     assert_same(result, state, restored=False)
     assert result.tx is tx
     stepped = result.apply_gradients(grads={"w": jnp.ones(2)})
@@ -109,25 +109,25 @@ def test_a_train_state_goes_on_training() -> None:
 
 def test_an_nnx_model_computes_the_same() -> None:
     saved, like = (nnx.Linear(2, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1))
-    result = rebuilt(like, flatten(saved).leaves)
+    result = unflatten(like, flatten(saved).leaves)
     np.testing.assert_array_equal(result(jnp.ones(2)), saved(jnp.ones(2)))
 
 
 def test_a_stateful_equinox_norm() -> None:
     tree = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
-    result = rebuilt(tree, flatten(tree).leaves)
+    result = unflatten(tree, flatten(tree).leaves)
     assert_same_structure(result, tree)
 
 
 def test_partitioned_parameters() -> None:
     boxed: Any = nn.Partitioned(jnp.ones(2), names=("x",))
-    assert_same(rebuilt({"w": boxed}, [np.zeros(2)]), {"w": boxed.replace(value=np.zeros(2))}, restored=False)
+    assert_same(unflatten({"w": boxed}, [np.zeros(2)]), {"w": boxed.replace(value=np.zeros(2))}, restored=False)
 
 
 def test_a_linen_module_is_opened_by_its_fields() -> None:
     like = {"m": nn.Dense(3)}
     flat = flatten(like)
-    result = rebuilt(
+    result = unflatten(
         like, [5 if key == "m/features" else leaf for key, leaf in zip(flat.keys, flat.leaves, strict=True)]
     )
     assert result["m"].features == 5
@@ -137,7 +137,7 @@ def test_a_linen_module_is_opened_by_its_fields() -> None:
 def test_a_plain_dataclass_is_copied_and_its_fields_are_set() -> None:
     like = Config(3, {"t": np.ones(2)})
     like.seen.append("used")
-    result = rebuilt(like, [4, np.zeros(2), "other"])
+    result = unflatten(like, [4, np.zeros(2), "other"])
     assert type(result) is Config
     assert (result.width, result.note, result.seen) == (4, "other", ["made", "used"])
     assert like.width == 3
@@ -146,23 +146,23 @@ def test_a_plain_dataclass_is_copied_and_its_fields_are_set() -> None:
 
 def test_a_frozen_dataclass_with_slots() -> None:
     like = [Frozen(Frozen(1))]
-    result = rebuilt(like, [5, 6, 7])
+    result = unflatten(like, [5, 6, 7])
     assert (result[0].value.value, result[0].value.other, result[0].other) == (5, 6, 7)
     assert like[0].value == Frozen(1)
 
 
 def test_types_with_a_handler_only() -> None:
-    result = rebuilt({"t": Tally({"deep": [1]}, "mine"), "w": Wrapped((1, 2))}, [7, 8, 9])
+    result = unflatten({"t": Tally({"deep": [1]}, "mine"), "w": Wrapped((1, 2))}, [7, 8, 9])
     assert (result["t"].n, result["t"].kept) == ({"deep": [7]}, "mine")
     assert result["w"].value == (8, 9)
 
 
 def test_dicts_keep_the_order_and_the_keys_of_the_target() -> None:
     for like in ({2: 0, "b": 1, None: 2}, collections.OrderedDict([("z", 0), (3, 1), ("a", 2)])):
-        result = rebuilt(like, [7, 8, 9])
+        result = unflatten(like, [7, 8, 9])
         assert list(result.items()) == list(zip(like, [7, 8, 9], strict=True))
         assert type(result) is type(like)
-    counted = rebuilt(collections.defaultdict(list, b=[1]), [5])
+    counted = unflatten(collections.defaultdict(list, b=[1]), [5])
     assert (counted["b"], counted["new"]) == ([5], [])
 
 
@@ -172,7 +172,7 @@ def test_a_target_of_1024_levels() -> None:
         for _ in range(1024):
             like = wrap(like)
         flat = flatten(like)
-        assert flatten(rebuilt(like, flat.leaves)).keys == flat.keys
+        assert flatten(unflatten(like, flat.leaves)).keys == flat.keys
 
 
 # ---------------------------------------------------------------------------------------------------------- differences

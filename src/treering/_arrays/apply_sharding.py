@@ -13,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from treering._arrays.host import jax_holds
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._printable import kind_of
-from treering._tree.placement import aval_of, is_placement, require_mesh, resolved
-from treering._tree.registry import opened_node, text_keyed
+from treering._tree.placement import aval_of, is_placement, require_mesh, resolve_shardings
+from treering._tree.registry import key_by_text, open_pytree_node
 from treering._tree.rules import spec_of
 from treering._tree.state_dict import TooDeep
-from treering._tree.walk import mapped_with_path
+from treering._tree.walk import map_with_path
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, NotSharded, TreeringError, Unsupported
@@ -62,7 +62,7 @@ def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = Non
     require_mesh(mesh)
     if sharding_tree is None:
         return arrays
-    pairs, unlike = paired(arrays, sharding_tree)
+    pairs, unlike = pair_leaves(arrays, sharding_tree)
     if unlike:
         warn_of("arrays and sharding tree differ, so nothing was sharded", unlike, NotSharded)
         return arrays
@@ -73,7 +73,7 @@ def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = Non
     stayed = [f"{step.key or '.'}: {step.trouble}" for step in steps if step.trouble]
     if stayed:
         warn_of("these arrays cannot be laid out as wanted, and stay as they are", stayed, NotSharded)
-    return mapped_with_path(lambda _path, _leaf: next(results), arrays, None)
+    return map_with_path(lambda _path, _leaf: next(results), arrays, None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,7 +100,7 @@ def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
     if not is_placement(place):
         return _Step(key, leaf, trouble=f"{kind_of(place)} is no sharding")
     try:
-        found = resolved(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
+        found = resolve_shardings(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
     except Mismatch as error:
         return _Step(key, leaf, trouble="; ".join(error.differences).removeprefix(f"{key or '.'}: "))
     except Unsupported as error:
@@ -156,7 +156,7 @@ def validate_sharding_tree(sharding_tree: Any, expected_structure: Any) -> bool:
         >>> validate_sharding_tree({"layers": [None]}, {"layers": [1, 2]})
         False
     """
-    return not paired(expected_structure, sharding_tree)[1]
+    return not pair_leaves(expected_structure, sharding_tree)[1]
 
 
 def make_itsharded(xs: Any, mesh: Mesh) -> Any:
@@ -185,10 +185,10 @@ def make_itsharded(xs: Any, mesh: Mesh) -> Any:
     def moved(_path: tuple[str, ...], x: Any) -> Any:
         return jax.device_put(x, everywhere) if isinstance(x, jax.Array) and x.is_fully_addressable else x
 
-    return mapped_with_path(moved, xs, None)
+    return map_with_path(moved, xs, None)
 
 
-def paired(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any, Any]], list[str]]:
+def pair_leaves(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any, Any]], list[str]]:
     """Return each leaf of ``tree`` with its path and what ``places`` has for it, and where the two do not agree.
 
     None is a leaf of both. Containers agree where they are of one class, or one of them is a plain dict, and have the
@@ -203,9 +203,9 @@ def paired(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any, Any
         The pairs in the order of ``tree``; and one line for each place where the trees differ.
 
     Example:
-        >>> paired({"a": [1, 2]}, {"a": {"0": "x", "1": None}})
+        >>> pair_leaves({"a": [1, 2]}, {"a": {"0": "x", "1": None}})
         ([(('a', '0'), 1, 'x'), (('a', '1'), 2, None)], [])
-        >>> paired({"a": 1, "b": 2}, {"a": 3, "c": 4})[1]
+        >>> pair_leaves({"a": 1, "b": 2}, {"a": 3, "c": 4})[1]
         ['b: it has no place', 'c: no leaf is there']
     """
     pairs: list[tuple[tuple[str, ...], Any, Any]] = []
@@ -222,7 +222,7 @@ def paired(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any, Any
             if depth > MAX_DEPTH:
                 raise TooDeep(f"more than {MAX_DEPTH} containers deep; it may hold itself")
             if children is None or below is None or not _alike(x, place):
-                unlike.append(f"{_shown(trail)}: {_kind(x, children)}, and its place is {_kind(place, below)}")
+                unlike.append(f"{_shown(trail)}: {_describe(x, children)}, and its place is {_describe(place, below)}")
                 continue
             children, below = _by_text(children, below)
         except TreeringError as error:
@@ -244,7 +244,7 @@ def _children(x: Any) -> Mapping[Any, Any] | None:
         return dict(enumerate(x))
     if x is None or is_placement(x):
         return None
-    node = opened_node(x)
+    node = open_pytree_node(x)
     return None if node is None else node.children
 
 
@@ -255,10 +255,10 @@ def _alike(x: Any, place: Any) -> bool:
 def _by_text(children: Mapping[Any, Any], below: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
     """Return both with keys that can be compared; a tree read from a file has the text of each key."""
     same = children.keys() == below.keys()
-    return (children, below) if same else (text_keyed(children), text_keyed(below))
+    return (children, below) if same else (key_by_text(children), key_by_text(below))
 
 
-def _kind(x: Any, children: Mapping[Any, Any] | None) -> str:
+def _describe(x: Any, children: Mapping[Any, Any] | None) -> str:
     return f"{kind_of(x)}" if children is not None else "a leaf"
 
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from treering._arrays.buffers import on_host
-from treering._arrays.exchange import Parted, without_shards
+from treering._arrays.exchange import PartedLeaf, without_shards
 from treering._arrays.host import jax_holds
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._plan.exchange import Parts
 from treering._tree.fit import Fit
 from treering._values.boxes import Box, box_of_slices, whole
@@ -41,7 +41,7 @@ class Delivery:
     """Its place in the result."""
     key: str
     """Key text of what is stored."""
-    wish: Wish
+    request: ReadRequest
     """Its boxes."""
     shape: tuple[int, ...]
     """Shape of what is stored."""
@@ -57,13 +57,13 @@ class Delivery:
     """Who reads which rows of it, where devices exchange the items; the boxes are then those of this process."""
 
 
-def wish_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> Wish:
+def request_for(leaf: int, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> ReadRequest:
     """Return the boxes of a leaf that this process needs for a sharding, each one once; none for others' devices."""
     if sharding is None:
-        return Wish(leaf, (whole(shape),))
+        return ReadRequest(leaf, (whole(shape),))
     if sharding.is_fully_replicated:
-        return Wish(leaf, (whole(shape),) if sharding.addressable_devices else ())
-    return Wish(leaf, _own_boxes(sharding, shape))
+        return ReadRequest(leaf, (whole(shape),) if sharding.addressable_devices else ())
+    return ReadRequest(leaf, _own_boxes(sharding, shape))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -73,7 +73,7 @@ def _own_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple
     return tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None))
 
 
-def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, key: str) -> Any:
+def convert_value(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, key: str) -> Any:
     """Return a Python value as what it becomes: itself, another number, or an array without axes.
 
     Raises:
@@ -85,7 +85,7 @@ def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, key: st
     try:
         array = cast_number(value, wanted)
     except NotKept as error:
-        raise _not_kept(error, wanted.name if fit.python is None else fit.python.__name__, key) from None
+        raise _mismatch(error, wanted.name if fit.python is None else fit.python.__name__, key) from None
     if fit.python is not None:
         return array.item()
     if fit.kind != "jax":
@@ -98,48 +98,48 @@ def turned(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, key: st
     return _put_by_boxes(array.shape, sharding, lambda index: array[index])
 
 
-def delivered(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
+def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     """Return the leaves, in the order of ``deliveries``, whose arrays are let go on the way."""
     result: list[Any] = [None] * len(deliveries)
     waiting: dict[jax.sharding.Sharding | None, list[tuple[int, NDArray[Any]]]] = {}
     holds: dict[np.dtype[Any], bool] = {}
     for at, delivery in enumerate(deliveries):
-        if not delivery.wish.boxes:
+        if not delivery.request.boxes:
             result[at] = without_shards(delivery.shape, _dtype_of(delivery), delivery.sharding)
             continue
-        arrays, fit, sharding = _taken(delivery), delivery.fit, delivery.sharding
+        arrays, fit, sharding = _take(delivery), delivery.fit, delivery.sharding
         dtype = arrays[0].dtype
         if dtype not in holds:
             holds[dtype] = jax_holds(dtype)
         if fit.kind not in ("jax", "key") or not holds[dtype]:
-            result[at] = _kept(arrays[0], delivery, mapped=mapped)
+            result[at] = _keep_on_host(arrays[0], delivery, mapped=mapped)
         elif sharding is None or (len(sharding.device_set) == 1 and sharding.is_fully_addressable):
             waiting.setdefault(sharding, []).append((at, arrays[0]))
         else:
-            result[at] = _sharded(arrays, delivery)
+            result[at] = _put_sharded(arrays, delivery)
     for one_device, some in waiting.items():
         for (at, _), array in zip(some, put_all([array for _, array in some], one_device), strict=True):
             result[at] = array
     for at, delivery in enumerate(deliveries):
         if delivery.fit.kind == "key" or delivery.fit.python is not None:
-            result[at] = finished(result[at], delivery)
+            result[at] = finish(result[at], delivery)
     return result
 
 
-def finished(leaf: Any, delivery: Delivery) -> Any:
+def finish(leaf: Any, delivery: Delivery) -> Any:
     """Return an array as the leaf that it becomes: itself, a typed key, or a Python number."""
     if delivery.fit.kind == "key":
-        return _wrapped(leaf, delivery)
+        return _wrap_key(leaf, delivery)
     return leaf if delivery.fit.python is None else delivery.fit.python(leaf)
 
 
-def parted_of(delivery: Delivery) -> Parted:
+def take_parts(delivery: Delivery) -> PartedLeaf:
     """Return the rows that were read of a leaf for its devices to exchange; its arrays are let go."""
     sharding: Any = delivery.sharding
     if delivery.parts is None:
         raise AssertionError("nobody planned an exchange of it")
     dtype = _dtype_of(delivery)
-    return Parted(delivery.shape, dtype, sharding, delivery.parts, _taken(delivery))
+    return PartedLeaf(delivery.shape, dtype, sharding, delivery.parts, _take(delivery))
 
 
 def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
@@ -150,16 +150,16 @@ def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
     return dtype
 
 
-def _taken(delivery: Delivery) -> list[NDArray[Any]]:
+def _take(delivery: Delivery) -> list[NDArray[Any]]:
     """Take the arrays of a delivery, in the dtype that is wanted."""
-    arrays, delivery.wish.arrays = delivery.wish.arrays, []
+    arrays, delivery.request.arrays = delivery.request.arrays, []
     dtype = delivery.fit.dtype
     if dtype is None:
         return arrays
     try:
-        return [_cast(array, dtype, box) for array, box in zip(arrays, delivery.wish.boxes, strict=True)]
+        return [_cast(array, dtype, box) for array, box in zip(arrays, delivery.request.boxes, strict=True)]
     except NotKept as error:
-        raise _not_kept(error, dtype.name, delivery.key) from None
+        raise _mismatch(error, dtype.name, delivery.key) from None
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
@@ -170,7 +170,7 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
         raise NotKept(error.value, tuple(at + start for at, (start, _) in zip(within, box, strict=True))) from None
 
 
-def _wrapped(data: Any, delivery: Delivery) -> Any:
+def _wrap_key(data: Any, delivery: Delivery) -> Any:
     try:
         return jax.random.wrap_key_data(data, impl=delivery.fit.impl)
     except (TypeError, ValueError) as error:
@@ -181,7 +181,7 @@ def _wrapped(data: Any, delivery: Delivery) -> Any:
         ) from error
 
 
-def _kept(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
+def _keep_on_host(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
     try:
         leaf = on_host(array, delivery.fit.kind, own=not mapped)
     except Corrupt as error:
@@ -192,14 +192,14 @@ def _kept(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
     return leaf
 
 
-def _not_kept(error: NotKept, dtype: str, key: str) -> Mismatch:
+def _mismatch(error: NotKept, dtype: str, key: str) -> Mismatch:
     hint = "cast=True rounds floats, and changes no other number"
     return Mismatch(f"{error} does not fit {dtype}", path=split_key(key), hint=hint)
 
 
-def _sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:
+def _put_sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:
     shape = delivery.shape
-    by_box = dict(zip(delivery.wish.boxes, arrays, strict=True))
+    by_box = dict(zip(delivery.request.boxes, arrays, strict=True))
     sharding: Any = delivery.sharding
     return _put_by_boxes(shape, sharding, lambda index: by_box[box_of_slices(index or (), shape)])
 

@@ -10,8 +10,8 @@ import jax
 
 from treering._arrays import exchange
 from treering._arrays.delivered import Delivery
-from treering._arrays.exchange import carried, grid_of, part_boxes
-from treering._arrays.incoming import Wish
+from treering._arrays.exchange import can_exchange, grid_of, part_boxes
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.source import Source
 from treering._plan.load import StoredLeaf, plan_loads
 from treering._values.boxes import Box, box_of_slices, size_of
@@ -30,30 +30,30 @@ def spans(sharding: Any) -> bool:
 
 
 def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> None:
-    """Plan who reads what of the leaves that lie over several processes, and turn their wishes into that.
+    """Plan who reads what of the leaves that lie over several processes, and turn their requests into that.
 
     What a process counts of a leaf from here on is what it reads itself.
     """
     joint = [delivery for delivery in deliveries if spans(delivery.sharding)]
-    leaves = [_stored(source, delivery, processes) for delivery in joint]
+    leaves = [_describe_stored(source, delivery, processes) for delivery in joint]
     for delivery, plan in zip(joint, plan_loads(leaves, processes), strict=True):
-        delivery.dtype = source.dtype_of(delivery.wish.leaf)
+        delivery.dtype = source.dtype_of(delivery.request.leaf)
         if plan.parts is not None:
             sharding: Any = delivery.sharding
             delivery.parts = plan.parts
-            delivery.wish = Wish(delivery.wish.leaf, part_boxes(delivery.shape, sharding, plan.parts))
-        delivery.nbytes = sum(map(size_of, delivery.wish.boxes)) * delivery.dtype.itemsize
+            delivery.request = ReadRequest(delivery.request.leaf, part_boxes(delivery.shape, sharding, plan.parts))
+        delivery.nbytes = sum(map(size_of, delivery.request.boxes)) * delivery.dtype.itemsize
 
 
-def _stored(source: Source, delivery: Delivery, processes: int) -> StoredLeaf:
-    leaf = delivery.wish.leaf
+def _describe_stored(source: Source, delivery: Delivery, processes: int) -> StoredLeaf:
+    leaf = delivery.request.leaf
     dtype = source.dtype_of(leaf)
-    grid = grid_of(delivery.sharding, len(delivery.shape)) if carried(delivery.fit.dtype or dtype) else None
+    grid = grid_of(delivery.sharding, len(delivery.shape)) if can_exchange(delivery.fit.dtype or dtype) else None
     return StoredLeaf(
         shape=delivery.shape,
         itemsize=dtype.itemsize,
         chunks=source.stored_chunks(leaf) if grid is not None else (),
-        wanted=_wanted(delivery.sharding, delivery.shape, processes),
+        wanted=_wanted_boxes(delivery.sharding, delivery.shape, processes),
         grid=grid,
     )
 
@@ -64,7 +64,7 @@ def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterato
     held = 0
     for delivery in deliveries:
         some.append(delivery)
-        wanted = _wanted(delivery.sharding, delivery.shape, processes)
+        wanted = _wanted_boxes(delivery.sharding, delivery.shape, processes)
         held += _largest(wanted) * (delivery.dtype.itemsize if delivery.dtype else 1)
         if held >= most or len(some) == _MOST_LEAVES:
             yield some
@@ -109,13 +109,13 @@ def _owners(sharding: jax.sharding.Sharding, owner: Any) -> frozenset[int]:
     return frozenset(map(owner, sharding.device_set))
 
 
-def _wanted(sharding: Any, shape: tuple[int, ...], processes: int) -> Wanted:
-    return _wanted_by(sharding, shape, processes, exchange.process_of)
+def _wanted_boxes(sharding: Any, shape: tuple[int, ...], processes: int) -> Wanted:
+    return _wanted_boxes_by(sharding, shape, processes, exchange.process_of)
 
 
 # Leaves that are wanted alike have to share one: plans know it by its identity.
 @functools.lru_cache(maxsize=1024)
-def _wanted_by(sharding: jax.sharding.Sharding, shape: tuple[int, ...], processes: int, owner: Any) -> Wanted:
+def _wanted_boxes_by(sharding: jax.sharding.Sharding, shape: tuple[int, ...], processes: int, owner: Any) -> Wanted:
     wanted: list[dict[Box, None]] = [{} for _ in range(processes)]
     for device, index in sharding.devices_indices_map(shape).items():
         wanted[owner(device)][box_of_slices(index or (), shape)] = None

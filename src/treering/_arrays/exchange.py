@@ -44,7 +44,7 @@ class Runner(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
-class Parted:
+class PartedLeaf:
     """A leaf, of which this process has read the parts of its devices."""
 
     shape: tuple[int, ...]
@@ -97,11 +97,11 @@ def _grid(sharding: NamedSharding, axes: int, owner: Callable[[jax.Device], int]
     )
 
 
-def carried(dtype: np.dtype[Any]) -> bool:
+def can_exchange(dtype: np.dtype[Any]) -> bool:
     """Tell whether devices can exchange items of a dtype that jax holds; floats of less than a byte they cannot.
 
     Example:
-        >>> carried(np.dtype("complex64")), carried(jnp.dtype("float4_e2m1fn"))
+        >>> can_exchange(np.dtype("complex64")), can_exchange(jnp.dtype("float4_e2m1fn"))
         (True, False)
     """
     if dtype.name in _NARROW or dtype.itemsize > 1 or dtype.kind in "biu":
@@ -116,7 +116,7 @@ def part_boxes(shape: tuple[int, ...], sharding: NamedSharding, parts: Parts) ->
     return tuple(box for box in boxes if box is not None)
 
 
-def exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
+def exchange_parts(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array]:
     """Return the leaves where they are wanted; all processes have to call this with the same leaves.
 
     Args:
@@ -129,7 +129,7 @@ def exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
         groups.setdefault(tuple(leaf.sharding.mesh.devices.flat), []).append(number)
     for numbers in groups.values():
         some = [leaves[number] for number in numbers]
-        for number, array in zip(numbers, _exchanged(some, run), strict=True):
+        for number, array in zip(numbers, _exchange_group(some, run), strict=True):
             result[number] = array
     return result
 
@@ -139,13 +139,13 @@ def without_shards(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) 
     return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
 
 
-def _exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
+def _exchange_group(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array]:
     """Exchange leaves on the same devices."""
     if not leaves[0].sharding.addressable_devices:
         return [without_shards(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves]
-    alike: dict[_Form, list[int]] = {}
+    alike: dict[_LeafForm, list[int]] = {}
     for number, leaf in enumerate(leaves):
-        alike.setdefault(_Form(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts), []).append(number)
+        alike.setdefault(_LeafForm(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts), []).append(number)
     batches = [(form, batch) for form, numbers in alike.items() for batch in _batches(numbers)]
     # Compiled before anything is exchanged: what comes after is awaited with a deadline.
     programs = [_program(form, len(batch)) for form, batch in batches]
@@ -160,7 +160,7 @@ def _exchanged(leaves: Sequence[Parted], run: Runner) -> list[jax.Array]:
         return found
 
     after = run(work)
-    return [_as_wanted(after[number], leaf.sharding) for number, leaf in enumerate(leaves)]
+    return [_relabel(after[number], leaf.sharding) for number, leaf in enumerate(leaves)]
 
 
 def _batches(numbers: list[int]) -> Iterator[list[int]]:
@@ -172,7 +172,7 @@ def _batches(numbers: list[int]) -> Iterator[list[int]]:
         yield [number]
 
 
-def _as_wanted(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+def _relabel(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Return the same shards under the very sharding that was asked for, whose mesh may be of another kind."""
     if array.sharding == sharding:
         return array
@@ -184,7 +184,7 @@ def _as_wanted(array: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=1024)
-def _reading(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple[str, ...]]:
+def _reading_mesh(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple[str, ...]]:
     """Return a mesh of the wanted devices, and the names of its axes in the order in which they cut a leaf's axis."""
     grid = grid_of(sharding, axes)
     if grid is None:
@@ -197,16 +197,16 @@ def _reading(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple
 @functools.lru_cache(maxsize=1024)
 def _own_places(sharding: NamedSharding, axes: int, axis: int) -> tuple[tuple[int, jax.Device], ...]:
     """Return the parts that devices of this process have, with the devices."""
-    mesh, names = _reading(sharding, axes, axis)
+    mesh, names = _reading_mesh(sharding, axes, axis)
     numbers = [mesh.axis_names.index(name) for name in names]
     devices = np.transpose(mesh.devices, numbers).reshape(-1)
     own = sharding.addressable_devices
     return tuple((place, device) for place, device in enumerate(devices) if device in own)
 
 
-def _on_devices(leaf: Parted) -> jax.Array:
+def _on_devices(leaf: PartedLeaf) -> jax.Array:
     """Put the parts on their devices, as one array of unsigned integers with zeros around the leaf."""
-    form = _Form(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts)
+    form = _LeafForm(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts)
     arrays, leaf.arrays = leaf.arrays[::-1], []
     lengths = list(form.carried_shape)
     lengths[form.parts.axis] = form.parts.rows
@@ -245,7 +245,7 @@ def _as_carrier(array: NDArray[Any], carrier: np.dtype[Any]) -> NDArray[Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
+class _LeafForm:
     """What a program has to know of a leaf."""
 
     shape: tuple[int, ...]
@@ -269,14 +269,14 @@ class _Form:
         axis = self.parts.axis
         lengths = list(self.carried_shape)
         lengths[axis] = self.parts.padded
-        mesh, names = _reading(self.sharding, len(self.shape), axis)
+        mesh, names = _reading_mesh(self.sharding, len(self.shape), axis)
         cut = NamedSharding(mesh, spec_of(*(None,) * axis, names))
         taken: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(lengths, self.carrier, sharding=cut)  # type: ignore[no-untyped-call]
         return taken
 
     def wanted(self, *, gathered: bool) -> NamedSharding:
         """Return how it is cut when other axes are as they are wanted; and when this axis has been gathered too."""
-        mesh, names = _reading(self.sharding, len(self.shape), self.parts.axis)
+        mesh, names = _reading_mesh(self.sharding, len(self.shape), self.parts.axis)
         grid = grid_of(self.sharding, len(self.shape))
         if grid is None:
             raise AssertionError("checked before")
@@ -288,17 +288,17 @@ class _Form:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(form: _Form, count: int) -> Callable[..., Any]:
+def _program(form: _LeafForm, count: int) -> Callable[..., Any]:
     """Return what takes the parts of so many leaves of one form, end to end, and returns them where they are wanted."""
 
     def work(*arrays: jax.Array) -> list[jax.Array]:
-        return [_moved(array, form) for array in arrays]
+        return [_move(array, form) for array in arrays]
 
     moved = jax.jit(work, out_shardings=[form.wanted(gathered=True)] * count)
     return moved.lower(*[form.aval] * count).compile()
 
 
-def _moved(array: jax.Array, form: _Form) -> jax.Array:
+def _move(array: jax.Array, form: _LeafForm) -> jax.Array:
     """Cut off the padding, exchange, gather what is replicated, and make items of carriers."""
     parts, axis = form.parts, form.parts.axis
     halfway = form.wanted(gathered=False)

@@ -51,7 +51,7 @@ class DataReader(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
-class Wish:
+class ReadRequest:
     """Boxes of one leaf that somebody wants."""
 
     leaf: int
@@ -119,84 +119,84 @@ class StoredArrays:
         for number in range(len(self._files)):
             self._check_header(number)
 
-    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
-        """Fill ``arrays`` of every wish.
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request.
 
         Raises:
             Corrupt: bytes do not have their checksums, or are not there.
             StoreFailed: the system refuses.
         """
-        work = self.planned(wishes)
+        work = self.planned(requests)
         run_all(work, Tally(work.nbytes, progress))
         self.bytes_read += work.nbytes
 
-    def planned(self, wishes: Sequence[Wish]) -> Work:
-        """Return what is to be done to fill ``arrays`` of every wish; large ones have their memory already.
+    def planned(self, requests: Sequence[ReadRequest]) -> Work:
+        """Return what is to be done to fill ``arrays`` of every request; large ones have their memory already.
 
         Raises:
             Corrupt: a file that it takes is lost, or its header is damaged.
         """
         work = Work()
-        small: list[tuple[int, Wish]] = []
-        for wish in wishes:
-            work.nbytes += self._plan(wish, work.jobs, small)
+        small: list[tuple[int, ReadRequest]] = []
+        for request in requests:
+            work.nbytes += self._plan(request, work.jobs, small)
         work.jobs.extend(self._together(small))
         return work
 
-    def _plan(self, wish: Wish, jobs: deque[Job], small: list[tuple[int, Wish]]) -> int:
-        """Allocate the arrays of one wish, or leave that to the small ones; return how many bytes it reads."""
+    def _plan(self, request: ReadRequest, jobs: deque[Job], small: list[tuple[int, ReadRequest]]) -> int:
+        """Allocate the arrays of one request, or leave that to the small ones; return how many bytes it reads."""
         columns = self.index.chunks
-        chunks = _chunks_of(self.index, wish.leaf)
+        chunks = _chunks_of(self.index, request.leaf)
         first = chunks.start
         if self._unchecked:
             for chunk in chunks:
                 self._check_header(columns.file[chunk])
-        one_piece = len(chunks) == len(wish.boxes) == 1 and wish.boxes[0] == self.index.box_of(first)
-        if one_piece and wish.steps is None and columns.nbytes[first] <= _SMALL_BYTES:
-            small.append((first, wish))
+        one_piece = len(chunks) == len(request.boxes) == 1 and request.boxes[0] == self.index.box_of(first)
+        if one_piece and request.steps is None and columns.nbytes[first] <= _SMALL_BYTES:
+            small.append((first, request))
             return columns.nbytes[first]
-        dtype = self.dtype_of(wish.leaf)
-        if self._mapped and self._all_lie_ready(wish, chunks):
-            wish.arrays = [self._view(self._owner(box, chunks), dtype, box) for box in wish.boxes]
+        dtype = self.dtype_of(request.leaf)
+        if self._mapped and self._all_lie_ready(request, chunks):
+            request.arrays = [self._view(self._owner(box, chunks), dtype, box) for box in request.boxes]
             runs = [
-                _Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(wish.boxes, wish.arrays, strict=True)
+                _Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(request.boxes, request.arrays, strict=True)
             ]
             jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
             return sum(len(run.into) for run in runs)
         try:
-            wish.arrays = [_empty(box_sums.picked_shape(box, wish.steps), dtype) for box in wish.boxes]
+            request.arrays = [_empty(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
         except Unsupported as error:
-            error.path = split_key(self.index.keys[wish.leaf])
+            error.path = split_key(self.index.keys[request.leaf])
             raise
         total = 0
         for chunk in chunks:
-            run = self._straight(chunk, wish)
+            run = self._straight(chunk, request)
             if run is not None:
                 jobs.extend(self._split([run], self._fill, _SLAB_BYTES))
                 total += len(run.into)
             else:
-                slabs = list(self._slabs(chunk, wish, dtype.itemsize))
-                jobs.extend(self._slab_job(chunk, start, stop, wish, dtype) for start, stop in slabs)
+                slabs = list(self._slabs(chunk, request, dtype.itemsize))
+                jobs.extend(self._slab_job(chunk, start, stop, request, dtype) for start, stop in slabs)
                 total += sum(stop - start for start, stop in slabs)
         return total
 
     # ------------------------------------------------------------------------------------------------ straight ways
 
-    def _straight(self, chunk: int, wish: Wish) -> _Run | None:
+    def _straight(self, chunk: int, request: ReadRequest) -> _Run | None:
         """Return the run that a whole chunk fills in the one box that wants any of it, if there is such a run."""
-        if wish.steps is not None:
+        if request.steps is not None:
             return None
         box = self.index.box_of(chunk)
-        wanted = [number for number, other in enumerate(wish.boxes) if box_sums.intersection(box, other) is not None]
+        wanted = [number for number, other in enumerate(request.boxes) if box_sums.intersection(box, other) is not None]
         if len(wanted) != 1:
             return None
-        target = wish.boxes[wanted[0]]
+        target = request.boxes[wanted[0]]
         if not box_sums.contains(target, box):
             return None
         run = box_sums.flat_range(box_sums.relative(box, target), box_sums.shape_of(target))
         if run is None:
             return None
-        array = wish.arrays[wanted[0]]
+        array = request.arrays[wanted[0]]
         raw = _bytes_of(array)
         return _Run(chunk, 0, raw[run[0] * array.itemsize : run[1] * array.itemsize])
 
@@ -232,26 +232,26 @@ class StoredArrays:
 
     # ---------------------------------------------------------------------------------------------- small ones together
 
-    def _together(self, small: list[tuple[int, Wish]]) -> Iterator[Job]:
+    def _together(self, small: list[tuple[int, ReadRequest]]) -> Iterator[Job]:
         """Read small chunks that are neighbours in a file with one call."""
         columns = self.index.chunks
         small.sort(key=lambda pair: (columns.file[pair[0]], columns.offset[pair[0]]))
-        group: list[tuple[int, Wish]] = []
+        group: list[tuple[int, ReadRequest]] = []
         end = (-1, 0)
         held = 0
-        for chunk, wish in small:
+        for chunk, request in small:
             here = (columns.file[chunk], columns.offset[chunk])
             nbytes = columns.nbytes[chunk]
             if group and (here != end or held + nbytes > _TOGETHER_BYTES):
                 yield _bound(self._fill_group, group, held)
                 group, held = [], 0
-            group.append((chunk, wish))
+            group.append((chunk, request))
             held += nbytes
             end = (here[0], here[1] + nbytes)
         if group:
             yield _bound(self._fill_group, group, held)
 
-    def _fill_group(self, group: list[tuple[int, Wish]], nbytes: int) -> int:
+    def _fill_group(self, group: list[tuple[int, ReadRequest]], nbytes: int) -> int:
         columns = self.index.chunks
         first = group[0][0]
         room = aligned_bytes(nbytes)
@@ -260,42 +260,42 @@ class StoredArrays:
         self._file(columns.file[first]).read_into([(start, data)])
         dtypes: dict[int, np.dtype[Any]] = {}
         index = self.index
-        for chunk, wish in group:
+        for chunk, request in group:
             at = columns.offset[chunk] - start
             self._check(chunk, 0, data[at : at + columns.nbytes[chunk]])
-            number = index.leaf_types[wish.leaf]
+            number = index.leaf_types[request.leaf]
             dtype = dtypes.get(number)
             if dtype is None:
-                dtype = dtypes[number] = self.dtype_of(wish.leaf)
-            wish.arrays = [np.ndarray(box_sums.shape_of(wish.boxes[0]), dtype, data, at)]
+                dtype = dtypes[number] = self.dtype_of(request.leaf)
+            request.arrays = [np.ndarray(box_sums.shape_of(request.boxes[0]), dtype, data, at)]
         return nbytes
 
     # ------------------------------------------------------------------------------------------------- slab by slab
 
-    def _slabs(self, chunk: int, wish: Wish, itemsize: int) -> Iterator[tuple[int, int]]:
+    def _slabs(self, chunk: int, request: ReadRequest, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
         block = self.index.chunks.block[chunk]
         step = max(_SLAB_BYTES, block)
-        for start, stop in covering_ranges(self.index.box_of(chunk), wish.boxes, itemsize, block, wish.steps):
+        for start, stop in covering_ranges(self.index.box_of(chunk), request.boxes, itemsize, block, request.steps):
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
-    def _slab_job(self, chunk: int, start: int, stop: int, wish: Wish, dtype: np.dtype[Any]) -> Job:
+    def _slab_job(self, chunk: int, start: int, stop: int, request: ReadRequest, dtype: np.dtype[Any]) -> Job:
         def work() -> int:
             columns = self.index.chunks
             room = aligned_bytes(stop - start)
             self._file(columns.file[chunk]).read_into([(columns.offset[chunk] + start, room.data)])
             self._check(chunk, start, room.data)
-            _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), wish)
+            _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), request)
             return stop - start
 
         return work
 
     # --------------------------------------------------------------------------------------------------------- maps
 
-    def _all_lie_ready(self, wish: Wish, chunks: Sequence[int]) -> bool:
+    def _all_lie_ready(self, request: ReadRequest, chunks: Sequence[int]) -> bool:
         stored = {self.index.box_of(chunk) for chunk in chunks}
-        return wish.steps is None and all(box in stored for box in wish.boxes) and box_sums.size_of(wish.boxes[0]) > 0
+        return request.steps is None and all(box in stored for box in request.boxes) and box_sums.size_of(request.boxes[0]) > 0
 
     def _owner(self, box: Box, chunks: Sequence[int]) -> int:
         return next(chunk for chunk in chunks if self.index.box_of(chunk) == box)
@@ -333,7 +333,7 @@ def _chunks_of(index: Index, leaf: int) -> range:
     return range(first, bisect.bisect_right(column, leaf, first))
 
 
-def _scatter(items: NDArray[Any], first: int, chunk_box: Box, wish: Wish) -> None:
+def _scatter(items: NDArray[Any], first: int, chunk_box: Box, request: ReadRequest) -> None:
     """Copy a run of a chunk's items, the first of which has this flat number, to every box that wants some of them."""
     corner = [start for start, _ in chunk_box]
     at = 0
@@ -342,8 +342,8 @@ def _scatter(items: NDArray[Any], first: int, chunk_box: Box, wish: Wish) -> Non
         source = items[at : at + size].reshape(box_sums.shape_of(part))
         at += size
         place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
-        for box, array in zip(wish.boxes, wish.arrays, strict=True):
-            found = box_sums.pick_overlap(place, box, wish.steps)
+        for box, array in zip(request.boxes, request.arrays, strict=True):
+            found = box_sums.pick_overlap(place, box, request.steps)
             if found is not None:
                 array[box_sums.slices(found[0])] = source[found[1]]
 

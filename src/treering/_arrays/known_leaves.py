@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import jax
 
-from treering._arrays.outgoing import Describer, Outgoing, Source, is_large
+from treering._arrays.outgoing import DescribedLeaves, Describer, HeldBox, is_large
 from treering._format.index import LeafType
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box
@@ -28,7 +28,7 @@ _Picks = tuple[tuple[Box, Any], ...]
 """The boxes of an array that are wanted, each with the device that holds it."""
 
 
-class _Sources(Mapping[int, tuple[Source, ...]]):
+class _Sources(Mapping[int, tuple[HeldBox, ...]]):
     """The boxes of leaves that are alike: for thousands of leaves nothing is made until it is asked for."""
 
     def __init__(
@@ -36,7 +36,7 @@ class _Sources(Mapping[int, tuple[Source, ...]]):
         order: Sequence[int],
         whole: Mapping[int, Box],
         picked: Mapping[int, _Picks],
-        anew: Mapping[int, tuple[Source, ...]],
+        anew: Mapping[int, tuple[HeldBox, ...]],
         leaves: Sequence[Any],
     ) -> None:
         self._order = order
@@ -45,15 +45,15 @@ class _Sources(Mapping[int, tuple[Source, ...]]):
         self._anew = anew
         self._leaves = leaves
 
-    def __getitem__(self, number: int) -> tuple[Source, ...]:
+    def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
         box = self._whole.get(number)
         if box is not None:
-            return (Source(box, self._leaves[number]),)
+            return (HeldBox(box, self._leaves[number]),)
         picks = self._picked.get(number)
         if picks is None:
             return self._anew[number]
         held = {shard.device: shard.data for shard in self._leaves[number].addressable_shards}
-        return tuple(Source(box, held[device]) for box, device in picks)
+        return tuple(HeldBox(box, held[device]) for box, device in picks)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._order)
@@ -117,10 +117,10 @@ class KnownLeaves:
 
     Example:
         >>> import numpy as np
-        >>> from treering._arrays.outgoing import ALONE, outgoing
+        >>> from treering._arrays.outgoing import ALONE, describe_leaves
         >>> from treering._tree.flatten import flatten
         >>> flat = flatten({"w": np.zeros(3), "step": 1})
-        >>> known = KnownLeaves(flat, outgoing(flat), ALONE)
+        >>> known = KnownLeaves(flat, describe_leaves(flat), ALONE)
         >>> again = known.described([np.ones(3), 2])
         >>> again.data_of(0, None), again.values
         (array([1., 1., 1.]), {1: 2})
@@ -128,7 +128,7 @@ class KnownLeaves:
         True
     """
 
-    def __init__(self, flat: Flattened, leaves: Outgoing, processes: Processes) -> None:
+    def __init__(self, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
         self.processes = processes
         self._empty = dataclasses.replace(leaves, sources={}, values={})
         self._order = list(leaves.sources)
@@ -155,7 +155,7 @@ class KnownLeaves:
                 take = operator.itemgetter(*numbers, numbers[0])  # of two and more it makes a tuple
                 self._columns.append((take, column(take(flat.leaves))))
 
-    def described(self, leaves: Sequence[Any]) -> Outgoing | None:
+    def described(self, leaves: Sequence[Any]) -> DescribedLeaves | None:
         """Describe leaves of the same kinds, in the same order; None where one of them is not alike.
 
         Args:
@@ -165,7 +165,7 @@ class KnownLeaves:
             return None
         if not all(column.fits(take(leaves)) for take, column in self._columns):
             return None
-        anew: dict[int, tuple[Source, ...]] = {}
+        anew: dict[int, tuple[HeldBox, ...]] = {}
         if not self._describe_anew(leaves, anew):
             return None
         values = {number: leaves[number] for number in self._values}
@@ -173,7 +173,7 @@ class KnownLeaves:
         sources = _Sources(self._order, self._whole, self._picked, anew, leaves)
         return dataclasses.replace(self._empty, sources=sources, values=values)
 
-    def _describe_anew(self, leaves: Sequence[Any], sources: dict[int, tuple[Source, ...]]) -> bool:
+    def _describe_anew(self, leaves: Sequence[Any], sources: dict[int, tuple[HeldBox, ...]]) -> bool:
         """Describe the few that are not simply held against what they were: keys, numpy scalars, long texts."""
         describe = Describer(self.processes)
         types: list[int] = []
@@ -184,7 +184,7 @@ class KnownLeaves:
         return all(found_types[found] == row[2] for found, row in zip(types, self._anew, strict=True))
 
 
-def _picks(leaf: jax.Array, sources: Sequence[Source]) -> _Picks:
+def _picks(leaf: jax.Array, sources: Sequence[HeldBox]) -> _Picks:
     # Which device holds which box follows from sharding and shape.
     devices = {id(shard.data): shard.device for shard in leaf.addressable_shards}
     return tuple((source.box, devices[id(source.data)]) for source in sources)

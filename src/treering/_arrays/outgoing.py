@@ -18,7 +18,7 @@ import xxhash
 
 from treering._arrays.buffers import aligned_bytes
 from treering._arrays.host import TOGETHER, require_alive
-from treering._arrays.parted import Parted, cut_out, parts_of, to_host
+from treering._arrays.parted import BoxedArray, cut_box, parts_of, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType
@@ -41,7 +41,7 @@ _PIECE_BYTES: Final = 2 << 20
 _SMALL_BYTES: Final = 64 << 10
 
 
-class Source(NamedTuple):
+class HeldBox(NamedTuple):
     """A box of a leaf and the array that holds it."""
 
     box: Box
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class DescribedLeaves:
     """A tree's leaves, described."""
 
     types: Sequence[LeafType]
@@ -60,7 +60,7 @@ class Outgoing:
     """Number of the type of each leaf."""
     values: dict[int, Any]
     """Values of the leaves that lie in no file."""
-    sources: Mapping[int, tuple[Source, ...]]
+    sources: Mapping[int, tuple[HeldBox, ...]]
     """Leaf number -> its distinct boxes that this process holds, of the leaves that lie in files. Empty for a leaf
     of which it holds nothing."""
     meshes: Sequence[str]
@@ -69,7 +69,7 @@ class Outgoing:
     """Leaf number -> its distinct boxes and who holds each, of the leaves that lie over processes. Equal ones are one
     object. The other leaves are process 0's, whatever this process has in their place."""
 
-    def source_of(self, leaf: int, box: Box | None) -> Source:
+    def source_of(self, leaf: int, box: Box | None) -> HeldBox:
         """Return what holds one box of a leaf, or all of it."""
         sources = self.sources[leaf]
         return sources[0] if box is None else next(source for source in sources if source.box == box)
@@ -80,7 +80,7 @@ class Outgoing:
         if box is None:
             return sources[0].data
         source = next(source for source in sources if contains(source.box, box))
-        return source.data if source.box == box else cut_out(source.data, source.box, box)
+        return source.data if source.box == box else cut_box(source.data, source.box, box)
 
     def held_by(self, leaf: int) -> HeldBoxes:
         """Return the distinct boxes of a leaf that lies in files, and who holds each."""
@@ -98,7 +98,7 @@ class Outgoing:
         )
 
 
-def outgoing(flat: Flattened, processes: Processes = ALONE) -> Outgoing:
+def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedLeaves:
     """Describe the leaves; nothing is copied from a device yet.
 
     Args:
@@ -111,7 +111,7 @@ def outgoing(flat: Flattened, processes: Processes = ALONE) -> Outgoing:
     describe = Describer(processes)
     leaf_types: list[int] = []
     values: dict[int, Any] = {}
-    sources: dict[int, tuple[Source, ...]] = {}
+    sources: dict[int, tuple[HeldBox, ...]] = {}
     spread: dict[int, HeldBoxes] = {}
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
@@ -126,7 +126,7 @@ def outgoing(flat: Flattened, processes: Processes = ALONE) -> Outgoing:
             error.path = split_key(key)
             raise
         leaf_types.append(leaf_type)
-    return Outgoing(
+    return DescribedLeaves(
         types=tuple(describe.numbers),
         leaf_types=leaf_types,
         values=values,
@@ -173,7 +173,7 @@ class Describer:
         """Return the number of a type."""
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
-    def stored(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...], HeldBoxes | None]:
+    def stored(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
         """Return the number of a leaf's type, its boxes that are here, and who holds each if it lies over processes.
 
         Raises:
@@ -188,9 +188,9 @@ class Describer:
         elif kind == "numpy scalar":
             leaf = np.asarray(leaf)
         number = self._typed(kind, leaf.dtype, leaf.shape, None, None)
-        return number, (Source(whole(leaf.shape), leaf),), None
+        return number, (HeldBox(whole(leaf.shape), leaf),), None
 
-    def _jax(self, kind: str, leaf: Any) -> tuple[int, tuple[Source, ...], HeldBoxes | None]:
+    def _jax(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
         require_alive(leaf)
         impl = None
         if kind == "key":
@@ -202,8 +202,8 @@ class Describer:
             return number, self._own(leaf), held
         # An array of no items may be spread out all the same, in boxes of nothing.
         if leaf.is_fully_replicated or not leaf.size:
-            return number, (Source(whole(leaf.shape), leaf),), None
-        return number, tuple(Source(box, data) for box, data in parts_of(leaf)), None
+            return number, (HeldBox(whole(leaf.shape), leaf),), None
+        return number, tuple(HeldBox(box, data) for box, data in parts_of(leaf)), None
 
     def _held_by(self, leaf: jax.Array) -> HeldBoxes | None:
         """Return the boxes of an array and who holds each; None where this process holds all of it."""
@@ -222,14 +222,14 @@ class Describer:
         # Plans take leaves of one tuple together, and all processes have to see the same ones as one.
         return self._equal.setdefault(held, held)
 
-    def _own(self, leaf: jax.Array) -> tuple[Source, ...]:
+    def _own(self, leaf: jax.Array) -> tuple[HeldBox, ...]:
         """Return the distinct boxes of a spread array that this process holds."""
         held: dict[Box, Any] = {}
         for shard in leaf.addressable_shards:
             if process_of(shard.device) == self._processes.this:
                 box = box_of_slices(shard.index, leaf.shape) if leaf.size else whole(leaf.shape)
                 held.setdefault(box, shard.data)
-        return tuple(Source(box, held[box]) for box in sorted(held))
+        return tuple(HeldBox(box, held[box]) for box in sorted(held))
 
     def _typed(self, kind: str, dtype: Any, shape: tuple[int, ...], sharding: Any, impl: str | None) -> int:
         fast = (kind, dtype, shape, sharding, impl)
@@ -251,7 +251,7 @@ class Describer:
         return f"{sharding.spec} over {axes}"
 
 
-def checked_bytes(
+def read_checked(
     data: Any, block: int, checksums: array[int], first: int, *, kept: bool = True
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
@@ -267,8 +267,8 @@ def checked_bytes(
         first: the place of the first one.
         kept: whether what is yielded is written; else only the checksums count, and nothing has to be copied.
     """
-    if isinstance(data, Parted):
-        yield from _streamed(data.blocks(0, data.size), block, checksums, first)
+    if isinstance(data, BoxedArray):
+        yield from _check_stream(data.blocks(0, data.size), block, checksums, first)
         return
     host = to_host(data)
     plain = holds_wire_bytes(host.dtype)
@@ -291,10 +291,10 @@ def checked_bytes(
             first += len(found)
             yield piece.tobytes() if len(piece) <= _SMALL_BYTES else piece.data
     else:
-        yield from _streamed(wire_blocks(host, 0, host.size), block, checksums, first)
+        yield from _check_stream(wire_blocks(host, 0, host.size), block, checksums, first)
 
 
-def _streamed(pieces: Iterator[memoryview], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
+def _check_stream(pieces: Iterator[memoryview], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
     """Pass pieces on whose ends are not those of the blocks."""
     state, held = xxhash.xxh3_64(), 0
     for piece in pieces:

@@ -69,11 +69,11 @@ def parts_of(array: jax.Array) -> list[tuple[Box, jax.Array]]:
     return [(box, distinct[box]) for box in sorted(distinct)]
 
 
-def cut_out(array: Any, held: Box, box: Box) -> Any:
+def cut_box(array: Any, held: Box, box: Box) -> Any:
     """Return a box of an array that holds ``held``: on CPU a view, elsewhere just that is fetched from its device.
 
     Example:
-        >>> cut_out(np.arange(10, 16), ((10, 16),), ((12, 14),))
+        >>> cut_box(np.arange(10, 16), ((10, 16),), ((12, 14),))
         array([12, 13])
     """
     part = relative(box, held)
@@ -85,14 +85,14 @@ def cut_out(array: Any, held: Box, box: Box) -> Any:
 def host_blocks(array: Any, start: int, stop: int) -> Iterator[memoryview]:
     """Yield the bytes of items ``start`` to ``stop`` of an array on any devices, in C order, little endian."""
     if isinstance(array, jax.Array) and not array.is_fully_replicated:
-        array = Parted(array.shape, parts_of(array))
-    if isinstance(array, Parted):
+        array = BoxedArray(array.shape, parts_of(array))
+    if isinstance(array, BoxedArray):
         yield from array.blocks(start, stop)
     else:
         yield from wire_blocks(to_host(array), start, stop)
 
 
-class Parted:
+class BoxedArray:
     """Boxes that make up one array.
 
     Args:
@@ -113,7 +113,7 @@ class Parted:
         Example:
             >>> left, right = np.array([[1], [3]], "u1"), np.array([[2], [4]], "u1")
             >>> halves = [(((0, 2), (0, 1)), left), (((0, 2), (1, 2)), right)]
-            >>> list(b"".join(Parted((2, 2), halves).blocks(1, 4)))
+            >>> list(b"".join(BoxedArray((2, 2), halves).blocks(1, 4)))
             [2, 3, 4]
         """
         hosts = [(box, to_host(data)) for box, data in self._parts]

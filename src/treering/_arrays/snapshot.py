@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
-from treering._arrays.outgoing import Outgoing, Source
-from treering._arrays.parted import cut_out, is_view
+from treering._arrays.outgoing import DescribedLeaves, HeldBox
+from treering._arrays.parted import cut_box, is_view
 from treering._format.headers import Row
 from treering._format.index import LeafType
 from treering._store.crew import work_together
@@ -31,7 +31,7 @@ _SMALL_BYTES: Final = 64 << 10
 _ITEMS = 4096
 
 
-def snapshot(leaves: Outgoing, wanted: Iterable[Row] | None = None) -> Outgoing:
+def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> DescribedLeaves:
     """Return the same leaves with host arrays as their sources; what they hold cannot change any more.
 
     Args:
@@ -42,25 +42,25 @@ def snapshot(leaves: Outgoing, wanted: Iterable[Row] | None = None) -> Outgoing:
 
     Example:
         >>> from treering._tree.flatten import flatten
-        >>> from treering._arrays.outgoing import outgoing
+        >>> from treering._arrays.outgoing import describe_leaves
         >>> weights = np.zeros(3)
-        >>> held = snapshot(outgoing(flatten({"w": weights})))
+        >>> held = snapshot(describe_leaves(flatten({"w": weights})))
         >>> weights[:] = 1.0
         >>> held.data_of(0, None)
         array([0., 0., 0.])
     """
-    taking = _Taking(leaves.types)
-    chosen = [(number, leaves.leaf_types[number], parts) for number, parts in _chosen(leaves, wanted)]
+    taking = _HostCopies(leaves.types)
+    chosen = [(number, leaves.leaf_types[number], parts) for number, parts in _choose(leaves, wanted)]
     for _, kind, parts in chosen:
         for _, data in parts:
             taking.begin(data, kind)
     sources = {
-        number: tuple([Source(box, taking.fixed(data, kind)) for box, data in parts]) for number, kind, parts in chosen
+        number: tuple([HeldBox(box, taking.fixed(data, kind)) for box, data in parts]) for number, kind, parts in chosen
     }
-    return dataclasses.replace(leaves, sources=sources, values=_fixed_values(leaves))
+    return dataclasses.replace(leaves, sources=sources, values=_copy_values(leaves))
 
 
-def _chosen(leaves: Outgoing, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[Source]]]:
+def _choose(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[HeldBox]]]:
     """Yield each leaf and what is to be held of it."""
     if wanted is None:
         yield from leaves.sources.items()
@@ -71,38 +71,38 @@ def _chosen(leaves: Outgoing, wanted: Iterable[Row] | None) -> Iterable[tuple[in
     for number, sources in leaves.sources.items():
         chosen = boxes.get(number)
         if chosen is None:
-            yield number, [Source(source.box, None) for source in sources]
+            yield number, [HeldBox(source.box, None) for source in sources]
         elif number in leaves.spread:
             yield number, [_cut(sources, box) for box in chosen]
         else:
             # All of its boxes stay: whoever plans again has to come to the same plan.
-            yield number, [s if s.box in chosen or None in chosen else Source(s.box, None) for s in sources]
+            yield number, [s if s.box in chosen or None in chosen else HeldBox(s.box, None) for s in sources]
 
 
-def _cut(sources: Sequence[Source], box: Box | None) -> Source:
+def _cut(sources: Sequence[HeldBox], box: Box | None) -> HeldBox:
     held = next(source for source in sources if box is None or contains(source.box, box))
     if box is None or box == held.box:
         return held
-    return Source(box, cut_out(held.data, held.box, box))
+    return HeldBox(box, cut_box(held.data, held.box, box))
 
 
-def _fixed_values(leaves: Outgoing) -> dict[int, Any]:
+def _copy_values(leaves: DescribedLeaves) -> dict[int, Any]:
     return {number: bytearray(value) if type(value) is bytearray else value for number, value in leaves.values.items()}
 
 
-class _Taking:
+class _HostCopies:
     """One snapshot, and what it found out of arrays that are alike."""
 
     def __init__(self, types: Sequence[LeafType]) -> None:
         # The memory of a text is nobody else's: it was copied, or lies in a ``bytes``.
         self._texts = [kind.kind in ("str", "bytes", "bytearray") for kind in types]
         self._views: dict[tuple[int, Any], bool] = {}
-        self._coming: dict[int, _Coming] = {}
+        self._coming: dict[int, _HostCopy] = {}
 
     def begin(self, data: Any, kind: int) -> None:
         """Begin to fetch an array, where that takes a copy from its device."""
         if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
-            self._coming[id(data)] = _Coming(data)
+            self._coming[id(data)] = _HostCopy(data)
 
     def fixed(self, data: Any, kind: int) -> NDArray[Any] | None:
         """Return a host array that nobody else writes into, of what was begun."""
@@ -127,7 +127,7 @@ class _Taking:
         return known
 
 
-class _Coming:
+class _HostCopy:
     """An array whose copy to the host has begun.
 
     jax keeps that copy as long as the array lives; of a large one it is therefore made through a handle of its own.
@@ -163,11 +163,11 @@ def views_survive() -> bool:
     """
     found: list[bool] = []
     # The caller may be inside of a mesh, or of a trace, in which jax runs nothing on one device; another thread is not.
-    work_together(lambda: found.append(_donated()), 1, lambda: None)
+    work_together(lambda: found.append(_survives_donation()), 1, lambda: None)
     return found == [True]
 
 
-def _donated() -> bool:
+def _survives_donation() -> bool:
     cpu = jax.local_devices(backend="cpu")[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a runtime that does not donate says so

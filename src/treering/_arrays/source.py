@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from treering._arrays.buffers import aligned_bytes
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress
 from treering._format.index import Chunks, Index, LeafType, Token
 from treering._plan.exchange import StoredChunk
@@ -24,8 +24,8 @@ _NOTHING: Final = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=(
 class Arrays(Protocol):
     """What gives boxes of leaves."""
 
-    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
-        """Fill ``arrays`` of every wish."""
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request."""
 
     def check_files(self) -> None:
         """Require every file to be there and its header to be intact."""
@@ -68,7 +68,7 @@ class Source:
         self.mapped = mapped
         self.held = held
         self.is_current = is_current
-        self.read: Callable[[Sequence[Wish], Progress | None], None] = arrays.read
+        self.read: Callable[[Sequence[ReadRequest], Progress | None], None] = arrays.read
         self.dtype_of = arrays.dtype_of
         self.stored_chunks = arrays.stored_chunks
         self.check_files = arrays.check_files
@@ -97,26 +97,26 @@ class HeldArrays:
         del leaf
         return ()
 
-    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
-        """Fill ``arrays`` of every wish: whole arrays as they are, parts as copies."""
-        total = sum(self._arrays[wish.leaf].nbytes for wish in wishes)
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request: whole arrays as they are, parts as copies."""
+        total = sum(self._arrays[request.leaf].nbytes for request in requests)
         done = 0
-        for wish in wishes:
-            held = self._arrays[wish.leaf]
+        for request in requests:
+            held = self._arrays[request.leaf]
             every = whole(held.shape)
             # Two leaves of a result share no memory, also where both are made of this one.
-            first = wish.leaf not in self._given
-            self._given.add(wish.leaf)
-            as_it_is = first and wish.steps is None
-            wish.arrays = [
-                held if as_it_is and box == every else _copied(held[slices(box, wish.steps)]) for box in wish.boxes
+            first = request.leaf not in self._given
+            self._given.add(request.leaf)
+            as_it_is = first and request.steps is None
+            request.arrays = [
+                held if as_it_is and box == every else _copy(held[slices(box, request.steps)]) for box in request.boxes
             ]
             done += held.nbytes
             if progress is not None:
                 progress(done, total)
 
 
-def _copied(array: NDArray[Any]) -> NDArray[Any]:
+def _copy(array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy in memory that jax takes as it is."""
     copy = np.ndarray(array.shape, array.dtype, aligned_bytes(array.nbytes))
     copy[...] = array

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import Outgoing, checked_bytes
+from treering._arrays.outgoing import DescribedLeaves, read_checked
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files
@@ -23,10 +23,10 @@ from treering.errors import ProcessFailed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class SaveLayout:
     """Where everything will lie."""
 
-    leaves: Outgoing
+    leaves: DescribedLeaves
     """What is saved."""
     chunks: Chunks
     """Which box lies where."""
@@ -46,14 +46,14 @@ class Layout:
         return sizes
 
 
-class Written:
+class SaveData:
     """What is known of a save while it is written.
 
     Attributes:
         checksums: those of all blocks, chunk after chunk; complete when every file's content was taken.
     """
 
-    def __init__(self, layout: Layout, progress: Progress | None) -> None:
+    def __init__(self, layout: SaveLayout, progress: Progress | None) -> None:
         self._layout = layout
         self._starts = first_blocks(layout.chunks)
         self._progress = progress
@@ -66,13 +66,13 @@ class Written:
         total = self._layout.data_bytes
         for chunk in chunks.of_file(file):
             data = self._layout.leaves.data_of(chunks.leaf[chunk], chunks.box[chunk])
-            for piece in checked_bytes(data, chunks.block[chunk], self.checksums, self._starts[chunk], kept=kept):
+            for piece in read_checked(data, chunks.block[chunk], self.checksums, self._starts[chunk], kept=kept):
                 yield piece
                 self._done += len(piece)
                 if self._progress is not None:
                     self._progress(self._done, total)
 
-    def first_other(self, other: Written) -> int | None:
+    def first_other(self, other: SaveData) -> int | None:
         """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""
         block = next((n for n, (a, b) in enumerate(zip(self.checksums, other.checksums, strict=True)) if a != b), None)
         return None if block is None else self._layout.chunks.leaf[bisect.bisect_right(self._starts, block) - 1]
@@ -88,7 +88,7 @@ def content(header: bytes, data: Iterable[bytes | memoryview]) -> Iterator[bytes
 class FilesOfProcesses:
     """Data files of some or all processes."""
 
-    layout: Layout
+    layout: SaveLayout
     """What lies in them."""
     names: Sequence[str]
     """Their names."""
@@ -97,12 +97,12 @@ class FilesOfProcesses:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
+class DividedSave:
     """Who writes what."""
 
     keys: Sequence[str]
     """Key text of each leaf."""
-    leaves: Outgoing
+    leaves: DescribedLeaves
     """The leaves as this process sees them."""
     stored: Sequence[int]
     """The leaves that lie in files; the plan counts these."""
@@ -133,7 +133,7 @@ class Divided:
         leaves = self.leaves
         chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
         return FilesOfProcesses(
-            layout=Layout(leaves=leaves, chunks=chunks, headers=headers), names=names, writers=writers
+            layout=SaveLayout(leaves=leaves, chunks=chunks, headers=headers), names=names, writers=writers
         )
 
     def _rows_of(self, process: int) -> tuple[list[Row], list[int]]:
@@ -151,24 +151,24 @@ class Divided:
         return rows, sizes
 
 
-def divided(keys: Sequence[str], leaves: Outgoing, processes: int) -> Divided:
+def divide_save(keys: Sequence[str], leaves: DescribedLeaves, processes: int) -> DividedSave:
     """Divide leaves among processes.
 
     Example:
         >>> import numpy as np
-        >>> from treering._arrays.outgoing import outgoing
+        >>> from treering._arrays.outgoing import describe_leaves
         >>> from treering._tree.flatten import flatten
         >>> flat = flatten({"w": np.zeros(6, "f4")})
-        >>> plan = divided(flat.keys, outgoing(flat), 2)
+        >>> plan = divide_save(flat.keys, describe_leaves(flat), 2)
         >>> plan.files("0" * 16, [0, 1]).names  # process 1 has nothing to write
         ['data-0000000000000000-00000-of-00001.safetensors']
     """
     stored = list(leaves.sources)
     plan = plan_save([leaves.layout_of(leaf) for leaf in stored], processes)
-    return Divided(keys=keys, leaves=leaves, stored=stored, plan=plan)
+    return DividedSave(keys=keys, leaves=leaves, stored=stored, plan=plan)
 
 
-def merged(files: FilesOfProcesses, parts: Sequence[array[int]]) -> array[int]:
+def merge_checksums(files: FilesOfProcesses, parts: Sequence[array[int]]) -> array[int]:
     """Return the checksums of all chunks, given those that each process found, in the order of its own chunks.
 
     Raises:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from treering._arrays.delivered import Delivery, delivered, turned, wish_for
+from treering._arrays.delivered import Delivery, convert_value, deliver, request_for
 from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
-from treering._tree.likeness import KEPT, Matched
+from treering._tree.likeness import KEPT, LeafMatch
 
 BATCH_BYTES: Final = 256 << 20
 """Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
 
 
 def plan_deliveries(
-    source: Source, matches: Sequence[Matched], placements: Sequence[Any]
+    source: Source, matches: Sequence[LeafMatch], placements: Sequence[Any]
 ) -> tuple[list[Any], list[Delivery]]:
     """Return the leaves of the result, as far as they need no reading, and what is to be read for the others.
 
@@ -35,12 +35,12 @@ def plan_deliveries(
         leaf_type = index.type_of(match.leaf)
         if leaf_type.stored:
             shape = leaf_type.shape or ()
-            wish = wish_for(match.leaf, shape, sharding)
+            request = request_for(match.leaf, shape, sharding)
             nbytes = by_type[index.leaf_types[match.leaf]]
-            dtype = None if wish.boxes else source.dtype_of(match.leaf)
-            deliveries.append(Delivery(number, index.keys[match.leaf], wish, shape, nbytes, match.fit, sharding, dtype))
+            dtype = None if request.boxes else source.dtype_of(match.leaf)
+            deliveries.append(Delivery(number, index.keys[match.leaf], request, shape, nbytes, match.fit, sharding, dtype))
         else:
-            result[number] = turned(index.values[match.leaf], match.fit, sharding, index.keys[match.leaf])
+            result[number] = convert_value(index.values[match.leaf], match.fit, sharding, index.keys[match.leaf])
     return result, deliveries
 
 
@@ -62,9 +62,9 @@ def read_batches(source: Source, deliveries: Sequence[Delivery], report: Report 
     leaves: list[Any] = []
     # A map is no copy: nothing adds up.
     for batch, nbytes in _batches(deliveries, total if source.mapped else BATCH_BYTES):
-        source.read([delivery.wish for delivery in batch if delivery.wish.boxes], report.step)
+        source.read([delivery.request for delivery in batch if delivery.request.boxes], report.step)
         report.add(nbytes)
-        leaves += delivered(batch, mapped=source.mapped)
+        leaves += deliver(batch, mapped=source.mapped)
     return leaves
 
 
@@ -75,9 +75,9 @@ def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:
         Corrupt, StoreFailed: as `read_batches`.
     """
     for batch, _ in _batches(deliveries, BATCH_BYTES):
-        source.read([delivery.wish for delivery in batch], None)
+        source.read([delivery.request for delivery in batch], None)
         for delivery in batch:
-            delivery.wish.arrays = []
+            delivery.request.arrays = []
 
 
 class Report:

@@ -10,9 +10,9 @@ from treering._format.index import Container, Index, Token
 from treering._format.leaf_values import same_value
 from treering._format.selection import Selection
 from treering._tree.flatten import Flattened
-from treering._tree.likeness import KEPT, Matched
+from treering._tree.likeness import KEPT, LeafMatch
 from treering._tree.static_values import opaque_of
-from treering._tree.unflatten import difference, rebuilt, static_differences
+from treering._tree.unflatten import difference, static_differences, unflatten
 from treering._values.warned import warn_of
 from treering.errors import StaticFieldsDiffer
 
@@ -23,7 +23,7 @@ def into_like(
     source: Source,
     *,
     part: Selection,
-    matches: Sequence[Matched],
+    matches: Sequence[LeafMatch],
     leaves: list[Any],
     called: str = "like",
 ) -> Any:
@@ -45,10 +45,10 @@ def into_like(
             leaves[number] = target.leaves[number]
     if source.structured:
         _report_static(source.index, part, target, matches, called)
-    return rebuilt(like, leaves)
+    return unflatten(like, leaves)
 
 
-def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[Matched], called: str) -> None:
+def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[LeafMatch], called: str) -> None:
     same = len(part.structure) == len(target.tokens) and all(map(_same_token, part.structure, target.tokens))
     lines = [] if same else static_differences(part.structure, target.tokens, called=called)
     for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):

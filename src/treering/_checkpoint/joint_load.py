@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 import jax
 
-from treering._arrays.delivered import Delivery, finished, parted_of
+from treering._arrays.delivered import Delivery, finish, take_parts
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
-from treering._arrays.exchange import exchanged
+from treering._arrays.exchange import exchange_parts
 from treering._arrays.source import Source
 from treering._checkpoint.arrivals import BATCH_BYTES, Report, read_batches
 from treering._checkpoint.retry_on_overwrite import Reopen
@@ -246,20 +246,20 @@ class LoadGroup:
         leaves = {id(delivery): leaf for delivery, leaf in zip(own, read_batches(source, own, report), strict=True)}
         shared = [delivery for delivery in deliveries if delivery.parts is not None]
         for some in rounds(shared, self._processes.count, BATCH_BYTES):
-            source.read([one.wish for one in some if one.wish.boxes], report.step if report else None)
+            source.read([one.request for one in some if one.request.boxes], report.step if report else None)
             if report:
                 report.add(sum(one.nbytes for one in some))
-            parted = [parted_of(one) for one in some]
+            parted = [take_parts(one) for one in some]
             # Twice: who comes late to the first finds the others' half of it, though they have given up and left; it
             # then waits in the second, as it can do without harm. Left alone in an exchange it would be stuck there.
             self._met()
             self._met()
             try:
-                arrays = exchanged(parted, self._run)
+                arrays = exchange_parts(parted, self._run)
             except BaseException:  # an interrupt too: the others are in the midst of it, and hear nothing
                 self.over = True
                 raise
-            leaves |= {id(one): finished(array, one) for one, array in zip(some, arrays, strict=True)}
+            leaves |= {id(one): finish(array, one) for one, array in zip(some, arrays, strict=True)}
         return [leaves.pop(id(delivery)) for delivery in deliveries]
 
     def _run(self, work: Callable[[], T], /) -> T:

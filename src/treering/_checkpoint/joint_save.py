@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-from treering._arrays.written import FilesOfProcesses, Written, content, divided, merged
+from treering._arrays.written import FilesOfProcesses, SaveData, content, divide_save, merge_checksums
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
@@ -83,7 +83,7 @@ class _CheckpointShare:
         this, flat = self._call.processes.this, self._flat
         leaves = claimed(flat, self._plan.leaves, signature, this)
         if leaves is not self._plan.leaves:
-            self._plan = divided(flat.keys, leaves, self._call.processes.count)
+            self._plan = divide_save(flat.keys, leaves, self._call.processes.count)
         check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
@@ -125,7 +125,7 @@ class _CheckpointShare:
         layout = files.layout
         sizes = layout.sizes()
         folder.require_space(sum(sizes))
-        written = Written(layout, self._options.progress)
+        written = SaveData(layout, self._options.progress)
         for number, (name, header, size) in enumerate(zip(files.names, layout.headers, sizes, strict=True)):
             folder.write_file(name, content(header, written.data_of(number)), size)
         digests = local_digests(self._flat, self._plan.leaves) if self._options.host_local == "equal" else b""
@@ -140,7 +140,7 @@ class _CheckpointShare:
             check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
             raise Mismatch(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
-        checksums = merged(files, [found for found, _ in opened])
+        checksums = merge_checksums(files, [found for found, _ in opened])
         layout = files.layout
         columns = zip(files.names, layout.sizes(), layout.headers, files.writers, strict=True)
         index = make_index(

@@ -26,8 +26,8 @@ from treering._format.structure import build
 from treering._printable import kind_of
 from treering._store.resolve import require_path
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import KEPT, Matched, Wording, array_dtype, as_stored, aval_shape, matched
-from treering._tree.placement import Shardings, aval_of, is_rules, resolved, sharding_of
+from treering._tree.likeness import KEPT, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
+from treering._tree.placement import Shardings, aval_of, is_rules, resolve_shardings, sharding_of
 from treering._values.telemetry import phase
 from treering._values.warned import warn_of
 from treering._view.progress import reporter, showing
@@ -125,7 +125,7 @@ class LoadPlan:
     """The tree that it is put into; None for the containers that were saved."""
     target: Flattened | None
     """The same, flattened."""
-    matches: list[Matched]
+    matches: list[LeafMatch]
     """What each leaf of the result becomes."""
     placements: list[Any]
     """Where each leaf of the result goes."""
@@ -157,11 +157,11 @@ def plan_load(
     known = select(index.structure, index.keys, at=options.at, only=None).keys
     asked = _Asked(shardings=options.shardings, mesh=options.mesh, known=known)
     if like is None and not options.none_is_leaf:
-        matches = as_stored(index, part)
+        matches = match_stored(index, part)
         placements = _placements(index, part.keys, matches, None, asked)
         return LoadPlan(part=part, like=None, target=None, matches=matches, placements=placements)
     target = flatten_like(like)
-    matches = matched(
+    matches = match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
@@ -240,7 +240,7 @@ class _Asked:
 
 
 def _placements(
-    index: Index, keys: Sequence[str], matches: list[Matched], target: Flattened | None, asked: _Asked
+    index: Index, keys: Sequence[str], matches: list[LeafMatch], target: Flattened | None, asked: _Asked
 ) -> list[Any]:
     """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
     placed: list[Any] = [None] * len(matches)
@@ -265,12 +265,12 @@ def _placements(
             avals[keys[number]] = aval_of(aval_shape(index, match), dtype)
             own[keys[number]] = place
     if explicit or avals:
-        chosen = resolved(asked.shardings, asked.mesh, avals, [*keys, *asked.known], own)
+        chosen = resolve_shardings(asked.shardings, asked.mesh, avals, [*keys, *asked.known], own)
         for number, key in enumerate(keys):
             placed[number] = chosen.get(key)
             match = matches[number]
             if placed[number] is not None and match.fit.kind == "numpy":
-                matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
+                matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
     if too_wide:
         warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
     return placed
@@ -279,7 +279,7 @@ def _placements(
 @phase("load/read")
 def _leaves(
     source: Source,
-    matches: Sequence[Matched],
+    matches: Sequence[LeafMatch],
     placements: Sequence[Any],
     progress: Progress | None,
     group: LoadGroup,

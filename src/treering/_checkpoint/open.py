@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from treering._arrays.buffers import on_host
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.slicing import Key, box_and_rest
 from treering._arrays.source import Source
 from treering._background.saves import settle
@@ -160,15 +160,15 @@ class Checkpoint(Mapping[str, Any]):
                 f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it",
                 hint="read what is needed before it is closed, inside the `with` block",
             )
-        wish = Wish(number, (box,), steps=steps)
+        request = ReadRequest(number, (box,), steps=steps)
         try:
-            self._source.read([wish], None)
+            self._source.read([request], None)
         except (Corrupt, NotFound) as error:
             if self._source.is_current():
                 raise
             message = f"{self._path!r} was saved anew after it was opened, and {self.index.keys[number]!r} is gone"
             raise Busy(message, hint="open it again") from error
-        return wish.arrays[0].copy() if self._source.held else wish.arrays[0]
+        return request.arrays[0].copy() if self._source.held else request.arrays[0]
 
     def _leaf(self, number: int) -> Any:
         leaf_type = self.index.type_of(number)

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from treering._arrays.host import this_processes
 from treering._arrays.known_leaves import KnownLeaves
-from treering._arrays.outgoing import Outgoing, outgoing
+from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._arrays.snapshot import snapshot
-from treering._arrays.written import Divided, Layout, divided
+from treering._arrays.written import DividedSave, SaveLayout, divide_save
 from treering._checkpoint.signature import signature_of
 from treering._format.blocks import leaf_bytes
 from treering._format.headers import Row, lay_out_files, of_attempt
 from treering._format.index import Chunks
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import Flattened, flatten
-from treering._tree.remembered import Remembered
+from treering._tree.remembered import KnownStructure
 from treering._values.boxes import size_of, whole
 from treering._values.processes import Processes
 from treering._values.telemetry import phase
@@ -49,14 +49,14 @@ class TreePlan:
 
     flat: Flattened
     """The tree."""
-    leaves: Outgoing
+    leaves: DescribedLeaves
     """Its leaves, as this process sees them."""
     processes: Processes
     """Those that save it together."""
     _common: _Common
     """What was made for these leaves, or for others that are alike."""
 
-    def layout(self, attempt: str) -> Layout:
+    def layout(self, attempt: str) -> SaveLayout:
         """Return where everything will lie in the files of a process that saves alone.
 
         Args:
@@ -68,14 +68,16 @@ class TreePlan:
             rows = _shared_out(leaves, _rows(leaves))
             common.layout = lay_out_files(_MAKING, self.flat.keys, leaves.types, leaves.leaf_types, rows)
         chunks, headers = common.layout
-        return Layout(leaves=self.leaves, chunks=chunks, headers=[of_attempt(header, attempt) for header in headers])
+        return SaveLayout(
+            leaves=self.leaves, chunks=chunks, headers=[of_attempt(header, attempt) for header in headers]
+        )
 
-    def divided(self) -> Divided:
+    def divided(self) -> DividedSave:
         """Return who writes what, in a save by several processes."""
         common = self._common
         if common.plan is None:
-            common.plan = divided(self.flat.keys, self.leaves, self.processes.count).plan
-        return Divided(keys=self.flat.keys, leaves=self.leaves, stored=list(self.leaves.sources), plan=common.plan)
+            common.plan = divide_save(self.flat.keys, self.leaves, self.processes.count).plan
+        return DividedSave(keys=self.flat.keys, leaves=self.leaves, stored=list(self.leaves.sources), plan=common.plan)
 
     def signature(self) -> bytes:
         """Return what this process says of the tree; see ``signature_of``."""
@@ -139,13 +141,13 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     flat = flatten(tree)
     if processes is None:
         processes = this_processes(flat.leaves)
-    leaves = outgoing(flat, processes)
+    leaves = describe_leaves(flat, processes)
     entry = _Entry(tree, flat, leaves, processes)
     _remember(entry)
     return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
 
 
-def held_bytes(leaves: Outgoing) -> int:
+def held_bytes(leaves: DescribedLeaves) -> int:
     """Return how much memory a snapshot of leaves takes."""
     nbytes = list(map(leaf_bytes, leaves.types))
     own: int = sum(source.data.nbytes for leaf in leaves.spread for source in leaves.sources[leaf])
@@ -164,10 +166,10 @@ def forget() -> None:
 class _Entry:
     """A structure that was planned."""
 
-    def __init__(self, tree: Any, flat: Flattened, leaves: Outgoing, processes: Processes) -> None:
+    def __init__(self, tree: Any, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
         self.common = _Common()
         self._flat = dataclasses.replace(flat, leaves=[])
-        self._structure = Remembered(tree, flat)
+        self._structure = KnownStructure(tree, flat)
         self._leaves = KnownLeaves(flat, leaves, processes)
 
     def of(self, tree: Any, processes: Processes | None) -> TreePlan | None:
@@ -194,7 +196,7 @@ def _remember(entry: _Entry) -> None:
     _ENTRIES[:] = [entry, *(known for known in tuple(_ENTRIES) if known is not entry)][:_KEPT]
 
 
-def _rows(leaves: Outgoing) -> list[Row]:
+def _rows(leaves: DescribedLeaves) -> list[Row]:
     """Return the boxes that this process writes; a leaf that lies in one piece is written as one."""
     rows: list[Row] = [(number, None) for number, sources in leaves.sources.items() if len(sources) == 1]
     numbers = [number for number, sources in leaves.sources.items() if len(sources) > 1]
@@ -202,7 +204,7 @@ def _rows(leaves: Outgoing) -> list[Row]:
     return rows + [(numbers[part.leaf], part.box) for part in parts]
 
 
-def _shared_out(leaves: Outgoing, rows: Sequence[Row]) -> list[list[Row]]:
+def _shared_out(leaves: DescribedLeaves, rows: Sequence[Row]) -> list[list[Row]]:
     """Share the rows out to files; one that is larger than a file's limit has a file of its own."""
     files: list[list[Row]] = [[]]
     held = 0
@@ -216,7 +218,7 @@ def _shared_out(leaves: Outgoing, rows: Sequence[Row]) -> list[list[Row]]:
     return files if rows else []
 
 
-def _nbytes(leaves: Outgoing, row: Row) -> int:
+def _nbytes(leaves: DescribedLeaves, row: Row) -> int:
     leaf, box = row
     kind = leaves.types[leaves.leaf_types[leaf]]
     all_ = whole(kind.shape or ())

@@ -12,10 +12,10 @@ import numpy as np
 
 from treering._arrays.host import piece_buffers
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import Outgoing, Source, outgoing
-from treering._arrays.parted import Parted
+from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
+from treering._arrays.parted import BoxedArray
 from treering._arrays.snapshot import snapshot
-from treering._arrays.written import Layout, Written, content
+from treering._arrays.written import SaveData, SaveLayout, content
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.plan_cache import held_bytes
 from treering._checkpoint.save_folder import make_index
@@ -91,7 +91,7 @@ class SafetensorsSave:
         nbytes: how much memory its snapshot takes.
     """
 
-    def __init__(self, flat: Flattened, leaves: Outgoing) -> None:
+    def __init__(self, flat: Flattened, leaves: DescribedLeaves) -> None:
         self._flat = flat
         self._leaves = leaves
         self.nbytes = held_bytes(leaves)
@@ -104,7 +104,7 @@ class SafetensorsSave:
             Unsupported: leaves that the form cannot hold, by name, or metadata.
         """
         flat = flatten(tree)
-        leaves = outgoing(flat)
+        leaves = describe_leaves(flat)
         check_single_file(flat.keys, leaves.types, leaves.leaf_types)
         check_json(metadata, "metadata")
         check_single_metadata(metadata)
@@ -123,8 +123,8 @@ class SafetensorsSave:
         attempt = secrets.token_hex(8)
         rows = [(number, None) for number in leaves.sources]
         chunks, headers = lay_out_files(attempt, keys, leaves.types, leaves.leaf_types, [rows])
-        layout = Layout(leaves=leaves, chunks=chunks, headers=headers)
-        first = Written(layout, None)
+        layout = SaveLayout(leaves=leaves, chunks=chunks, headers=headers)
+        first = SaveData(layout, None)
         for _ in first.data_of(0, kept=False):
             pass
         file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
@@ -154,10 +154,10 @@ def _claim_at_end(buffers: Iterable[_T], watch: Watch) -> Iterator[_T]:
 
 
 def _read_again(
-    header: bytes, layout: Layout, first: Written, progress: Progress | None, keys: Sequence[str]
+    header: bytes, layout: SaveLayout, first: SaveData, progress: Progress | None, keys: Sequence[str]
 ) -> Iterator[bytes | memoryview]:
     """Yield the file; at its end, require that the second reading of the arrays found what the first one did."""
-    second = Written(layout, progress)
+    second = SaveData(layout, progress)
     yield from content(header, second.data_of(0))
     changed = second.first_other(first)
     if changed is not None:
@@ -166,11 +166,11 @@ def _read_again(
         raise error
 
 
-def _join_parts(leaves: Outgoing) -> Outgoing:
+def _join_parts(leaves: DescribedLeaves) -> DescribedLeaves:
     """Let every leaf be one box: readers of safetensors know no parts."""
     sources = dict(leaves.sources)
     for number, parts in leaves.sources.items():
         if len(parts) > 1:
             shape = leaves.types[leaves.leaf_types[number]].shape or ()
-            sources[number] = (Source(whole(shape), Parted(shape, [(part.box, part.data) for part in parts])),)
+            sources[number] = (HeldBox(whole(shape), BoxedArray(shape, [(part.box, part.data) for part in parts])),)
     return dataclasses.replace(leaves, sources=sources)

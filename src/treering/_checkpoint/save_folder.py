@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from treering import __version__
-from treering._arrays.written import Layout, Written, content
+from treering._arrays.written import SaveData, SaveLayout, content
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
@@ -51,7 +51,7 @@ class FolderSave:
             folder,
         ):
             layout = self.plan.layout(folder.attempt)
-            written = Written(layout, options.progress)
+            written = SaveData(layout, options.progress)
             files = _write(layout, written, folder)
             flat, attempt = self.plan.flat, folder.attempt
             index = make_index(flat, layout, written.checksums, files, metadata=metadata, attempt=attempt)
@@ -62,7 +62,7 @@ class FolderSave:
 
 
 @phase("save/write")
-def _write(layout: Layout, written: Written, folder: CheckpointFolder) -> list[DataFile]:
+def _write(layout: SaveLayout, written: SaveData, folder: CheckpointFolder) -> list[DataFile]:
     """Write the data files; their content is durable then, their names are with the commit."""
     sizes = layout.sizes()
     folder.require_space(sum(sizes))
@@ -76,7 +76,7 @@ def _write(layout: Layout, written: Written, folder: CheckpointFolder) -> list[D
 
 def make_index(
     flat: Flattened,
-    layout: Layout,
+    layout: SaveLayout,
     checksums: array[int],
     files: Sequence[DataFile],
     *,

@@ -13,8 +13,8 @@ from typing import Final
 
 import xxhash
 
-from treering._arrays.outgoing import HeldBoxes, Outgoing
-from treering._arrays.parted import Parted, host_blocks
+from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
+from treering._arrays.parted import BoxedArray, host_blocks
 from treering._codec.documents import json_text
 from treering._format.index import LeafType
 from treering._format.leaf_values import encode_value
@@ -31,14 +31,14 @@ _SHOWN_BOXES: Final = 4
 _NOTHING: Final = 0
 
 
-def signature_of(flat: Flattened, leaves: Outgoing) -> bytes:
+def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     """Return 8 bytes for each leaf; those of one leaf are equal on all processes that may save together.
 
     Example:
-        >>> from treering._arrays.outgoing import outgoing
+        >>> from treering._arrays.outgoing import describe_leaves
         >>> from treering._tree.flatten import flatten
         >>> one, other = flatten({"a": 1.5, "b": 2}), flatten({"a": 2.5, "b": 2.0})
-        >>> mine, theirs = signature_of(one, outgoing(one)), signature_of(other, outgoing(other))
+        >>> mine, theirs = signature_of(one, describe_leaves(one)), signature_of(other, describe_leaves(other))
         >>> mine[:8] == theirs[:8], mine[8:] == theirs[8:]
         (True, False)
     """
@@ -53,7 +53,7 @@ def signature_of(flat: Flattened, leaves: Outgoing) -> bytes:
     return pack_checksums(signature)
 
 
-def claimed(flat: Flattened, leaves: Outgoing, theirs: bytes, this: int) -> Outgoing:
+def claimed(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
     """Return the leaves as process 0 sees them, as far as that cannot be known here.
 
     An array that lies on this process's devices alone looks the same here whether each process has one of its own, or
@@ -115,14 +115,14 @@ def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]
     return check
 
 
-def leaf_text(leaves: Outgoing, leaf: int) -> str:
+def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:
     """Return for people what a leaf is to this process.
 
     Example:
         >>> import numpy as np
-        >>> from treering._arrays.outgoing import outgoing
+        >>> from treering._arrays.outgoing import describe_leaves
         >>> from treering._tree.flatten import flatten
-        >>> leaf_text(outgoing(flatten({"w": np.zeros((2, 3), "f4")})), 0)
+        >>> leaf_text(describe_leaves(flatten({"w": np.zeros((2, 3), "f4")})), 0)
         'numpy float32 [2, 3], held by each process alone'
     """
     kind = leaves.types[leaves.leaf_types[leaf]]
@@ -137,7 +137,7 @@ def leaf_text(leaves: Outgoing, leaf: int) -> str:
     return f"{what}, held: {', '.join(boxes)}{more}"
 
 
-def local_digests(flat: Flattened, leaves: Outgoing) -> bytes:
+def local_digests(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     """Return 8 bytes for each leaf that a process holds alone, in the order of the leaves: a digest of what it holds.
 
     A leaf of which this process holds nothing has eight zeros.
@@ -157,7 +157,7 @@ def local_digests(flat: Flattened, leaves: Outgoing) -> bytes:
     return pack_checksums(digests)
 
 
-def check_local(keys: Sequence[str], leaves: Outgoing, digests: Sequence[bytes]) -> None:
+def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[bytes]) -> None:
     """Compare what `local_digests` gave on each process.
 
     Raises:
@@ -200,23 +200,23 @@ def _leaf_digest(key: str, facts: bytes) -> int:
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") + b"\0" + facts)
 
 
-def _shared(leaves: Outgoing, leaf: int) -> HeldBoxes | None:
+def _shared(leaves: DescribedLeaves, leaf: int) -> HeldBoxes | None:
     """Return who holds a leaf that others than process 0 hold, None for one that is process 0's."""
     held = leaves.spread.get(leaf)
     return None if held is None or all(owners == (0,) for _, owners in held) else held
 
 
-def _local(leaves: Outgoing) -> list[int]:
+def _local(leaves: DescribedLeaves) -> list[int]:
     """Return the leaves that are process 0's."""
     opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
     return [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
 
 
-def _bytes_of(leaves: Outgoing, leaf: int) -> Iterator[bytes | memoryview]:
+def _bytes_of(leaves: DescribedLeaves, leaf: int) -> Iterator[bytes | memoryview]:
     sources = leaves.sources[leaf]
     if len(sources) == 1:
         data = sources[0].data
     else:
         shape = leaves.types[leaves.leaf_types[leaf]].shape or ()
-        data = Parted(shape, [(source.box, source.data) for source in sources])
+        data = BoxedArray(shape, [(source.box, source.data) for source in sources])
     yield from host_blocks(data, 0, data.size)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._inspect.diff import blocks_of
 from treering._inspect.verify_chunks import Findings, LeafFiles, cannot_be_read
@@ -64,7 +64,7 @@ def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number
     try:
         if number is not None and not leaf.verified:
             source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt).close()
-        source.read([Wish(leaf.leaf, boxes)], None)
+        source.read([ReadRequest(leaf.leaf, boxes)], None)
     except DataFileMissing:
         return "has lost a chunk file"
     except (Corrupt, LinkRefused, StoreFailed) as error:
@@ -110,10 +110,10 @@ def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
 
 def _read_text(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> None:
     """Decode a text: its bytes may be those that were written, and yet be no UTF-8."""
-    wish = Wish(leaf.leaf, (box_sums.whole(source.index.type_of(leaf.leaf).shape or ()),))
-    source.read([wish], None)
+    request = ReadRequest(leaf.leaf, (box_sums.whole(source.index.type_of(leaf.leaf).shape or ()),))
+    source.read([request], None)
     try:
-        bytes(wish.arrays[0]).decode("utf-8", "surrogatepass")
+        bytes(request.arrays[0]).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         number, place = divmod(error.start, leaf.zarr.chunks[0])
         span = (place, place + 1) if leaf.zarr.plain else (0, leaf.sizes[number])

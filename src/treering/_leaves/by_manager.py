@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from treering._arrays.delivered import Delivery
-from treering._arrays.outgoing import outgoing
+from treering._arrays.outgoing import describe_leaves
 from treering._checkpoint.arrivals import check_batches
 from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import (
@@ -54,7 +54,7 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
     """
     check_manager(manager)
-    plan = plan_leaves(flat, outgoing(flat), options)
+    plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
     staged = StagedLeaves(path, LEAVES_RULES)
     with contextlib.ExitStack() as undo:
@@ -200,10 +200,10 @@ class ManagerReader:
 
     def takes(self, delivery: Delivery) -> bool:
         """Tell whether the manager can read a leaf: a jax array that lies there as what it is and has a sharding."""
-        fit, lies = delivery.fit, self._lies[delivery.wish.leaf]
+        fit, lies = delivery.fit, self._lies[delivery.request.leaf]
         if delivery.sharding is None or fit.kind != "jax" or fit.dtype is not None or fit.python is not None:
             return False
-        return lies is not None and lies[1] == self._source.index.type_of(delivery.wish.leaf).dtype
+        return lies is not None and lies[1] == self._source.index.type_of(delivery.request.leaf).dtype
 
     def bring(self, deliveries: Sequence[Delivery]) -> list[Any]:
         """Return leaves that it takes, in their order. Their bytes are read twice: the first time to check them.
@@ -216,13 +216,13 @@ class ManagerReader:
         source = self._source
         check_batches(source, deliveries)
         root = source.folder.path.absolute()
-        folders = [lies[0] for delivery in deliveries if (lies := self._lies[delivery.wish.leaf]) is not None]
+        folders = [lies[0] for delivery in deliveries if (lies := self._lies[delivery.request.leaf]) is not None]
         paths = [os.fspath(root / folder) for folder in folders]
         arrays = list(self._manager.deserialize_with_paths([delivery.sharding for delivery in deliveries], paths))
         if not source.is_current():
             raise Corrupt(f"{str(root)!r} was replaced while a manager read it")
         for delivery, found in zip(deliveries, arrays, strict=True):
-            dtype = source.dtype_of(delivery.wish.leaf)
+            dtype = source.dtype_of(delivery.request.leaf)
             if found.shape != delivery.shape or np.dtype(found.dtype) != dtype:
                 raise Unsupported(
                     f"the manager gave {found.dtype}{list(found.shape)} for {dtype.name}{list(delivery.shape)}",

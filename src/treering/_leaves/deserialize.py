@@ -28,7 +28,7 @@ from treering._printable import kind_of
 from treering._store.resolve import local_folder_path
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import Matched, Wording, array_dtype, as_stored, aval_shape, matched
+from treering._tree.likeness import LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
 from treering._tree.placement import Shardings, aval_of, sharding_of
 from treering._tree.rules import RulesReport
 from treering.errors import Busy, Corrupt, NotFound, Unsupported
@@ -213,11 +213,11 @@ def load_tree(source: LeavesSource, options: DeserializeOptions) -> Any:
     source.check_files()
     part = select(index.structure, index.keys, at=None, only=None)
     if options.target is None:
-        matches = as_stored(index, part)
+        matches = match_stored(index, part)
         leaves = _leaves(source, matches, _placements(index, part.keys, matches, None, options), options)
         return build(as_dicts(part.structure) if options.structure == "dicts" else part.structure, leaves)
     target = flatten_like(options.target)
-    matches = matched(
+    matches = match_leaves(
         index, part, target, rename=None, missing="error", cast=False, raw_keys=source.raw_keys, wording=_WORDING
     )
     leaves = _leaves(source, matches, _placements(index, target.keys, matches, target, options), options)
@@ -228,7 +228,7 @@ def load_tree(source: LeavesSource, options: DeserializeOptions) -> Any:
 
 
 def _placements(
-    index: Index, keys: Sequence[str], matches: list[Matched], target: Flattened | None, options: DeserializeOptions
+    index: Index, keys: Sequence[str], matches: list[LeafMatch], target: Flattened | None, options: DeserializeOptions
 ) -> list[Any]:
     """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
     avals: dict[str, Any] = {}
@@ -261,7 +261,7 @@ def _placements(
         match = matches[number]
         placed[number] = chosen.get(key)
         if key in on_host and key in chosen:
-            matches[number] = Matched(match.leaf, dataclasses.replace(match.fit, kind="jax"))
+            matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
     return placed
 
 
@@ -274,7 +274,7 @@ class _TypeInfo(NamedTuple):
     """Whether jax, as it is configured, holds that dtype."""
 
 
-def _type_info(index: Index, match: Matched) -> _TypeInfo:
+def _type_info(index: Index, match: LeafMatch) -> _TypeInfo:
     dtype = array_dtype(index, match)
     if dtype is None:
         return _TypeInfo(None, held=True)
@@ -297,7 +297,7 @@ def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
 
 
 def _leaves(
-    source: LeavesSource, matches: Sequence[Matched], placements: Sequence[Any], options: DeserializeOptions
+    source: LeavesSource, matches: Sequence[LeafMatch], placements: Sequence[Any], options: DeserializeOptions
 ) -> list[Any]:
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
     result, deliveries = plan_deliveries(source, matches, placements)
@@ -362,7 +362,7 @@ def _batches(index: Index, deliveries: list[Delivery], most: int | None) -> Iter
 
 
 def _is_array(index: Index, delivery: Delivery) -> bool:
-    return index.type_of(delivery.wish.leaf).kind in ARRAY_KINDS
+    return index.type_of(delivery.request.leaf).kind in ARRAY_KINDS
 
 
 def _replaced_error(source: LeavesSource) -> Busy:

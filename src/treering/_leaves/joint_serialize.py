@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._arrays.outgoing import Outgoing, outgoing
+from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
@@ -78,9 +78,9 @@ class _LeavesShare:
         self._joined: JoinedLeaves | None = None
         self._others_have_left = False
         self._agreed: LeavesRecord | None = None
-        self._plan(outgoing(flat, call.processes))
+        self._plan(describe_leaves(flat, call.processes))
 
-    def _plan(self, leaves: Outgoing) -> None:
+    def _plan(self, leaves: DescribedLeaves) -> None:
         options, call = self._options, self._call
         plan = plan_leaves(self._flat, leaves, options, processes=call.processes.count)
         self._leaves = leaves

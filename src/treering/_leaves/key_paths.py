@@ -9,7 +9,7 @@ import jax
 from jax.tree_util import FlattenedIndexKey
 
 from treering._tree.registry import has_shape_and_dtype
-from treering._tree.walk import mapped_with_path
+from treering._tree.walk import map_with_path
 
 _QUOTES = ("''", '""')
 
@@ -71,7 +71,7 @@ def _walk(pytree: Any, prefix: str | None, is_leaf: Callable[[Any], bool] | None
             return None
         return _join_parts(prefix, path)
 
-    return mapped_with_path(name_leaf, pytree, is_leaf)
+    return map_with_path(name_leaf, pytree, is_leaf)
 
 
 def _join_parts(prefix: str | None, parts: Iterable[str]) -> str:

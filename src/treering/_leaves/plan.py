@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol
 import xxhash
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import HeldBoxes, Outgoing
+from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
 from treering._checkpoint.save_folder import versions
 from treering._checkpoint.save_options import HostLocal
 from treering._codec.compressors import require_known_compressor
@@ -96,7 +96,7 @@ class PlannedLeaves:
     """The prefix as the user gave it."""
     flat: Flattened
     """The tree."""
-    leaves: Outgoing
+    leaves: DescribedLeaves
     """Its leaves."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves."""
@@ -147,7 +147,9 @@ class PlannedLeaves:
         )
 
 
-def plan_leaves(flat: Flattened, leaves: Outgoing, options: LeavesSaveOptions, *, processes: int = 1) -> PlannedLeaves:
+def plan_leaves(
+    flat: Flattened, leaves: DescribedLeaves, options: LeavesSaveOptions, *, processes: int = 1
+) -> PlannedLeaves:
     """Describe what will be written; whatever cannot be is refused here.
 
     Args:
@@ -192,7 +194,7 @@ def check_prefix(prefix: object) -> str | None:
     return prefix
 
 
-def shared_boxes(leaves: Outgoing, number: int) -> HeldBoxes | None:
+def shared_boxes(leaves: DescribedLeaves, number: int) -> HeldBoxes | None:
     """Return who holds which box of a leaf that lies with other processes than process 0; None for all other leaves.
 
     Those are process 0's alone to write, however this process would cut what it has in their place.
@@ -202,7 +204,7 @@ def shared_boxes(leaves: Outgoing, number: int) -> HeldBoxes | None:
 
 
 def _plan_layouts(
-    leaves: Outgoing, keys: Sequence[str], options: LeavesSaveOptions, processes: int
+    leaves: DescribedLeaves, keys: Sequence[str], options: LeavesSaveOptions, processes: int
 ) -> Iterator[ChunkLayout]:
     """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
     limit = options.chunk_bytes

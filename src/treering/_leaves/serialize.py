@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treering._arrays.host import this_processes
-from treering._arrays.outgoing import ALONE, outgoing
+from treering._arrays.outgoing import ALONE, describe_leaves
 from treering._checkpoint.save_options import require_one_of
 from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
@@ -64,7 +64,7 @@ def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, P
 
 def _serialize_alone(path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
     """Plan, write the chunks, make the record, and commit it."""
-    plan = plan_leaves(flat, outgoing(flat), options)
+    plan = plan_leaves(flat, describe_leaves(flat), options)
     with StagedLeaves(path, LEAVES_RULES) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)

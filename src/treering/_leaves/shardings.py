@@ -22,10 +22,10 @@ from treering._leaves.documents.record import stored_leaves
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of, printable
 from treering._store.resolve import local_folder_path
-from treering._tree.placement import Choice, is_placement, is_rules, placed, require_mesh
-from treering._tree.registry import opened_node
-from treering._tree.rules import Rules, RulesReport, fitted_spec, no_rule, spec_of
-from treering._tree.walk import mapped_with_path
+from treering._tree.placement import Choice, choose_shardings, is_placement, is_rules, require_mesh
+from treering._tree.registry import open_pytree_node
+from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
+from treering._tree.walk import map_with_path
 from treering._values.human import near
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
@@ -73,12 +73,14 @@ def leaf_shardings(
     """
     require_mesh(said.mesh)
     if said.mesh is None and said.partition_rules is None and said.shardings is None:
-        return placed(lambda key, _aval: own.get(key), None, {key: avals[key] for key in avals if key not in on_host})
+        return choose_shardings(
+            lambda key, _aval: own.get(key), None, {key: avals[key] for key in avals if key not in on_host}
+        )
     if said.partition_rules is not None:
         rules = Rules(said.partition_rules)
         given = _by_rules(rules, avals, on_host)
         rules.tell(map(to_slashed, known), said.report)
-        return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
+        return choose_shardings(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
     choice = _choice(said.shardings, known)
     given = {}
     unsaid: list[str] = []
@@ -96,7 +98,7 @@ def leaf_shardings(
         given[key] = there
     if unsaid:
         raise _unplaced_error(unsaid, said.mesh)
-    return placed(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
+    return choose_shardings(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
 
 
 def to_dotted(key: str) -> str:
@@ -127,7 +129,7 @@ def _by_rules(rules: Rules, avals: Mapping[str, jax.ShapeDtypeStruct], on_host: 
         name = to_slashed(key)
         rule = rules.rule_for(name) if aval.shape else None
         if rule is not None:
-            given[key] = fitted_spec(name, rule, aval.shape)
+            given[key] = fit_spec(name, rule, aval.shape)
         elif key in on_host:
             continue
         elif aval.shape:
@@ -135,7 +137,7 @@ def _by_rules(rules: Rules, avals: Mapping[str, jax.ShapeDtypeStruct], on_host: 
         else:
             given[key] = spec_of()
     if unmatched:
-        raise no_rule(unmatched)
+        raise no_rule_error(unmatched)
     return given
 
 
@@ -150,7 +152,7 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
     def note(path: tuple[str, ...], leaf: Any) -> None:
         found[path] = leaf
 
-    mapped_with_path(note, shardings, _says_where)
+    map_with_path(note, shardings, _says_where)
     _require_known(found, known)
     by_dots = {".".join(path): leaf for path, leaf in found.items() if path}
 
@@ -174,7 +176,7 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
 
 def _says_where(x: Any) -> bool:
     """Tell a placement or a function from a branch; a model may be callable too, and is a tree."""
-    return is_placement(x) or isinstance(x, jax.tree_util.Partial) or (callable(x) and opened_node(x) is None)
+    return is_placement(x) or isinstance(x, jax.tree_util.Partial) or (callable(x) and open_pytree_node(x) is None)
 
 
 def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> None:

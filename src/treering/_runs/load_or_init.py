@@ -18,8 +18,8 @@ from treering._printable import kind_of
 from treering._runs.iterators import given_back, loaded_items
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Wording
-from treering._tree.placement import aval_of, current_mesh, resolved, sharding_of
-from treering._tree.unflatten import rebuilt
+from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
+from treering._tree.unflatten import unflatten
 from treering.errors import Mismatch, Unsupported
 
 _WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=True)
@@ -91,7 +91,7 @@ class _Fresh:
             leaves = list(flat.leaves)
             for number in traced:
                 leaves[number] = _HOLE
-            trees.append(rebuilt(tree, leaves))
+            trees.append(unflatten(tree, leaves))
             return [flat.leaves[number] for number in traced]
 
         avals = jax.eval_shape(arrays)
@@ -103,11 +103,11 @@ class _Fresh:
         # Where meshes have explicit axes, ``init_fn`` itself says where an array goes.
         here = current_mesh() is not None
         own = {key: sharding_of(aval) for key, aval in zip(keys, avals, strict=True)} if here else {}
-        places = resolved(shardings, mesh, plain, flat.keys, own)
+        places = resolve_shardings(shardings, mesh, plain, flat.keys, own)
         leaves = list(flat.leaves)
         for number, key in zip(holes, keys, strict=True):
             leaves[number] = _placed(plain[key], places[key])
-        like = rebuilt(skeleton, leaves)
+        like = unflatten(skeleton, leaves)
         return cls(init_fn=init_fn, like=like, flat=flatten_like(like), shardings=places)
 
     def completed(self, tree: Any, missing: Sequence[str]) -> Any:
@@ -121,7 +121,7 @@ class _Fresh:
         for numbers in groups.values():
             for number, array in zip(numbers, self._made(numbers), strict=True):
                 leaves[number] = array
-        return rebuilt(self.like, leaves)
+        return unflatten(self.like, leaves)
 
     def _made(self, numbers: Sequence[int]) -> list[jax.Array]:
         """Return arrays that ``init_fn`` makes; what no array needs is not computed."""

@@ -40,7 +40,7 @@ class Fit:
     """The PRNG implementation of a key."""
 
 
-def fitted(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys: bool) -> Fit | None:
+def fit_leaf(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys: bool) -> Fit | None:
     """Return how the leaf becomes one for ``like``'s place, None where it does not fit.
 
     Args:
@@ -51,13 +51,13 @@ def fitted(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys: b
         raw_keys: the form knows no typed keys: their uint32 data stands for them.
     """
     if is_typed_key(like):
-        return _key(kind, like, raw_keys=raw_keys)
+        return _fit_key(kind, like, raw_keys=raw_keys)
     if like_kind == "abstract" and kind.kind == _weak_number(like):
         return Fit(kind.kind)
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
-        return _array(kind, like, like_kind, cast=cast)
+        return _fit_array(kind, like, like_kind, cast=cast)
     if kind.kind in ARRAY_KINDS:
-        return _array_for_number(kind, like_kind, cast=cast)
+        return _fit_number(kind, like_kind, cast=cast)
     if like_kind == kind.kind:
         return Fit(kind.kind)
     if {kind.kind, like_kind} == {"bytes", "bytearray"}:
@@ -67,7 +67,7 @@ def fitted(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys: b
     return None
 
 
-def _key(kind: LeafType, like: Any, *, raw_keys: bool) -> Fit | None:
+def _fit_key(kind: LeafType, like: Any, *, raw_keys: bool) -> Fit | None:
     data = jax.eval_shape(jax.random.key_data, like)
     if kind.shape != data.shape or kind.dtype != data.dtype.name:
         return None
@@ -99,7 +99,7 @@ def _weak_number(like: Any) -> str | None:
     return _category(np.dtype(like.dtype).name)
 
 
-def _array(kind: LeafType, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
+def _fit_array(kind: LeafType, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
     result = "jax" if like_kind in ("jax", "abstract") else like_kind
     dtype = np.dtype(like.dtype)
     if kind.kind in _NUMBERS and cast and like.shape == () and _castable(np.dtype(_PYTHON[kind.kind]), dtype):
@@ -112,7 +112,7 @@ def _array(kind: LeafType, like: Any, like_kind: str, *, cast: bool) -> Fit | No
     return Fit(result, dtype=dtype) if cast and _castable(_named(kind.dtype), dtype) else None
 
 
-def _array_for_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
+def _fit_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
     """Let a stored number of no axes stand where the target has a Python number of its category."""
     if kind.shape != () or kind.kind == "key" or like_kind not in _NUMBERS:
         return None

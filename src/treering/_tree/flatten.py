@@ -15,7 +15,7 @@ from treering._format.index import MAX_LEVELS, Container, OpaqueLeaf, Token
 from treering._format.structure import KEYS, StandIn, class_name, key_text
 from treering._printable import list_lines, printable
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, hidden_array, kind_in_target, kind_to_save
-from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, opened_node
+from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, open_pytree_node
 from treering._tree.restore import from_state_dict
 from treering._tree.state_dict import to_state_dict
 from treering._tree.static_values import key_value, opaque_of, static_value
@@ -70,7 +70,7 @@ def flatten(tree: Any) -> Flattened:
         >>> [token if isinstance(token, int) else (token.node, token.keys) for token in flat.tokens]
         [('dict', ('w', 'f')), ('list', (0, 1)), 3]
     """
-    return _Walk(kind_to_save).over(tree)
+    return _FlattenWalk(kind_to_save).over(tree)
 
 
 def flatten_like(like: Any) -> Flattened:
@@ -84,11 +84,11 @@ def flatten_like(like: Any) -> Flattened:
         >>> flatten_like({"w": jax.ShapeDtypeStruct((2,), "float32")}).kinds
         ['abstract']
     """
-    return _Walk(kind_in_target).over(like)
+    return _FlattenWalk(kind_in_target).over(like)
 
 
 @dataclasses.dataclass(slots=True)
-class _Walk:
+class _FlattenWalk:
     """A walk over one tree, and what it found so far."""
 
     kind_of: KindOf
@@ -134,7 +134,7 @@ class _Walk:
         """Note ``x`` down; return the children of a node with the texts of their keys, None for a leaf."""
         kind = KINDS.get(type(x))
         try:
-            node = opened(x) if kind is None else None
+            node = open_node(x) if kind is None else None
             if node is not None:
                 self._count_leaves()
                 self.tokens.append(node.container)
@@ -180,7 +180,7 @@ def _shown(key: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class OpenNode:
     """A node opened by one level."""
 
     container: Container
@@ -191,7 +191,7 @@ class Opened:
     """Makes another one of other children."""
 
 
-def opened(x: Any) -> Opened | None:
+def open_node(x: Any) -> OpenNode | None:
     """Open ``x`` by one level; None for a leaf.
 
     dict, list, tuple and namedtuple are opened here, everything else that jax knows as a pytree node by jax. Below
@@ -205,14 +205,14 @@ def opened(x: Any) -> Opened | None:
     if kind is jax.ShapeDtypeStruct:
         return None
     if kind is dict:
-        return Opened(Container(node="dict", keys=_keys(x)), list(x.values()), functools.partial(_dict, list(x)))
+        return OpenNode(Container(node="dict", keys=_keys(x)), list(x.values()), functools.partial(_dict, list(x)))
     if kind is list or kind is tuple:
-        return Opened(Container(node=kind.__name__, keys=tuple(range(len(x)))), x, kind)
+        return OpenNode(Container(node=kind.__name__, keys=tuple(range(len(x)))), x, kind)
     if kind is StandIn:
         return _other(x.class_name, x.fields, x.static, functools.partial(_stand_in, x))
     if is_namedtuple(x):
         head = Container(node="namedtuple", keys=tuple(x._fields), class_name=class_name(kind))
-        return Opened(head, tuple(x), kind._make)
+        return OpenNode(head, tuple(x), kind._make)
     if kind is jax.tree_util.Partial:
         fields = {"args": x.args, "keywords": x.keywords}
         return _other(class_name(kind), fields, {"func": x.func}, functools.partial(_partial, x.func))
@@ -220,13 +220,13 @@ def opened(x: Any) -> Opened | None:
         return None
     if isinstance(x, Iterator) and kind.__module__ == "builtins":
         return None  # jax would warn that it is a leaf
-    node = opened_node(x)
+    node = open_pytree_node(x)
     if node is not None:
-        return _jax_node(x, node)
+        return _open_jax_node(x, node)
     if kind in REGISTRY or flax_serves(kind):
-        return _handled(x)
+        return _open_handled(x)
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        return _plain_dataclass(x)
+        return _open_dataclass(x)
     return None
 
 
@@ -263,14 +263,14 @@ def _dict(keys: list[Any], children: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, children, strict=True))
 
 
-def _other(name: str, fields: Mapping[Any, Any], static: Mapping[str, Any], rebuild: Rebuild) -> Opened:
+def _other(name: str, fields: Mapping[Any, Any], static: Mapping[str, Any], rebuild: Rebuild) -> OpenNode:
     """Return a node of a class; keys that are no str are a static of their own, its fields are their texts."""
     keys = _keys(fields)
     statics = {name: static_value(value) for name, value in static.items()}
     if any(type(key) is not str for key in keys):
         statics[KEYS] = keys
     head = Container(node="other", keys=tuple(map(key_text, keys)), class_name=name, static=tuple(statics.items()))
-    return Opened(head, list(fields.values()), rebuild)
+    return OpenNode(head, list(fields.values()), rebuild)
 
 
 def _stand_in(x: StandIn, children: list[Any]) -> StandIn:
@@ -281,7 +281,7 @@ def _partial(func: Callable[..., Any], children: list[Any]) -> Any:
     return jax.tree_util.Partial(func, *children[0], **children[1])  # type: ignore[no-untyped-call]
 
 
-def _jax_node(x: Any, node: Node) -> Opened:
+def _open_jax_node(x: Any, node: Node) -> OpenNode:
     texts = list(node.children)
 
     def rebuild(children: list[Any]) -> Any:
@@ -306,7 +306,7 @@ def _field_values(x: Any) -> dict[str, Any]:
     return {field.name: getattr(x, field.name) for field in dataclasses.fields(x) if hasattr(x, field.name)}
 
 
-def _handled(x: Any) -> Opened:
+def _open_handled(x: Any) -> OpenNode:
     """Open what only a state-dict handler knows: its state dict, or the one thing that the handler returns."""
     state = to_state_dict(x)
     whole = not isinstance(state, dict)
@@ -318,7 +318,7 @@ def _handled(x: Any) -> Opened:
     return _other(class_name(type(x)), fields, {}, rebuild)
 
 
-def _plain_dataclass(x: Any) -> Opened | None:
+def _open_dataclass(x: Any) -> OpenNode | None:
     """Open a dataclass that nobody registered; None where its fields are not what its instances store.
 
     Raises:
@@ -343,14 +343,14 @@ def _plain_dataclass(x: Any) -> Opened | None:
     return _other(class_name(type(x)), fields, {}, rebuild)
 
 
-def _opened(node: StandIn) -> tuple[list[tuple[Any, Any]], _Aux]:
+def _open_stand_in(node: StandIn) -> tuple[list[tuple[Any, Any]], _Aux]:
     children = [(jax.tree_util.DictKey(key), child) for key, child in node.fields.items()]
     return children, (node.class_name, tuple(node.fields), tuple(node.static.items()))
 
 
-def _closed(aux: _Aux, children: Iterable[Any]) -> StandIn:
+def _close_stand_in(aux: _Aux, children: Iterable[Any]) -> StandIn:
     class_name, keys, static = aux
     return StandIn(class_name, dict(zip(keys, children, strict=True)), dict(static))
 
 
-jax.tree_util.register_pytree_with_keys(StandIn, _opened, _closed)
+jax.tree_util.register_pytree_with_keys(StandIn, _open_stand_in, _close_stand_in)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import Selection
 from treering._printable import MOST_LINES, list_lines, printable
-from treering._tree.fit import Fit, fitted, found_text, stored_dtype, wanted_text
+from treering._tree.fit import Fit, fit_leaf, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
 from treering._values.human import pluralize
 from treering._values.keys import split_key
@@ -26,7 +26,7 @@ KEPT: Final = Fit("kept")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Matched:
+class LeafMatch:
     """What becomes of one leaf of the result."""
 
     leaf: int
@@ -35,13 +35,13 @@ class Matched:
     """What it becomes."""
 
 
-def as_stored(index: Index, selection: Selection) -> list[Matched]:
+def match_stored(index: Index, selection: Selection) -> list[LeafMatch]:
     """Return for every stored leaf of a part that it comes back as what it was."""
     fits = [Fit(leaf_type.kind, impl=leaf_type.impl) for leaf_type in index.types]
-    return [Matched(leaf, fits[index.leaf_types[leaf]]) for leaf in selection.leaves]
+    return [LeafMatch(leaf, fits[index.leaf_types[leaf]]) for leaf in selection.leaves]
 
 
-def array_dtype(index: Index, match: Matched) -> np.dtype[Any] | None:
+def array_dtype(index: Index, match: LeafMatch) -> np.dtype[Any] | None:
     """Return the dtype of a leaf that may go on devices, None for any other."""
     if match.fit is KEPT or match.fit.kind not in ("jax", "key", "numpy"):
         return None
@@ -50,7 +50,7 @@ def array_dtype(index: Index, match: Matched) -> np.dtype[Any] | None:
     return stored_dtype(index.type_of(match.leaf))
 
 
-def aval_shape(index: Index, match: Matched) -> tuple[int, ...]:
+def aval_shape(index: Index, match: LeafMatch) -> tuple[int, ...]:
     """Return the shape of such a leaf; that of keys is without their data."""
     shape = index.type_of(match.leaf).shape or ()
     return shape[:-1] if match.fit.kind == "key" else shape
@@ -68,7 +68,7 @@ class Wording:
     """Whether that function takes ``extra=`` itself."""
 
 
-def matched(
+def match_leaves(
     index: Index,
     selection: Selection,
     target: Flattened,
@@ -79,7 +79,7 @@ def matched(
     raw_keys: bool,
     extra: Literal["error", "ignore"] = "error",
     wording: Wording = Wording(),
-) -> list[Matched]:
+) -> list[LeafMatch]:
     """Return for every leaf of ``like`` the stored leaf that goes there.
 
     Args:
@@ -97,15 +97,15 @@ def matched(
         Mismatch: with one line for each difference.
     """
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
-    sources = renamed(target.keys, rename or {})
+    sources = apply_renames(target.keys, rename or {})
     report = _Report(wording, ignored=extra == "ignore")
-    result, used, fits = list[Matched](), set[str](), dict[Any, Fit | None]()
+    result, used, fits = list[LeafMatch](), set[str](), dict[Any, Fit | None]()
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
         source = sources.get(key, key)
         number = stored.get(source)
         if number is None:
             if missing == "leave" or (missing == "keep" and kind != "abstract"):
-                result.append(Matched(-1, KEPT))
+                result.append(LeafMatch(-1, KEPT))
                 report.kept.append((key, leaf, kind))
             else:
                 report.lines.append(_Missing(key, source, wanted_text(leaf, kind), missing == "keep"))
@@ -117,27 +117,27 @@ def matched(
         alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else None
         fit = fits.get(alike) if alike is not None else None
         if fit is None:
-            fit = fitted(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
+            fit = fit_leaf(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
             if alike is not None:
                 fits[alike] = fit
         if fit is None:
             report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
-            report.castable |= not cast and fitted(type_, leaf, kind, cast=True, raw_keys=raw_keys) is not None
+            report.castable |= not cast and fit_leaf(type_, leaf, kind, cast=True, raw_keys=raw_keys) is not None
         else:
-            result.append(Matched(number, fit))
+            result.append(LeafMatch(number, fit))
     report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}
     report.raise_if_any()
     return result
 
 
-def renamed(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
+def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
     """Return wanted key -> stored key for every key that a renaming covers; the longest one wins.
 
     Raises:
         Mismatch: a renaming covers no key.
 
     Example:
-        >>> renamed(["a/w", "a/b", "c"], {"a": "x", "a/w": "k"})
+        >>> apply_renames(["a/w", "a/b", "c"], {"a": "x", "a/w": "k"})
         {'a/w': 'k', 'a/b': 'x/b'}
     """
     if not rename:

@@ -13,9 +13,9 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from treering._printable import kind_of, list_lines, printable
-from treering._tree.registry import opened_node
-from treering._tree.rules import Rules, fitted_spec, spec_of
-from treering._tree.walk import mapped_with_path
+from treering._tree.registry import open_pytree_node
+from treering._tree.rules import Rules, fit_spec, spec_of
+from treering._tree.walk import map_with_path
 from treering._values.human import near, pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
@@ -38,7 +38,7 @@ Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
 
 
-def resolved(
+def resolve_shardings(
     shardings: Shardings,
     mesh: jax.sharding.Mesh | None,
     avals: Mapping[str, jax.ShapeDtypeStruct],
@@ -61,7 +61,7 @@ def resolved(
     require_mesh(mesh)
     rules = Rules(shardings) if is_rules(shardings) else None
     try:
-        chosen = placed(_choice(rules or shardings, mesh, known, own), mesh, avals)
+        chosen = choose_shardings(_choice(rules or shardings, mesh, known, own), mesh, avals)
     except Mismatch as error:
         if shardings is None and mesh is not None:
             error.hint = "the specs are those of the target; shardings=PartitionSpec() replicates on the mesh"
@@ -83,7 +83,7 @@ def require_mesh(mesh: Any) -> None:
         raise Unsupported(f"mesh is {kind_of(mesh)}, not a jax.sharding.Mesh of devices")
 
 
-def placed(
+def choose_shardings(
     choice: Choice, mesh: jax.sharding.Mesh | None, avals: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Sharding | None]:
     """Return the sharding that is chosen for every leaf in ``avals``, if it fits the leaf; None is the default device.
@@ -159,7 +159,7 @@ def _choice(
         rules = shardings
         return lambda key, aval: _by_rules(rules, key, aval)
     # A tree may be callable too, as equinox modules are.
-    if callable(shardings) and (opened_node(shardings) is None or isinstance(shardings, jax.tree_util.Partial)):
+    if callable(shardings) and (open_pytree_node(shardings) is None or isinstance(shardings, jax.tree_util.Partial)):
         chosen: Choice = shardings
         return chosen
     return _by_prefix(shardings, known)
@@ -186,7 +186,7 @@ def _by_rules(rules: Rules, key: str, aval: jax.ShapeDtypeStruct) -> PartitionSp
     rule = rules.rule_for(key)
     if rule is None:
         raise _NoFit(_NO_RULE)
-    spec: PartitionSpec = fitted_spec(key, rule, aval.shape)
+    spec: PartitionSpec = fit_spec(key, rule, aval.shape)
     return spec
 
 
@@ -197,7 +197,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
         found[path] = leaf  # a model mapped to shardings still holds its functions: they matter where an array is
         return leaf
 
-    mapped_with_path(note, tree, is_placement)
+    map_with_path(note, tree, is_placement)
     _require_known(found, known)
 
     def choose(key: str, aval: jax.ShapeDtypeStruct) -> Any:

@@ -109,7 +109,7 @@ def flax_state(value: Any) -> Any:
     return ask(value) if ask is not None else _flax_handlers()[type(value)][0](value)
 
 
-def flax_restored(target: Any, state: Any, name: str) -> Any:
+def restore_with_flax(target: Any, state: Any, name: str) -> Any:
     """Return what flax's handler for the type of ``target`` makes of a state; ``name`` is for flax's messages."""
     ask = _flax_function("from_state_dict")
     return ask(target, state, name=name) if ask is not None else _flax_handlers()[type(target)][1](target, state)
@@ -185,7 +185,7 @@ class Node:
     """What the type keeps beside its children, as it gave it to jax; None for mappings."""
 
 
-def opened_node(x: Any) -> Node | None:
+def open_pytree_node(x: Any) -> Node | None:
     """Open ``x`` by one level where jax knows its type as a pytree node; None for a leaf.
 
     Raises:
@@ -245,10 +245,10 @@ def _dict_node(x: Mapping[Any, Any], remake: Callable[[dict[Any, Any]], Any]) ->
     def rebuild(restored: dict[str, Any]) -> Any:
         return remake({originals[key]: value for key, value in restored.items()})
 
-    return Node(children=text_keyed(x), kind="mapping", rebuild=rebuild)
+    return Node(children=key_by_text(x), kind="mapping", rebuild=rebuild)
 
 
-def text_keyed(xs: Mapping[Any, Any]) -> dict[str, Any]:
+def key_by_text(xs: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the mapping with the text of its keys.
 
     Raises:

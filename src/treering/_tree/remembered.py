@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from treering._format.index import Container
 from treering._format.leaf_values import same_value
-from treering._tree.flatten import Flattened, opened
+from treering._tree.flatten import Flattened, open_node
 from treering._tree.flatten_leaves import KINDS, kind_to_save
 from treering._tree.registry import is_namedtuple
 from treering._tree.static_values import opaque_of
@@ -28,7 +28,7 @@ _PLAIN_KEYS: Final = frozenset({str, int, bool, type(None), bytes})
 
 
 @dataclasses.dataclass(slots=True)
-class _Level:
+class _DepthLevel:
     """The containers of one depth, by the ways in which they are opened, and what their children are.
 
     The children of all of them are in one sequence: those of the dicts first, then of the sequences, then of others.
@@ -50,7 +50,7 @@ class _Level:
     """The classes of all the children."""
 
 
-class Remembered:
+class KnownStructure:
     """The structure of a tree that was flattened.
 
     Args:
@@ -60,7 +60,7 @@ class Remembered:
     Example:
         >>> from treering._tree.flatten import flatten
         >>> tree = {"w": [1.5, None], "f": abs}
-        >>> known = Remembered(tree, flatten(tree))
+        >>> known = KnownStructure(tree, flatten(tree))
         >>> known.leaves({"w": [2.5, None], "f": abs})
         [2.5, None, <built-in function abs>]
         >>> known.leaves({"w": [2, None], "f": abs}), known.leaves({"f": abs, "w": [2.5, None]})
@@ -69,7 +69,7 @@ class Remembered:
 
     def __init__(self, tree: Any, flat: Flattened) -> None:
         self._top = type(tree)
-        self._levels, self._order = _recorded(tree)
+        self._levels, self._order = _record_levels(tree)
         self._asked = [
             (number, kind, flat.opaque.get(number))
             for number, kind in enumerate(flat.kinds)
@@ -90,7 +90,7 @@ class Remembered:
         above: list[Any] = [tree]
         everything = [tree]
         for level in self._levels:
-            children = _children(level, above)
+            children = _collect_children(level, above)
             if children is None:
                 return None
             everything += children
@@ -101,14 +101,14 @@ class Remembered:
         """Tell whether the leaves whose class alone does not say what they are, are what they were."""
         for number, kind, opaque in self._asked:
             leaf = found[number]
-            if type(leaf) not in KINDS and (opened(leaf) is not None or kind_to_save(leaf) != kind):
+            if type(leaf) not in KINDS and (open_node(leaf) is not None or kind_to_save(leaf) != kind):
                 return False
             if opaque is not None and not same_value(opaque, opaque_of(leaf), in_file=True):
                 return False
         return True
 
 
-def _children(level: _Level, above: Sequence[Any]) -> list[Any] | None:
+def _collect_children(level: _DepthLevel, above: Sequence[Any]) -> list[Any] | None:
     """Return the children of all containers of a level, whose classes are those that were met; None if others."""
     dicts = list(map(above.__getitem__, level.dicts))
     items = list(map(above.__getitem__, level.items))
@@ -119,7 +119,7 @@ def _children(level: _Level, above: Sequence[Any]) -> list[Any] | None:
         return None
     children = list(itertools.chain.from_iterable(itertools.chain(map(dict.values, dicts), items)))
     for place, head, count in level.others:
-        node = opened(above[place])
+        node = open_node(above[place])
         if node is None or len(node.children) != count or not _same_head(node.container, head):
             return None
         children += node.children
@@ -131,9 +131,9 @@ def _same(found: Iterable[type], known: Sequence[type]) -> bool:
     return all(map(operator.is_, found, known))
 
 
-def _recorded(tree: Any) -> tuple[list[_Level], list[int]]:
+def _record_levels(tree: Any) -> tuple[list[_DepthLevel], list[int]]:
     """Return the levels of a tree; and where, in the sequence of all its nodes by depth, its leaves lie in order."""
-    levels: list[_Level] = []
+    levels: list[_DepthLevel] = []
     inside: dict[int, range] = {}
     above, before = [tree], 0
     while True:
@@ -149,9 +149,9 @@ def _recorded(tree: Any) -> tuple[list[_Level], list[int]]:
         above = children
 
 
-def _level_of(above: Sequence[Any]) -> tuple[_Level, list[Any], list[tuple[int, int]]]:
+def _level_of(above: Sequence[Any]) -> tuple[_DepthLevel, list[Any], list[tuple[int, int]]]:
     """Return the containers among these nodes, their children, and how many each has, in the order of the children."""
-    level = _Level()
+    level = _DepthLevel()
     dicts: list[Any] = []
     items: list[Any] = []
     others: list[Any] = []
@@ -170,7 +170,7 @@ def _level_of(above: Sequence[Any]) -> tuple[_Level, list[Any], list[tuple[int, 
             level.items.append(place)
             items += found
             counts[1].append((place, len(found)))
-        elif (node := opened(x)) is not None:
+        elif (node := open_node(x)) is not None:
             level.others.append((place, node.container, len(node.children)))
             others += node.children
             counts[2].append((place, len(node.children)))

@@ -20,12 +20,12 @@ from treering._tree.registry import (
     REGISTRY,
     Node,
     flax_overrides,
-    flax_restored,
     flax_serves,
     is_code,
     is_namedtuple,
     is_typed_key,
-    opened_node,
+    open_pytree_node,
+    restore_with_flax,
 )
 from treering._values.human import pluralize
 from treering.errors import Mismatch
@@ -38,14 +38,14 @@ Request = tuple[Any, Any, str]
 Restorer = Generator[Request, Any, Any]
 
 
-class _Place(threading.local):
+class _CurrentPath(threading.local):
     """Where this thread's restore is."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
 
-_place = _Place()
+_place = _CurrentPath()
 
 
 class StructureMismatch(Mismatch):
@@ -111,7 +111,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
                 wanted, found, part = request
                 names.append(part)
                 below = bool(in_class) and in_class[-1]
-                answer, restorer, is_class = _begun(wanted, found, below)
+                answer, restorer, is_class = _begin(wanted, found, below)
                 if restorer is None:
                     names.pop()
                 else:
@@ -129,7 +129,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
         del names[depth:]
 
 
-def _begun(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | None, bool]:
+def _begin(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | None, bool]:
     """Return the finished value, or the generator that will make it and whether it is a class's."""
     kind = type(target)
     if kind in LEAF_TYPES:
@@ -141,23 +141,23 @@ def _begun(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
     if built_in is not None:
         return None, built_in(target, state), False
     if is_namedtuple(target):
-        return None, _restored_namedtuple(target, state), False
+        return None, _restore_namedtuple(target, state), False
     if is_typed_key(target):
-        return _restored_key(target, state), None, False
-    node = None if flax_overrides(kind) else opened_node(target)
+        return _restore_key(target, state), None, False
+    node = None if flax_overrides(kind) else open_pytree_node(target)
     if node is not None:
-        restorer = _restored_items if node.kind == "items" else _restored_fields
+        restorer = _restore_items if node.kind == "items" else _restore_fields
         if node.kind == "mapping":
-            restorer = _restored_mapping
+            restorer = _restore_mapping
         return None, restorer(target, node, state), node.kind != "mapping"
     if flax_serves(kind):
-        return flax_restored(target, state, _place.names[-1]), None, False
+        return restore_with_flax(target, state, _place.names[-1]), None, False
     if in_class and state is None and is_code(target):
         return target, None, False
     return state, None, False
 
 
-def _restored_dict(xs: dict[Any, Any], state: Any) -> Restorer:
+def _restore_dict(xs: dict[Any, Any], state: Any) -> Restorer:
     _check_keys(map(str, xs), state)
     restored = {}
     for key, value in xs.items():
@@ -168,7 +168,7 @@ def _restored_dict(xs: dict[Any, Any], state: Any) -> Restorer:
 
 def _check_keys(wanted: Any, state: Any) -> None:
     if not isinstance(state, dict):
-        raise NotADict(f"the target is a dict, the state a {_named(state)}, at path {current_path()}", path=_here())
+        raise NotADict(f"the target is a dict, the state a {_describe(state)}, at path {current_path()}", path=_here())
     absent = [key for key in wanted if key not in state]
     if absent:
         raise StructureMismatch(
@@ -178,7 +178,7 @@ def _check_keys(wanted: Any, state: Any) -> None:
         )
 
 
-def _restored_list(xs: list[Any], state: Any) -> Restorer:
+def _restore_list(xs: list[Any], state: Any) -> Restorer:
     _check_length(len(xs), state)
     restored = []
     for index, value in enumerate(xs):
@@ -189,8 +189,8 @@ def _restored_list(xs: list[Any], state: Any) -> Restorer:
     return restored
 
 
-def _restored_tuple(xs: tuple[Any, ...], state: Any) -> Restorer:
-    restored = yield from _restored_list(list(xs), state)
+def _restore_tuple(xs: tuple[Any, ...], state: Any) -> Restorer:
+    restored = yield from _restore_list(list(xs), state)
     return tuple(restored)
 
 
@@ -202,7 +202,7 @@ def _check_length(length: int, state: Any) -> None:
         ):
             return
         raise NotItems(
-            f"the target is a list of {pluralize(length, 'items')}, the state a {_named(state)}, "
+            f"the target is a list of {pluralize(length, 'items')}, the state a {_describe(state)}, "
             f"at path {current_path()}",
             path=_here(),
         )
@@ -214,14 +214,14 @@ def _check_length(length: int, state: Any) -> None:
         )
 
 
-def _restored_namedtuple(xs: Any, state: Any) -> Restorer:
+def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
     if not isinstance(state, dict):
         raise NotADict(
-            f"the target is a namedtuple, the state a {_named(state)}, at path {current_path()}", path=_here()
+            f"the target is a namedtuple, the state a {_describe(state)}, at path {current_path()}", path=_here()
         )
     wanted = set(xs._fields)
     if set(state) == {"name", "fields", "values"} != wanted:
-        state = _modern(state)
+        state = _modernize(state)
     if set(state) != wanted:
         raise StructureMismatch(
             "The field names of the state dict and the named tuple do not match,"
@@ -234,7 +234,7 @@ def _restored_namedtuple(xs: Any, state: Any) -> Restorer:
     return type(xs)(**restored)
 
 
-def _modern(state: dict[str, Any]) -> dict[str, Any]:
+def _modernize(state: dict[str, Any]) -> dict[str, Any]:
     """Turn the namedtuple form that flax wrote before 2022 into today's."""
     fields, values = state["fields"], state["values"]
     if not (isinstance(fields, dict) and isinstance(values, dict) and fields.keys() == values.keys()):
@@ -242,9 +242,11 @@ def _modern(state: dict[str, Any]) -> dict[str, Any]:
     return {str(fields[index]): values[index] for index in fields}
 
 
-def _restored_partial(partial: Any, state: Any) -> Restorer:
+def _restore_partial(partial: Any, state: Any) -> Restorer:
     if not isinstance(state, dict):
-        raise NotItems(f"the target is a Partial, the state a {_named(state)}, at path {current_path()}", path=_here())
+        raise NotItems(
+            f"the target is a Partial, the state a {_describe(state)}, at path {current_path()}", path=_here()
+        )
     for part in ("args", "keywords"):
         if part not in state:
             raise AbsentItem(f"the state has no {part!r} for the Partial at path {current_path()}", path=_here())
@@ -253,7 +255,7 @@ def _restored_partial(partial: Any, state: Any) -> Restorer:
     return type(partial)(partial.func, *args, **keywords)
 
 
-def _restored_mapping(target: Any, node: Node, state: Any) -> Restorer:
+def _restore_mapping(target: Any, node: Node, state: Any) -> Restorer:
     del target
     _check_keys(node.children, state)
     restored = {}
@@ -262,7 +264,7 @@ def _restored_mapping(target: Any, node: Node, state: Any) -> Restorer:
     return node.rebuild(restored)
 
 
-def _restored_items(target: Any, node: Node, state: Any) -> Restorer:
+def _restore_items(target: Any, node: Node, state: Any) -> Restorer:
     del target
     _check_length(len(node.children), state)
     restored = {}
@@ -273,10 +275,12 @@ def _restored_items(target: Any, node: Node, state: Any) -> Restorer:
     return node.rebuild(restored)
 
 
-def _restored_fields(target: Any, node: Node, state: Any) -> Restorer:
+def _restore_fields(target: Any, node: Node, state: Any) -> Restorer:
     name = type(target).__name__
     if not isinstance(state, dict):
-        raise NotADict(f"the target is a {name}, the state a {_named(state)}, at path {current_path()}", path=_here())
+        raise NotADict(
+            f"the target is a {name}, the state a {_describe(state)}, at path {current_path()}", path=_here()
+        )
     restored = {}
     for part, value in node.children.items():
         if part not in state:
@@ -295,7 +299,7 @@ def _restored_fields(target: Any, node: Node, state: Any) -> Restorer:
     return node.rebuild(restored)
 
 
-def _restored_key(target: Any, state: Any) -> Any:
+def _restore_key(target: Any, state: Any) -> Any:
     """Make typed PRNG keys of uint32 data, of the kind that the target has."""
     if is_typed_key(state):
         return state
@@ -305,7 +309,7 @@ def _restored_key(target: Any, state: Any) -> Any:
         return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
     except (TypeError, ValueError) as error:
         raise NotItems(
-            f"the target is a PRNG key ({kind}), the state {_named(state)} is no data for one,"
+            f"the target is a PRNG key ({kind}), the state {_describe(state)} is no data for one,"
             f" at path {current_path()}: {error}",
             path=_here(),
         ) from error
@@ -319,7 +323,7 @@ def _here() -> tuple[str, ...]:
     return tuple(_place.names[1:])
 
 
-def _named(state: Any) -> str:
+def _describe(state: Any) -> str:
     return f"{type(state).__name__} ({state!r:.40})" if type(state) in LEAF_TYPES else type(state).__name__
 
 
@@ -330,8 +334,8 @@ def _set_text(names: Any) -> str:
 
 
 _RESTORERS: Final[dict[type, Callable[[Any, Any], Restorer]]] = {
-    dict: _restored_dict,
-    list: _restored_list,
-    tuple: _restored_tuple,
-    jax.tree_util.Partial: _restored_partial,
+    dict: _restore_dict,
+    list: _restore_list,
+    tuple: _restore_tuple,
+    jax.tree_util.Partial: _restore_partial,
 }

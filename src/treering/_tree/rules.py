@@ -46,7 +46,7 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _found(pattern: str | re.Pattern[str], name: str) -> bool:
+def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
     except re.error as cause:
@@ -94,10 +94,10 @@ class Rules:
         """
         self._asked = True
         for number, pair in enumerate(self._pairs):
-            if _found(pair[0], name):
+            if _matches(pair[0], name):
                 if number not in self._chosen:
                     self._chosen.add(number)
-                    if _found(pair[0], _ANY_NAME):
+                    if _matches(pair[0], _ANY_NAME):
                         self._catch_alls.add(number)
                 if number in self._catch_alls:
                     self._caught.append(name)
@@ -112,9 +112,9 @@ class Rules:
         """
         names = list(dict.fromkeys(names))
         idle = [pair[0] for number, pair in enumerate(self._pairs) if number not in self._chosen]
-        unmatched = [pattern for pattern in idle if self._asked and not _found_in_one(pattern, (_ANY_NAME, *names))]
+        unmatched = [pattern for pattern in idle if self._asked and not _matches_any(pattern, (_ANY_NAME, *names))]
         ends = [name.removesuffix(_NNX_END) for name in names if name.endswith(_NNX_END)]
-        meant = any(_found_in_one(pattern, ends) for pattern in unmatched)
+        meant = any(_matches_any(pattern, ends) for pattern in unmatched)
         return RulesReport(
             unmatched=tuple(map(_text, unmatched)),
             caught=tuple(self._caught) if len(self._pairs) > 1 else (),
@@ -142,9 +142,9 @@ class Rules:
             warn_of("partition rules and keys do not fit", [*lines, *found.hints], RulesUnmatched)
 
 
-def _found_in_one(pattern: str | re.Pattern[str], names: Iterable[str]) -> bool:
+def _matches_any(pattern: str | re.Pattern[str], names: Iterable[str]) -> bool:
     try:
-        return any(_found(pattern, name) for name in names)
+        return any(_matches(pattern, name) for name in names)
     except BadPattern:  # no array came as far as to it; it is told when one does
         return True
 
@@ -153,7 +153,7 @@ def _text(pattern: str | re.Pattern[str]) -> str:
     return pattern if isinstance(pattern, str) else pattern.pattern
 
 
-def no_rule(names: Sequence[str]) -> Mismatch:
+def no_rule_error(names: Sequence[str]) -> Mismatch:
     """Return the error for leaves that no rule fits, in eformer's words; every one is in its ``differences``."""
     names = list(map(printable, names))
     message = f"Partition rule not found for param: {names[0]}"
@@ -165,7 +165,7 @@ def no_rule(names: Sequence[str]) -> Mismatch:
     return error
 
 
-def fitted_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest: int = 0) -> Any:
+def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest: int = 0) -> Any:
     """Return the spec of a rule with no more parts than the array has axes; that of a small array says: replicated.
 
     Raises:

@@ -24,8 +24,8 @@ from treering._tree.registry import (
     is_code,
     is_namedtuple,
     is_typed_key,
-    opened_node,
-    text_keyed,
+    key_by_text,
+    open_pytree_node,
 )
 from treering._values.human import pluralize
 from treering._values.keys import Trail, unwind
@@ -81,7 +81,7 @@ def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
                 continue
             keys.append(key)
             try:
-                opened = _opened(value, in_class, len(frames))
+                opened = _open_value(value, in_class, len(frames))
             except TreeringError as error:
                 error.path = error.path or tuple(keys[1:])
                 refused.append(error)
@@ -102,7 +102,7 @@ def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
     return root[""], refused
 
 
-def _opened(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
+def _open_value(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
     """Return a container's pairs (and whether they stand below a class), or the finished value in a list of one."""
     if depth > MAX_DEPTH:
         raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
@@ -117,7 +117,7 @@ def _opened(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str,
         return [(field, getattr(value, field)) for field in value._fields], in_class
     if is_typed_key(value):
         return [jax.random.key_data(value)] if isinstance(value, jax.Array) else [value]
-    node = None if flax_overrides(kind) else opened_node(value)
+    node = None if flax_overrides(kind) else open_pytree_node(value)
     if node is not None:
         return node.children.items(), in_class or node.kind != "mapping"
     if flax_serves(kind):
@@ -137,7 +137,7 @@ def _dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
     """Return a dict's pairs with the text of its keys."""
     if all(type(key) is str for key in xs):
         return xs.items()
-    return text_keyed(xs).items()
+    return key_by_text(xs).items()
 
 
 def _list_pairs(xs: list[Any] | tuple[Any, ...]) -> Iterable[tuple[str, Any]]:
@@ -191,15 +191,15 @@ def differences(target: Any, state: Any) -> list[str]:
     while pending:
         trail, wanted, found = pending.pop()
         if not (isinstance(wanted, dict) and isinstance(found, dict)):
-            wanted_text, found_text = _described(wanted), _described(found)
+            wanted_text, found_text = _describe(wanted), _describe(found)
             if wanted_text != found_text:
                 unlike[unwind(trail)] = f"wanted {wanted_text}, found {found_text}"
             continue
-        found = _modern_names(wanted, found)
+        found = _modernize(wanted, found)
         for key in wanted.keys() - found.keys():
-            missing[unwind((trail, str(key)))] = _described(wanted[key])
+            missing[unwind((trail, str(key)))] = _describe(wanted[key])
         for key in found.keys() - wanted.keys():
-            unexpected[unwind((trail, str(key)))] = _described(found[key])
+            unexpected[unwind((trail, str(key)))] = _describe(found[key])
         pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())
     lines = unlike | {path: f"unexpected, the data has {kind}" for path, kind in unexpected.items()}
     for number, (path, kind) in enumerate(sorted(missing.items())):
@@ -208,7 +208,7 @@ def differences(target: Any, state: Any) -> list[str]:
     return [f"{_printable('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
 
 
-def _modern_names(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _modernize(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """See a namedtuple in flax's form from before 2022 as today's."""
     if set(found) == {"name", "fields", "values"} != set(wanted):
         fields, values = found["fields"], found["values"]
@@ -232,7 +232,7 @@ def _printable(name: str) -> str:
     return printable(name)
 
 
-def _described(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     """Return what must agree: dtype and shape of an array, the type of a Python leaf."""
     if isinstance(leaf, dict):
         return f"a branch of {len(leaf)}"

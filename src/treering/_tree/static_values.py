@@ -34,7 +34,7 @@ from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.structure import class_name, key_text
 from treering._printable import kind_of
 from treering._tree.flatten_leaves import SETTINGS
-from treering._tree.registry import is_code, is_namedtuple, is_typed_key, opened_node
+from treering._tree.registry import is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering.errors import Unsupported
 
 ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
@@ -111,7 +111,7 @@ def code_name(code: Any) -> str | None:
     return f"{module}.{name}" if isinstance(module, str) else name
 
 
-def _joined(tag: str, *parts: bytes) -> bytes:
+def _hash_parts(tag: str, *parts: bytes) -> bytes:
     state = xxhash.xxh3_128(tag.encode("utf-8", "surrogatepass"))
     for part in parts:
         state.update(struct.pack("<q", len(part)))
@@ -138,9 +138,9 @@ class _Digests:
         if scalar is not None:
             data = scalar(x)
             self._count(len(data))
-            return _joined(type(x).__name__, data)
+            return _hash_parts(type(x).__name__, data)
         if id(x) in self._open:  # a list that holds itself
-            return _joined("again", str(len(self._open) - self._open.index(id(x))).encode())
+            return _hash_parts("again", str(len(self._open) - self._open.index(id(x))).encode())
         if len(self._open) == _MOST_LEVELS:
             raise _NoForm(f"more than {_MOST_LEVELS} levels")
         self._open.append(id(x))
@@ -157,23 +157,23 @@ class _Digests:
         if is_code(x) or isinstance(x, functools.partial):
             return self._code(x)
         if isinstance(x, types.ModuleType):
-            return _joined("module", x.__name__.encode())
+            return _hash_parts("module", x.__name__.encode())
         return self._container(x) or self._setting(x) or self._object(x)
 
     def _parts(self, x: Any, parts: Iterable[Any]) -> bytes:
-        return _joined(class_name(type(x)), *map(self.of, parts))
+        return _hash_parts(class_name(type(x)), *map(self.of, parts))
 
     def _container(self, x: Any) -> bytes | None:
         kind = type(x)
         if kind in (list, tuple) or is_namedtuple(x):
             return self._parts(x, x)
         if kind in (set, frozenset):
-            return _joined(class_name(kind), *sorted(map(self.of, x)))
+            return _hash_parts(class_name(kind), *sorted(map(self.of, x)))
         if kind in (dict, types.MappingProxyType, collections.Counter, collections.defaultdict):
             factory = [self.of(x.default_factory)] if kind is collections.defaultdict else []
-            return _joined(class_name(kind), *factory, *sorted(self._pairs(x)))
+            return _hash_parts(class_name(kind), *factory, *sorted(self._pairs(x)))
         if kind is collections.OrderedDict:
-            return _joined(class_name(kind), *self._pairs(x))
+            return _hash_parts(class_name(kind), *self._pairs(x))
         if kind is collections.deque:
             return self._parts(x, [x.maxlen, *x])
         if kind is slice:
@@ -193,9 +193,9 @@ class _Digests:
         if isinstance(x, _TREEDEF):
             return self._parts(x, [x.node_data(), *x.children()])  # type: ignore[attr-defined]  # absent from stubs
         if isinstance(x, pathlib.PurePath):  # its module has another name in each version of Python
-            return _joined("path", ascii(x).encode())
+            return _hash_parts("path", ascii(x).encode())
         if isinstance(x, (*_WHOLE_REPR, datetime.time, *SETTINGS)):
-            return _joined(class_name(type(x)), ADDRESS.sub("", ascii(x)).encode())
+            return _hash_parts(class_name(type(x)), ADDRESS.sub("", ascii(x)).encode())
         return None
 
     def _object(self, x: Any) -> bytes:
@@ -203,11 +203,11 @@ class _Digests:
             names = [field.name for field in dataclasses.fields(x) if field.compare and hasattr(x, field.name)]
             return self._parts(x, [each for name in names for each in (name, getattr(x, name))])
         try:
-            node = None if isinstance(x, Iterator) else opened_node(x)
+            node = None if isinstance(x, Iterator) else open_pytree_node(x)
         except Unsupported:
             node = None
         if isinstance(x, Mapping) and (node is None or node.aux is None):
-            return _joined(class_name(type(x)), *sorted(self._pairs(x)))
+            return _hash_parts(class_name(type(x)), *sorted(self._pairs(x)))
         if node is None:
             raise _NoForm(f"a {class_name(type(x))}")
         return self._parts(x, [node.aux, *node.children, *node.children.values()])
@@ -220,7 +220,7 @@ class _Digests:
             raise _NoForm(f"a {class_name(type(x))} without a name")
         if not (isinstance(x, type) or _importable(x)):
             self._leave_out(f"the inside of {name}")
-        return _joined("code", name.encode())
+        return _hash_parts("code", name.encode())
 
     def _leave_out(self, what: str) -> None:
         if what not in self.left_out and len(self.left_out) < _MOST_NAMED:
@@ -231,27 +231,27 @@ class _Digests:
             if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable or x.is_deleted():
                 raise _NoForm("a jax array whose items this process does not have")
             if is_typed_key(x):
-                return _joined("key", str(x.dtype).encode(), self.of(jax.random.key_data(x)))
-            return _joined("jax", self._numpy(np.asarray(jax.device_get(x))))
+                return _hash_parts("key", str(x.dtype).encode(), self.of(jax.random.key_data(x)))
+            return _hash_parts("jax", self._numpy(np.asarray(jax.device_get(x))))
         if type(x) not in (np.ndarray, np.memmap) and not isinstance(x, np.generic):
             raise _NoForm(f"a {class_name(type(x))}")
-        return _joined("scalar" if isinstance(x, np.generic) else "numpy", self._numpy(np.asarray(x)))
+        return _hash_parts("scalar" if isinstance(x, np.generic) else "numpy", self._numpy(np.asarray(x)))
 
     def _numpy(self, x: Any) -> bytes:
         head = f"{x.dtype}{x.shape}"
         if x.dtype.names is not None:
-            return _joined(head, *(self._numpy(x[name]) for name in x.dtype.names))
+            return _hash_parts(head, *(self._numpy(x[name]) for name in x.dtype.names))
         if x.dtype.kind in "OT":
-            return _joined(head, *map(self.of, x.reshape(-1).tolist()))
+            return _hash_parts(head, *map(self.of, x.reshape(-1).tolist()))
         self._count(x.nbytes)
         if x.dtype.name in _SUB_BYTE or x.dtype.name.startswith(("float4_", "float6_")):
             x = x.astype(np.float32)  # the other bits of a byte mean nothing
         if x.dtype.kind in "USV" and x.dtype.type in (np.str_, np.bytes_, np.void):
-            return _joined(head, x.tobytes())
+            return _hash_parts(head, x.tobytes())
         state = xxhash.xxh3_128()
         for block in wire_blocks(x, 0, x.size):
             state.update(block)
-        return _joined(head, state.digest())
+        return _hash_parts(head, state.digest())
 
     def _count(self, nbytes: int) -> None:
         self._bytes += nbytes
@@ -288,12 +288,12 @@ def static_value(x: object) -> Any:
         >>> static_value(("relu", 3)), static_value(math.sqrt).text
         (('relu', 3), 'math.sqrt')
     """
-    return _held(x, _TUPLE_LEVELS)
+    return _hold(x, _TUPLE_LEVELS)
 
 
-def _held(x: object, levels: int) -> Any:
+def _hold(x: object, levels: int) -> Any:
     if type(x) is tuple and levels:
-        return tuple(_held(item, levels - 1) for item in x)
+        return tuple(_hold(item, levels - 1) for item in x)
     return x if _is_plain(x) else ForeignKey(class_name(type(x)), text_of(x), *value_digest(x))
 
 

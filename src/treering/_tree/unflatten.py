@@ -9,7 +9,7 @@ from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
 from treering._format.structure import KEYS, key_text
 from treering._printable import printable
-from treering._tree.flatten import flatten_like, opened
+from treering._tree.flatten import flatten_like, open_node
 from treering._tree.flatten_leaves import KINDS
 from treering._values.human import pluralize
 from treering._values.keys import join_key
@@ -17,7 +17,7 @@ from treering._values.keys import join_key
 _LONGEST: Final = 120
 
 
-def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
+def unflatten(like: Any, leaves: Sequence[Any]) -> Any:
     """Return a tree of ``like``'s containers around other leaves; nothing of ``like`` is changed.
 
     Classes, static fields, the order of dicts and their keys are those of ``like``. A dataclass that nobody
@@ -31,7 +31,7 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
         ValueError: another number of leaves.
 
     Example:
-        >>> rebuilt({"b": [1, 2], "a": None}, [7, 8, 9])
+        >>> unflatten({"b": [1, 2], "a": None}, [7, 8, 9])
         {'b': [7, 8], 'a': 9}
     """
     given = iter(leaves)
@@ -42,7 +42,7 @@ def rebuilt(like: Any, leaves: Sequence[Any]) -> Any:
     while levels:
         children, results, rebuild = levels[-1]
         for child in children:
-            node = None if type(child) in KINDS else opened(child)
+            node = None if type(child) in KINDS else open_node(child)
             if node is not None:
                 levels.append((iter(node.children), [], node.rebuild))
                 break
@@ -173,12 +173,12 @@ def uncompared(tree: Any) -> dict[str, str]:
         (f"{join_key(path)}.{name}", value) for path, node in containers_of(flat.tokens) for name, value in node.static
     ]
     found += [(flat.keys[number], value) for number, value in flat.opaque.items()]
-    return {place: value.left_out or "it was saved without a digest" for place, value in _left_out(found)}
+    return {place: value.left_out or "it was saved without a digest" for place, value in _find_left_out(found)}
 
 
-def _left_out(found: list[tuple[str, Any]]) -> Iterator[tuple[str, ForeignKey | OpaqueLeaf]]:
+def _find_left_out(found: list[tuple[str, Any]]) -> Iterator[tuple[str, ForeignKey | OpaqueLeaf]]:
     for place, value in found:
         if isinstance(value, tuple):
-            yield from _left_out([(f"{place}[{number}]", item) for number, item in enumerate(value)])
+            yield from _find_left_out([(f"{place}[{number}]", item) for number, item in enumerate(value)])
         elif isinstance(value, ForeignKey | OpaqueLeaf) and (value.left_out or value.digest is None):
             yield place, value

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from treering._codec.msgpack.wire import MAX_DEPTH
-from treering._tree.registry import LEAF_TYPES, opened_node
+from treering._tree.registry import LEAF_TYPES, open_pytree_node
 from treering._tree.state_dict import TooDeep
 from treering._values.keys import Trail, unwind
 
@@ -30,7 +30,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             if x is not None:
                 yield x
             continue
-        opened = _opened(x)
+        opened = _open_node(x)
         if opened is None:
             yield x
         elif depth > MAX_DEPTH:
@@ -39,11 +39,11 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             pending.extend((depth + 1, child) for child in reversed(opened[0].values()))
 
 
-def _opened(x: Any) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]] | None:
+def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]] | None:
     """Return a node's children by key, and what makes such a node of other children; None for a leaf."""
     if type(x) is dict:
         return x, dict
-    node = opened_node(x)
+    node = open_pytree_node(x)
     return None if node is None else (node.children, node.rebuild)
 
 
@@ -57,7 +57,7 @@ def structure_text(tree: Any) -> str:
         return "no jax structure: nested too deep for jax"
 
 
-def mapped_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
+def map_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
     """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf."""
     results: dict[Any, Any] = {}
     # Each step maps one child into its parent's results, or rebuilds a node whose children are all mapped.
@@ -68,7 +68,7 @@ def mapped_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_lea
             into[key] = rebuild(x)
             continue
         stops = x is None or (is_leaf is not None and is_leaf(x))
-        opened = None if stops else _opened(x)
+        opened = None if stops else _open_node(x)
         if opened is None:
             into[key] = f(unwind(trail), x)
             continue

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from treering._arrays.host import jax_holds
-from treering._tree.placement import aval_of, is_concrete, resolved
+from treering._tree.placement import aval_of, is_concrete, resolve_shardings
 from treering._tree.state_dict import to_state_dict
 from treering._values.keys import Trail, join_key, unwind
 from treering.errors import Mismatch, Unsupported
@@ -126,7 +126,7 @@ def _with_devices(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> A
     if not isinstance(sharding, jax.sharding.NamedSharding) or is_concrete(sharding):
         return sharding
     key = join_key(unwind(trail))
-    return resolved(sharding, None, {key: aval_of(array.shape, array.dtype)}, [key])[key]
+    return resolve_shardings(sharding, None, {key: aval_of(array.shape, array.dtype)}, [key])[key]
 
 
 def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:

@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 import tensorstore
 
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import outgoing
+from treering._arrays.outgoing import describe_leaves
 from treering._codec.zarr import parse_zarray
 from treering._format.index import Index
 from treering._leaves.chunks.arrays import LeavesArrays
@@ -45,7 +45,7 @@ class Saved:
     ) -> None:
         flat = flatten(tree)
         options = LeavesSaveOptions(prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
-        plan = plan_leaves(flat, outgoing(flat), options)
+        plan = plan_leaves(flat, describe_leaves(flat), options)
         self.path = path
         self.staged = StagedLeaves(path, LEAVES_RULES)
         try:
@@ -110,6 +110,6 @@ def foreign(path: Path, *folders: str, mapped: bool = False) -> LeavesArrays:
 
 def read(arrays: LeavesArrays, leaf: int, *boxes: Box) -> list[np.ndarray]:
     """Read boxes of a leaf, all of it if none is named."""
-    wish = Wish(leaf, boxes or (whole(arrays.index.type_of(leaf).shape or ()),))
-    arrays.read([wish])
-    return wish.arrays
+    request = ReadRequest(leaf, boxes or (whole(arrays.index.type_of(leaf).shape or ()),))
+    arrays.read([request])
+    return request.arrays

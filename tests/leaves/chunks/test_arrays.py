@@ -20,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.leaves.chunks.saved_leaves import Saved, foreign, foreign_branch, read, write_foreign
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
 from treering._arrays import incoming
-from treering._arrays.delivered import wish_for
-from treering._arrays.incoming import Wish
+from treering._arrays.delivered import request_for
+from treering._arrays.incoming import ReadRequest
 from treering._leaves.chunks import arrays as chunk_arrays
 from treering._leaves.chunks import decode as chunk_decode
 from treering._leaves.chunks.arrays import LeavesArrays
@@ -117,10 +117,10 @@ def test_sharded_one_way_and_read_every_other_way(
     tree = {str(number): jax.device_put(ARRAY, sharding(number)) for number in range(len(LAYOUTS))}
     with Saved(tmp_path, tree, compressor=codec, chunk_bytes=limit) as saved:
         arrays = saved.opened()
-        wishes = [wish_for(leaf, SHAPE, sharding(n)) for leaf in range(len(LAYOUTS)) for n in range(len(LAYOUTS))]
-        arrays.read(wishes)
-    for wish in wishes:
-        for box, found in zip(wish.boxes, wish.arrays, strict=True):
+        requests = [request_for(leaf, SHAPE, sharding(n)) for leaf in range(len(LAYOUTS)) for n in range(len(LAYOUTS))]
+        arrays.read(requests)
+    for request in requests:
+        for box, found in zip(request.boxes, request.arrays, strict=True):
             assert np.array_equal(found, ARRAY[slices(box)])
             assert found.ctypes.data % 64 == 0 or found.base is not None
 
@@ -156,9 +156,9 @@ def boxes() -> st.SearchStrategy[list[Box]]:
 def test_any_boxes_from_any_chunks(
     scenes: list[LeavesArrays], wanted: list[Box], steps: tuple[int, ...] | None, scene: int, leaf: int
 ) -> None:
-    wish = Wish(leaf, wanted, steps=steps)
-    scenes[scene].read([wish])
-    for box, array in zip(wanted, wish.arrays, strict=True):
+    request = ReadRequest(leaf, wanted, steps=steps)
+    scenes[scene].read([request])
+    for box, array in zip(wanted, request.arrays, strict=True):
         assert np.array_equal(array, ARRAY[slices(box, steps)])
 
 
@@ -174,10 +174,10 @@ def test_large_and_small_leaves_in_one_reading(
     calls: list[tuple[int, int]] = []
     with Saved(tmp_path, tree, compressor=codec) as saved:
         arrays = saved.opened(mapped=mapped)
-        wishes = [wish_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
-        arrays.read(wishes, lambda done, total: calls.append((done, total)))
-    for wish, wanted in zip(wishes, tree.values(), strict=True):
-        assert np.array_equal(wish.arrays[0], wanted)
+        requests = [request_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
+        arrays.read(requests, lambda done, total: calls.append((done, total)))
+    for request, wanted in zip(requests, tree.values(), strict=True):
+        assert np.array_equal(request.arrays[0], wanted)
     assert calls == sorted(calls)
     assert calls[-1] == (sum(array.nbytes for array in tree.values()),) * 2
 
@@ -211,11 +211,11 @@ def test_a_chunk_that_is_wanted_whole_is_undone_in_place(
         assert np.array_equal(read(saved.opened(), 0)[0], array)
         assert rooms == [array.nbytes]
         rooms.clear()
-        wish = wish_for(0, array.shape, sharding(1))
-        saved.opened().read([wish])
+        request = request_for(0, array.shape, sharding(1))
+        saved.opened().read([request])
         assert rooms == [array.nbytes]
-    assert len(wish.arrays) == 8
-    for box, found in zip(wish.boxes, wish.arrays, strict=True):
+    assert len(request.arrays) == 8
+    for box, found in zip(request.boxes, request.arrays, strict=True):
         assert np.array_equal(found, array[slices(box)])
         assert found.ctypes.data % 64 == 0
 
@@ -232,7 +232,7 @@ def test_only_covering_chunks_are_opened(tmp_path: Path, opens: list[str], codec
         assert np.array_equal(found, array[17:20, :4000])
         assert sorted(set(opens)) == ["w/.zarray", "w/1.0", "w/1.1"]
         opens.clear()
-        every = Wish(0, [((17, 64), (0, 4000))], steps=(40, 1))
+        every = ReadRequest(0, [((17, 64), (0, 4000))], steps=(40, 1))
         saved.opened().read([every])
     assert np.array_equal(every.arrays[0], array[17::40, :4000])
     assert sorted(set(opens)) == ["w/.zarray", "w/1.0", "w/1.1", "w/3.0", "w/3.1"]
@@ -242,11 +242,11 @@ def test_each_file_of_a_small_leaf_is_opened_once(tmp_path: Path, opens: list[st
     tree = {f"n{n}": np.full(n, n) for n in range(1, 100)}
     with Saved(tmp_path, tree) as saved:
         arrays = saved.opened()
-        wishes = [wish_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
-        arrays.read(wishes)
+        requests = [request_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
+        arrays.read(requests)
         assert sorted(opens) == sorted(f"{key}/{name}" for key in tree for name in (".zarray", "0"))
         opens.clear()
-        arrays.read([Wish(3, wishes[3].boxes)])
+        arrays.read([ReadRequest(3, requests[3].boxes)])
         assert opens == ["n4/0"]
 
 
@@ -267,7 +267,7 @@ def test_thousands_of_large_leaves_need_few_descriptors(tmp_path: Path, monkeypa
     monkeypatch.setattr(LeavesFolder, "open", noted)
     tree = {f"n{n}": np.full(100, n) for n in range(200)}
     with Saved(tmp_path, tree) as saved:
-        saved.opened().read([wish_for(leaf, (100,), None) for leaf in range(200)])
+        saved.opened().read([request_for(leaf, (100,), None) for leaf in range(200)])
     assert len(files) >= 400
     assert 0 < most < 40
     assert all(file._descriptor < 0 for file in files)
@@ -405,11 +405,11 @@ def test_arrays_of_other_writers(
     for leaf in range(4):
         assert np.array_equal(read(arrays, leaf)[0], array)
         assert np.array_equal(read(arrays, leaf, box)[0], array[slices(box)])
-        wish = wish_for(leaf, SHAPE, sharding(5))
-        arrays.read([wish])
+        request = request_for(leaf, SHAPE, sharding(5))
+        arrays.read([request])
         for index in sharding(5).addressable_devices_indices_map(SHAPE).values():
-            place = wish.boxes.index(box_of_slices(index or (), SHAPE))
-            assert np.array_equal(wish.arrays[place], array[index])
+            place = request.boxes.index(box_of_slices(index or (), SHAPE))
+            assert np.array_equal(request.arrays[place], array[index])
 
 
 @pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=codec_id)
@@ -503,8 +503,8 @@ def test_small_compressed_leaves_of_other_writers(tmp_path: Path, opens: list[st
         write_foreign(tmp_path / key, array, chunks=list(array.shape), compressor=CODECS[number % len(CODECS)])
     arrays = foreign(tmp_path, *tree)
     opens.clear()
-    wishes = [wish_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
-    arrays.read(wishes)
-    assert all(np.array_equal(wish.arrays[0], array) for wish, array in zip(wishes, tree.values(), strict=True))
+    requests = [request_for(leaf, array.shape, None) for leaf, array in enumerate(tree.values())]
+    arrays.read(requests)
+    assert all(np.array_equal(request.arrays[0], array) for request, array in zip(requests, tree.values(), strict=True))
     assert opens == [f"{key}/0.0" for key in tree]
-    assert len({wish.arrays[0].ctypes.data % 64 for wish in wishes}) == 1
+    assert len({request.arrays[0].ctypes.data % 64 for request in requests}) == 1

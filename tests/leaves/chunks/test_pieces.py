@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
-from treering._arrays.outgoing import Source
-from treering._arrays.parted import Parted
+from treering._arrays.outgoing import HeldBox
+from treering._arrays.parted import BoxedArray
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
 from treering._values.boxes import shape_of, slices
@@ -19,9 +19,9 @@ SHAPE = (12, 10)
 ARRAY = np.arange(120, dtype="i2").reshape(SHAPE)
 
 
-def sources(rows: int, columns: int) -> list[Source]:
+def sources(rows: int, columns: int) -> list[HeldBox]:
     return [
-        Source(box, ARRAY[slices(box)])
+        HeldBox(box, ARRAY[slices(box)])
         for box in (
             ((a, min(a + rows, 12)), (b, min(b + columns, 10)))
             for a, b in itertools.product(range(0, 12, rows), range(0, 10, columns))
@@ -52,14 +52,14 @@ def test_a_shard_that_is_a_chunk_is_not_copied() -> None:
 def test_a_part_of_a_shard_is_a_view_of_it() -> None:
     zarr = ZarrArray(shape=SHAPE, chunks=(3, 10), dtype="int16")
     chunk = LeafPieces(zarr, sources(12, 10)).chunk(2)
-    assert not isinstance(chunk, Parted)
+    assert not isinstance(chunk, BoxedArray)
     assert np.shares_memory(chunk, ARRAY)
     assert np.array_equal(chunk, ARRAY[6:9])
 
 
 def test_padding_takes_no_memory() -> None:
     zarr = ZarrArray(shape=(1, 1), chunks=(1 << 40, 1 << 10), dtype="int8")
-    chunk = LeafPieces(zarr, [Source(((0, 1), (0, 1)), np.ones((1, 1), np.int8))]).chunk(0)
+    chunk = LeafPieces(zarr, [HeldBox(((0, 1), (0, 1)), np.ones((1, 1), np.int8))]).chunk(0)
     first = next(chunk.blocks(0, 3000))
     assert list(first[:2]) == [1, 0]
     assert sum(first) == 1

@@ -1,4 +1,4 @@
-"""The arrays of one branch of a leaves directory: which of three ways each wish goes."""
+"""The arrays of one branch of a leaves directory: which of three ways each request goes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes
-from treering._arrays.incoming import StoredArrays, Wish, stored_chunks
+from treering._arrays.incoming import ReadRequest, StoredArrays, stored_chunks
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode
@@ -108,35 +108,35 @@ class BranchArrays:
         itemsize = self._dtype(leaf).itemsize
         return tuple(StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes)
 
-    def plan(self, wishes: Sequence[Wish], own: Work, shared: Work) -> None:
-        """Add what is to be done for the wishes: reading small leaves to ``own``, the rest to ``shared``.
+    def plan(self, requests: Sequence[ReadRequest], own: Work, shared: Work) -> None:
+        """Add what is to be done for the requests: reading small leaves to ``own``, the rest to ``shared``.
 
         Raises:
             Corrupt: a ``.zarray``, or a large file, is missing or not the one that was saved.
         """
-        small: list[tuple[int, SmallFile, Wish]] = []
-        as_they_lie: list[Wish] = []
+        small: list[tuple[int, SmallFile, ReadRequest]] = []
+        as_they_lie: list[ReadRequest] = []
         packed: list[tuple[int, Job]] = []
         arrays = self._files.branch.arrays
-        for wish in wishes:
-            place = self._places[wish.leaf]
+        for request in requests:
+            place = self._places[request.leaf]
             form = self._forms.get(id(arrays[place]))  # thousands of leaves share a few layouts
             if form is None:
                 form = self._forms[id(arrays[place])] = _form_of(arrays[place])
-            if form.small is not None and list(wish.boxes) == [form.box] and wish.steps is None:
-                small.append((place, form.small, wish))
+            if form.small is not None and list(request.boxes) == [form.box] and request.steps is None:
+                small.append((place, form.small, request))
                 own.nbytes += form.small.nbytes
                 continue
             self._files.require_described(place)
             self._files.require_names(place)
-            covering = find_chunks(arrays[place], wish)
-            rows = self._has_rows(wish.leaf)
-            self._require_there(place, wish, covering, keep=rows)
+            covering = find_chunks(arrays[place], request)
+            rows = self._has_rows(request.leaf)
+            self._require_there(place, request, covering, keep=rows)
             if rows:
-                as_they_lie.append(wish)
+                as_they_lie.append(request)
             else:
                 try:
-                    packed += plan_decoding(self._files, place, wish, covering, self._dtype(wish.leaf))
+                    packed += plan_decoding(self._files, place, request, covering, self._dtype(request.leaf))
                 except Unsupported as error:
                     error.path = split_key(self._files.keys[place])
                     raise
@@ -156,10 +156,10 @@ class BranchArrays:
             dtype = self._dtypes[number] = dtype_in(self._index, leaf)
         return dtype
 
-    def _require_there(self, place: int, wish: Wish, covering: dict[int, list[int]], *, keep: bool) -> None:
-        """Look at the files that a wish takes before memory is taken for it: sizes in documents may be any."""
-        items = sum(math.prod(picked_shape(box, wish.steps)) for box in wish.boxes)
-        nbytes = items * self._dtype(wish.leaf).itemsize
+    def _require_there(self, place: int, request: ReadRequest, covering: dict[int, list[int]], *, keep: bool) -> None:
+        """Look at the files that a request takes before memory is taken for it: sizes in documents may be any."""
+        items = sum(math.prod(picked_shape(box, request.steps)) for box in request.boxes)
+        nbytes = items * self._dtype(request.leaf).itemsize
         if nbytes < _CAREFUL_BYTES and self._files.branch.verified:
             return
         for chunk in covering:
@@ -171,10 +171,10 @@ class BranchArrays:
 
     # ---------------------------------------------------------------------------------------------------------- small
 
-    def _together(self, small: Sequence[tuple[int, SmallFile, Wish]]) -> list[Job]:
+    def _together(self, small: Sequence[tuple[int, SmallFile, ReadRequest]]) -> list[Job]:
         """Return jobs that each read some small leaves."""
         jobs: list[Job] = []
-        group: list[tuple[int, SmallFile, Wish]] = []
+        group: list[tuple[int, SmallFile, ReadRequest]] = []
         held = 0
         for one in small:
             group.append(one)
@@ -186,14 +186,14 @@ class BranchArrays:
             jobs.append(functools.partial(self._fill_small, group, held))
         return jobs
 
-    def _fill_small(self, group: Sequence[tuple[int, SmallFile, Wish]], held: int) -> int:
+    def _fill_small(self, group: Sequence[tuple[int, SmallFile, ReadRequest]], held: int) -> int:
         arrays = self._files.branch.arrays
         contents = self._files.small_contents([(place, small) for place, small, _ in group])
         room = aligned_bytes(held).data
         at = 0
-        for (place, small, wish), data in zip(group, contents, strict=True):
+        for (place, small, request), data in zip(group, contents, strict=True):
             zarr = arrays[place]
-            array = np.ndarray(zarr.shape, self._dtype(wish.leaf), room, at)
+            array = np.ndarray(zarr.shape, self._dtype(request.leaf), room, at)
             if data is None:
                 self._files.require_described(place)
                 read_chunk(self._files, place, 0, array)
@@ -202,7 +202,7 @@ class BranchArrays:
             else:
                 with name_leaf(self._files.keys[place], self._files.shown_chunk(place, 0)):
                     decode(zarr, io.BytesIO(data).read, len(data), view_as_stored(zarr, array))
-            wish.arrays = [array]
+            request.arrays = [array]
             at = _aligned(at + small.nbytes)
         return sum(small.nbytes for _, small, _ in group)
 
@@ -286,17 +286,17 @@ class LeavesArrays:
     def check_files(self) -> None:
         """Nothing is left to check: reading a leaf looks at all files that it has, of which an empty one has one."""
 
-    def read(self, wishes: Sequence[Wish], progress: Progress | None = None) -> None:
-        """Fill ``arrays`` of every wish.
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request.
 
         Raises:
             Corrupt: a file is missing, cut short, too long, or its bytes are not those that were saved.
             StoreFailed: the system refuses.
         """
         small, shared = Work(), Work()
-        by_branch: dict[int, list[Wish]] = {}
-        for wish in wishes:
-            by_branch.setdefault(self._number_of_branch(wish.leaf), []).append(wish)
+        by_branch: dict[int, list[ReadRequest]] = {}
+        for request in requests:
+            by_branch.setdefault(self._number_of_branch(request.leaf), []).append(request)
         with self._open:
             for number, some in by_branch.items():
                 self._branches[number].plan(some, small, shared)

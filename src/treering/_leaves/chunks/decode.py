@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes
-from treering._arrays.incoming import Wish
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Job
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
 from treering._codec.zarr_chunks import decode
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 256 << 10
 
 
-def find_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
+def find_chunks(zarr: ZarrArray, request: ReadRequest) -> dict[int, list[int]]:
     """Return the chunks that hold wanted items, in their order, each with the numbers of the boxes that want some.
 
     Example:
         >>> layout = ZarrArray(shape=(4, 6), chunks=(2, 3), dtype="int8")
-        >>> covering_chunks(layout, Wish(0, [((1, 3), (0, 2)), ((0, 1), (0, 6))]))
+        >>> covering_chunks(layout, ReadRequest(0, [((1, 3), (0, 2)), ((0, 1), (0, 6))]))
         {0: [0, 1], 1: [1], 2: [0]}
     """
     grid = grid_of(zarr)
     found: dict[int, list[int]] = {}
-    for number, box in enumerate(wish.boxes):
+    for number, box in enumerate(request.boxes):
         if not size_of(box):
             continue
         sides = [
             range(start // chunk, (stop - 1) // chunk + 1)
             if step <= chunk
             else [place // chunk for place in range(start, stop, step)]
-            for (start, stop), chunk, step in zip(box, zarr.chunks, wish.steps or (1,) * len(box), strict=True)
+            for (start, stop), chunk, step in zip(box, zarr.chunks, request.steps or (1,) * len(box), strict=True)
         ]
         for place in itertools.product(*sides):
             chunk = 0
@@ -61,46 +61,46 @@ def find_chunks(zarr: ZarrArray, wish: Wish) -> dict[int, list[int]]:
 
 
 def plan_decoding(
-    files: BranchFiles, leaf: int, wish: Wish, covering: dict[int, list[int]], dtype: np.dtype[Any]
+    files: BranchFiles, leaf: int, request: ReadRequest, covering: dict[int, list[int]], dtype: np.dtype[Any]
 ) -> list[tuple[int, Job]]:
-    """Allocate the arrays of a wish; return a job for each chunk that it takes, with the bytes that it counts.
+    """Allocate the arrays of a request; return a job for each chunk that it takes, with the bytes that it counts.
 
     Args:
         files: of the leaf's branch.
         leaf: its number among the stored leaves of the branch.
-        wish: what is wanted.
+        request: what is wanted.
         covering: what `find_chunks` gave.
         dtype: of the arrays.
     """
     zarr = files.branch.arrays[leaf]
-    one_room = _allocate_whole(zarr, wish, dtype)
+    one_room = _allocate_whole(zarr, request, dtype)
     if one_room is not None:
         straight = functools.partial(_read_straight, files, leaf, 0, one_room)
         return [(one_room.nbytes, straight)]
-    wish.arrays = [_allocate(picked_shape(box, wish.steps), dtype) for box in wish.boxes]
+    request.arrays = [_allocate(picked_shape(box, request.steps), dtype) for box in request.boxes]
     jobs: list[tuple[int, Job]] = []
     for chunk, boxes in covering.items():
-        nbytes = sum(_common_bytes(zarr, chunk, wish, number, dtype) for number in boxes)
-        whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and wish.boxes[boxes[0]] == chunk_box(zarr, chunk)
-        if whole_box and wish.steps is None:
-            jobs.append((nbytes, functools.partial(_read_straight, files, leaf, chunk, wish.arrays[boxes[0]])))
+        nbytes = sum(_common_bytes(zarr, chunk, request, number, dtype) for number in boxes)
+        whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and request.boxes[boxes[0]] == chunk_box(zarr, chunk)
+        if whole_box and request.steps is None:
+            jobs.append((nbytes, functools.partial(_read_straight, files, leaf, chunk, request.arrays[boxes[0]])))
         else:
-            jobs.append((nbytes, functools.partial(_cut_out, files, leaf, chunk, wish, boxes)))
+            jobs.append((nbytes, functools.partial(_cut_out, files, leaf, chunk, request, boxes)))
     return jobs
 
 
-def _allocate_whole(zarr: ZarrArray, wish: Wish, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def _allocate_whole(zarr: ZarrArray, request: ReadRequest, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """Return memory for a leaf that is one chunk, of which the boxes are runs: they become views of it."""
-    if zarr.chunks != zarr.shape or len(wish.boxes) == 1:
+    if zarr.chunks != zarr.shape or len(request.boxes) == 1:
         return None
-    runs = [flat_range(box, zarr.shape) for box in wish.boxes]
+    runs = [flat_range(box, zarr.shape) for box in request.boxes]
     found = sorted(run for run in runs if run is not None)
     if len(found) < len(runs) or sum(stop - start for start, stop in found) != size_of(whole(zarr.shape)):
         return None
     if any(a[1] != b[0] or b[0] * dtype.itemsize % ALIGNMENT for a, b in itertools.pairwise(found)):
         return None
     room = _allocate(zarr.shape, dtype)
-    wish.arrays = [room[slices(box)] for box in wish.boxes]
+    request.arrays = [room[slices(box)] for box in request.boxes]
     return room
 
 
@@ -109,18 +109,18 @@ def _read_straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]
     return into.nbytes
 
 
-def _cut_out(files: BranchFiles, leaf: int, chunk: int, wish: Wish, boxes: Sequence[int]) -> int:
+def _cut_out(files: BranchFiles, leaf: int, chunk: int, request: ReadRequest, boxes: Sequence[int]) -> int:
     """Read a chunk beside the arrays and copy from it what they want."""
     zarr = files.branch.arrays[leaf]
-    full = _allocate(zarr.chunks, wish.arrays[boxes[0]].dtype)
+    full = _allocate(zarr.chunks, request.arrays[boxes[0]].dtype)
     read_chunk(files, leaf, chunk, full)
     here = chunk_box(zarr, chunk)
     nbytes = 0
     for number in boxes:
-        found = pick_overlap(here, wish.boxes[number], wish.steps)
+        found = pick_overlap(here, request.boxes[number], request.steps)
         if found is not None:
             part = full[found[1]]
-            wish.arrays[number][slices(found[0])] = part
+            request.arrays[number][slices(found[0])] = part
             nbytes += part.nbytes
     return nbytes
 
@@ -189,8 +189,8 @@ def _mismatch_error(found: array[int], wanted: array[int], start: int, block: in
     return Corrupt(f"{where} have the checksum {found[number]:016x} instead of {wanted[number]:016x}")
 
 
-def _common_bytes(zarr: ZarrArray, chunk: int, wish: Wish, number: int, dtype: np.dtype[Any]) -> int:
-    found = pick_overlap(chunk_box(zarr, chunk), wish.boxes[number], wish.steps)
+def _common_bytes(zarr: ZarrArray, chunk: int, request: ReadRequest, number: int, dtype: np.dtype[Any]) -> int:
+    found = pick_overlap(chunk_box(zarr, chunk), request.boxes[number], request.steps)
     return 0 if found is None else size_of(found[0]) * dtype.itemsize
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treering._arrays.buffers import aligned_bytes
-from treering._arrays.outgoing import Source
-from treering._arrays.parted import Parted, to_host
+from treering._arrays.outgoing import HeldBox
+from treering._arrays.parted import BoxedArray, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.zarr import ZarrArray, chunk_box
 from treering._values.boxes import Box, contains, intersection, relative, shape_of, slices
@@ -29,12 +29,12 @@ class LeafPieces:
 
     Example:
         >>> layout = ZarrArray(shape=(3,), chunks=(2,), dtype="int8")
-        >>> pieces = LeafPieces(layout, [Source(((0, 3),), np.array([1, 2, 3], np.int8))])
+        >>> pieces = LeafPieces(layout, [HeldBox(((0, 3),), np.array([1, 2, 3], np.int8))])
         >>> pieces.chunk(0), list(b"".join(pieces.chunk(1).blocks(0, 2)))
         (array([1, 2], dtype=int8), [3, 0])
     """
 
-    def __init__(self, array: ZarrArray, sources: Sequence[Source]) -> None:
+    def __init__(self, array: ZarrArray, sources: Sequence[HeldBox]) -> None:
         self._array = array
         self._sources = sources
         self._by_box = {source.box: source for source in sources}
@@ -58,9 +58,9 @@ class LeafPieces:
             if intersection(source.box, box) is not None
         ]
         dtype = parts[0][1].dtype
-        return Parted(self._array.chunks, [*parts, *_padding(shape_of(box), self._array.chunks, dtype)])
+        return BoxedArray(self._array.chunks, [*parts, *_padding(shape_of(box), self._array.chunks, dtype)])
 
-    def _host(self, source: Source) -> NDArray[Any]:
+    def _host(self, source: HeldBox) -> NDArray[Any]:
         """Fetch a shard once for all chunks that are cut out of it; on CPU it is a view."""
         with self._lock:
             host = self._hosts.get(source.box)
@@ -99,7 +99,7 @@ def to_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
     if known is None:
         raise AssertionError(f"{array.dtype} was planned to be stored")
     dtype = numpy_dtype(known)
-    host = chunk if isinstance(chunk, Parted) else to_host(chunk)
+    host = chunk if isinstance(chunk, BoxedArray) else to_host(chunk)
     if (
         isinstance(host, np.ndarray)
         and array.compressor is None
@@ -109,7 +109,7 @@ def to_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
         return host.reshape(-1).view(dtype).reshape(array.chunks)
     room = aligned_bytes(host.nbytes)
     at = 0
-    for piece in host.blocks(0, host.size) if isinstance(host, Parted) else wire_blocks(host, 0, host.size):
+    for piece in host.blocks(0, host.size) if isinstance(host, BoxedArray) else wire_blocks(host, 0, host.size):
         room[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
     return room.view(dtype).reshape(array.chunks)

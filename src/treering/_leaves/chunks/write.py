@@ -13,7 +13,7 @@ from typing import Any, Final
 import xxhash
 
 from treering._arrays.jobs import Progress, Tally, Work, run_all
-from treering._arrays.outgoing import Outgoing, Source, checked_bytes
+from treering._arrays.outgoing import DescribedLeaves, HeldBox, read_checked
 from treering._arrays.parted import to_host
 from treering._codec.array_bytes import holds_wire_bytes
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
@@ -71,7 +71,7 @@ class WrittenLeaf:
     __slots__ = ("checksums", "folder", "form", "head", "numbers", "sizes", "sources")
 
     def __init__(
-        self, folder: str, form: WriteForm, sources: Sequence[Source], numbers: Sequence[int], *, headed: bool
+        self, folder: str, form: WriteForm, sources: Sequence[HeldBox], numbers: Sequence[int], *, headed: bool
     ) -> None:
         self.folder = folder
         self.form = form
@@ -106,7 +106,7 @@ class WriteShare:
 def write_leaves(
     staged: StagedFiles,
     folders: Sequence[str],
-    leaves: Outgoing,
+    leaves: DescribedLeaves,
     arrays: Sequence[ZarrArray],
     *,
     progress: Progress | None = None,
@@ -188,7 +188,7 @@ def _whole_bytes(data: Any, form: WriteForm) -> bytes:
     host = to_host(data)
     if holds_wire_bytes(host.dtype):
         return host.tobytes()
-    return b"".join(checked_bytes(host, form.block, array("Q", bytes(8)), 0))
+    return b"".join(read_checked(host, form.block, array("Q", bytes(8)), 0))
 
 
 def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
@@ -267,7 +267,7 @@ class _Raw(_Large):
 
     def _content(self, place: int, number: int) -> Iterator[bytes | memoryview]:
         data = self._pieces.chunk(number)
-        for piece in checked_bytes(data, self._form.block, self._checksums, place * self._blocks):
+        for piece in read_checked(data, self._form.block, self._checksums, place * self._blocks):
             yield piece
             self._tally.add(len(piece))
 
