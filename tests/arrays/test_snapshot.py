@@ -120,9 +120,7 @@ def test_a_key_and_its_data_survive_donation() -> None:
 
 def test_no_array_of_a_device_is_held_after_the_snapshot_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "is_view", lambda _: False)
-    monkeypatch.setattr(
-        snapshot._HostCopy, "arrived", lambda coming: np.array(coming._handle)
-    )  # on CPU numpy has views
+    monkeypatch.setattr(snapshot._HostCopy, "wait", lambda coming: np.array(coming._handle))  # on CPU numpy has views
     array = jnp.arange(1 << 16)
     alive = weakref.ref(array)
     plan = plan_tree({"w": array}).snapshot()
@@ -167,8 +165,8 @@ class FakeDevice:
                 self.array = array
                 fake.calls.append(("begun", self.number))
 
-            def arrived(self) -> Any:
-                fake.calls.append(("arrived", self.number))
+            def wait(self) -> Any:
+                fake.calls.append(("wait", self.number))
                 return np.array(self.array)
 
         monkeypatch.setattr(snapshot, "is_view", lambda _: False)
@@ -180,8 +178,8 @@ def test_elsewhere_all_copies_are_begun_before_the_first_is_waited_for(monkeypat
     tree = {"a": jnp.arange(5), "b": spread_over_devices((64, 32), "float32", "x", "y"), "c": np.arange(3), "d": 1}
     wanted = bytes_of(described(tree))
     held = snapshot.snapshot(described(tree))
-    assert [what for what, _ in fake.calls] == ["begun"] * 9 + ["arrived"] * 9
-    assert sorted(number for what, number in fake.calls if what == "arrived") == list(range(9))
+    assert [what for what, _ in fake.calls] == ["begun"] * 9 + ["wait"] * 9
+    assert sorted(number for what, number in fake.calls if what == "wait") == list(range(9))
     assert bytes_of(held) == wanted
 
 
@@ -190,7 +188,7 @@ def test_elsewhere_only_what_this_process_writes_is_fetched(monkeypatch: pytest.
     leaves = described({"a": jnp.arange(5), "b": spread_over_devices((64, 32), "float32", "x"), "c": np.arange(3)})
     boxes = [source.box for source in leaves.sources[1]]
     held = snapshot.snapshot(leaves, [(1, boxes[2])])
-    assert fake.calls == [("begun", 0), ("arrived", 0)]
+    assert fake.calls == [("begun", 0), ("wait", 0)]
     assert [source.box for source in held.sources[1]] == boxes
     assert [source.data is not None for source in held.sources[1]] == [False, False, True, False]
     assert held.sources[0][0].data is None

@@ -143,7 +143,7 @@ def test_a_note_that_is_none_counts_as_the_users(change: dict[str, Any]) -> None
 
 
 def signed(steps: Any, **members: Any) -> bytes:
-    return FORM.encoded([*({"keep": None, "save_every": None} | members).items(), ("steps", steps)])
+    return FORM.encode([*({"keep": None, "save_every": None} | members).items(), ("steps", steps)])
 
 
 def node(**change: Any) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def node(**change: Any) -> dict[str, Any]:
         signed([node(step=2), node(step=1)]),
         signed([], keep=3),
         signed([], save_every=["a"]),
-        FORM.encoded([("keep", None)]),
+        FORM.encode([("keep", None)]),
     ],
     ids=range(22),
 )
@@ -185,7 +185,7 @@ def test_a_document_that_contradicts_itself_is_corrupt(data: bytes) -> None:
 
 
 def test_a_newer_document_is_said_to_be_one() -> None:
-    newer = dataclasses.replace(FORM, version=2).encoded([("keep", None), ("steps", [])])
+    newer = dataclasses.replace(FORM, version=2).encode([("keep", None), ("steps", [])])
     with pytest.raises(Format, match="newer"):
         parse_run(newer)
 

@@ -14,7 +14,7 @@ from treering._format.signed import SignedForm
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 FORM = SignedForm(member="note", version=2, name="the note", hint="write it again")
-DATA = FORM.encoded([("a", [1, 2]), ("b", {"c": "é"})])
+DATA = FORM.encode([("a", [1, 2]), ("b", {"c": "é"})])
 
 
 def test_a_member_a_line() -> None:
@@ -32,11 +32,11 @@ def test_every_byte_counts(place: int) -> None:
 
 
 def test_another_version_is_whole_but_not_read() -> None:
-    newer = SignedForm(member="note", version=3, name="the note", hint="").encoded([("a", 1)])
+    newer = SignedForm(member="note", version=3, name="the note", hint="").encode([("a", 1)])
     assert FORM.is_whole(newer)
     with pytest.raises(Format, match="the note is of version 3; this treering reads version 2"):
         FORM.read(newer, lambda document: document)
-    other = SignedForm(member="letter", version=2, name="the letter", hint="").encoded([])
+    other = SignedForm(member="letter", version=2, name="the letter", hint="").encode([])
     assert not FORM.is_whole(other)
 
 

@@ -198,7 +198,7 @@ def _readers(parts: Parts) -> set[int]:
 def test_where_other_places_tear_other_blocks_the_first_ones_are_kept() -> None:
     parts = Parts(axis=0, length=8, rows=4, owners=(0, 0, 1, 2))
     turns = Turns(3)
-    assert [turns.turned(parts, 8).first for _ in range(4)] == [0, 0, 0, 0]
+    assert [turns.assign(parts, 8).first for _ in range(4)] == [0, 0, 0, 0]
 
 
 def test_parts_of_every_place_tile_the_leaf() -> None:

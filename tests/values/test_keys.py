@@ -119,4 +119,4 @@ def test_globs_together_match_what_each_matches(texts: list[str], path: list[str
     state = together.start
     for part in path:
         state = together.step(state, part)
-    assert sorted(together.accepted(state)) == [number for number, glob in enumerate(globs) if glob.matches(path)]
+    assert sorted(together.iter_accepted(state)) == [number for number, glob in enumerate(globs) if glob.matches(path)]

@@ -55,7 +55,7 @@ class SmallRoom:
     """Keeps small runs of bytes at multiples of 64 bytes, many in one allocation, read-only once they are there.
 
     Example:
-        >>> buffer, start = SmallRoom().kept(b"abc")
+        >>> buffer, start = SmallRoom().keep(b"abc")
         >>> bytes(buffer[start : start + 3]), buffer.readonly
         (b'abc', True)
     """
@@ -68,7 +68,7 @@ class SmallRoom:
         self._shown = self._room.toreadonly()
         self._used = 0
 
-    def kept(self, data: bytes) -> tuple[memoryview, int]:
+    def keep(self, data: bytes) -> tuple[memoryview, int]:
         """Copy up to ``SMALL_BYTES`` bytes; return a read-only buffer and where in it they start."""
         start = self._used
         end = start + len(data)

@@ -159,7 +159,8 @@ class StoredArrays:
         if self._mapped and self._all_lie_ready(request, chunks):
             request.arrays = [self._view(self._owner(box, chunks), dtype, box) for box in request.boxes]
             runs = [
-                _Run(self._owner(box, chunks), 0, _bytes_of(a)) for box, a in zip(request.boxes, request.arrays, strict=True)
+                _Run(self._owner(box, chunks), 0, _bytes_of(a))
+                for box, a in zip(request.boxes, request.arrays, strict=True)
             ]
             jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
             return sum(len(run.into) for run in runs)
@@ -295,7 +296,11 @@ class StoredArrays:
 
     def _all_lie_ready(self, request: ReadRequest, chunks: Sequence[int]) -> bool:
         stored = {self.index.box_of(chunk) for chunk in chunks}
-        return request.steps is None and all(box in stored for box in request.boxes) and box_sums.size_of(request.boxes[0]) > 0
+        return (
+            request.steps is None
+            and all(box in stored for box in request.boxes)
+            and box_sums.size_of(request.boxes[0]) > 0
+        )
 
     def _owner(self, box: Box, chunks: Sequence[int]) -> int:
         return next(chunk for chunk in chunks if self.index.box_of(chunk) == box)

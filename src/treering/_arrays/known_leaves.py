@@ -121,10 +121,10 @@ class KnownLeaves:
         >>> from treering._tree.flatten import flatten
         >>> flat = flatten({"w": np.zeros(3), "step": 1})
         >>> known = KnownLeaves(flat, describe_leaves(flat), ALONE)
-        >>> again = known.described([np.ones(3), 2])
+        >>> again = known.describe([np.ones(3), 2])
         >>> again.data_of(0, None), again.values
         (array([1., 1., 1.]), {1: 2})
-        >>> known.described([np.ones(4), 2]) is None
+        >>> known.describe([np.ones(4), 2]) is None
         True
     """
 
@@ -155,7 +155,7 @@ class KnownLeaves:
                 take = operator.itemgetter(*numbers, numbers[0])  # of two and more it makes a tuple
                 self._columns.append((take, column(take(flat.leaves))))
 
-    def described(self, leaves: Sequence[Any]) -> DescribedLeaves | None:
+    def describe(self, leaves: Sequence[Any]) -> DescribedLeaves | None:
         """Describe leaves of the same kinds, in the same order; None where one of them is not alike.
 
         Args:
@@ -178,7 +178,7 @@ class KnownLeaves:
         describe = Describer(self.processes)
         types: list[int] = []
         for number, kind, _ in self._anew:
-            found_type, sources[number], _ = describe.stored(kind, leaves[number])
+            found_type, sources[number], _ = describe.describe(kind, leaves[number])
             types.append(found_type)
         found_types = tuple(describe.numbers)
         return all(found_types[found] == row[2] for found, row in zip(types, self._anew, strict=True))

@@ -116,7 +116,7 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
             if kind in ARRAY_KINDS or is_large(kind, leaf):
-                leaf_type, sources[number], held = describe.stored(kind, leaf)
+                leaf_type, sources[number], held = describe.describe(kind, leaf)
                 if held is not None:
                     spread[number] = held
             else:
@@ -173,7 +173,7 @@ class Describer:
         """Return the number of a type."""
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
-    def stored(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
+    def describe(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
         """Return the number of a leaf's type, its boxes that are here, and who holds each if it lies over processes.
 
         Raises:
@@ -187,7 +187,7 @@ class Describer:
             leaf = np.frombuffer(bytes(leaf), np.uint8)
         elif kind == "numpy scalar":
             leaf = np.asarray(leaf)
-        number = self._typed(kind, leaf.dtype, leaf.shape, None, None)
+        number = self._number_type(kind, leaf.dtype, leaf.shape, None, None)
         return number, (HeldBox(whole(leaf.shape), leaf),), None
 
     def _jax(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
@@ -196,10 +196,10 @@ class Describer:
         if kind == "key":
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
-        number = self._typed(kind, leaf.dtype, leaf.shape, leaf.sharding, impl)
+        number = self._number_type(kind, leaf.dtype, leaf.shape, leaf.sharding, impl)
         held = self._held_by(leaf)
         if held is not None:
-            return number, self._own(leaf), held
+            return number, self._own_boxes(leaf), held
         # An array of no items may be spread out all the same, in boxes of nothing.
         if leaf.is_fully_replicated or not leaf.size:
             return number, (HeldBox(whole(leaf.shape), leaf),), None
@@ -222,7 +222,7 @@ class Describer:
         # Plans take leaves of one tuple together, and all processes have to see the same ones as one.
         return self._equal.setdefault(held, held)
 
-    def _own(self, leaf: jax.Array) -> tuple[HeldBox, ...]:
+    def _own_boxes(self, leaf: jax.Array) -> tuple[HeldBox, ...]:
         """Return the distinct boxes of a spread array that this process holds."""
         held: dict[Box, Any] = {}
         for shard in leaf.addressable_shards:
@@ -231,7 +231,7 @@ class Describer:
                 held.setdefault(box, shard.data)
         return tuple(HeldBox(box, held[box]) for box in sorted(held))
 
-    def _typed(self, kind: str, dtype: Any, shape: tuple[int, ...], sharding: Any, impl: str | None) -> int:
+    def _number_type(self, kind: str, dtype: Any, shape: tuple[int, ...], sharding: Any, impl: str | None) -> int:
         fast = (kind, dtype, shape, sharding, impl)
         number = self._known.get(fast)
         if number is None:

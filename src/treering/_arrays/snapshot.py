@@ -55,7 +55,7 @@ def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> De
         for _, data in parts:
             taking.begin(data, kind)
     sources = {
-        number: tuple([HeldBox(box, taking.fixed(data, kind)) for box, data in parts]) for number, kind, parts in chosen
+        number: tuple([HeldBox(box, taking.hold(data, kind)) for box, data in parts]) for number, kind, parts in chosen
     }
     return dataclasses.replace(leaves, sources=sources, values=_copy_values(leaves))
 
@@ -104,14 +104,14 @@ class _HostCopies:
         if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
             self._coming[id(data)] = _HostCopy(data)
 
-    def fixed(self, data: Any, kind: int) -> NDArray[Any] | None:
+    def hold(self, data: Any, kind: int) -> NDArray[Any] | None:
         """Return a host array that nobody else writes into, of what was begun."""
         host: NDArray[Any]
         if data is None:
             return None
         coming = self._coming.get(id(data))
         if coming is not None:
-            return coming.arrived()
+            return coming.wait()
         if isinstance(data, jax.Array):
             host = np.asarray(data)
             return host if views_survive() else host.copy()
@@ -143,7 +143,7 @@ class _HostCopy:
             held.copy_to_host_async()
         self._handle = held
 
-    def arrived(self) -> NDArray[Any]:
+    def wait(self) -> NDArray[Any]:
         """Wait for the copy."""
         with jax.transfer_guard_device_to_host("allow"):
             host: NDArray[Any] = np.asarray(self._handle)

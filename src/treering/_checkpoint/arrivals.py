@@ -38,7 +38,9 @@ def plan_deliveries(
             request = request_for(match.leaf, shape, sharding)
             nbytes = by_type[index.leaf_types[match.leaf]]
             dtype = None if request.boxes else source.dtype_of(match.leaf)
-            deliveries.append(Delivery(number, index.keys[match.leaf], request, shape, nbytes, match.fit, sharding, dtype))
+            deliveries.append(
+                Delivery(number, index.keys[match.leaf], request, shape, nbytes, match.fit, sharding, dtype)
+            )
         else:
             result[number] = convert_value(index.values[match.leaf], match.fit, sharding, index.keys[match.leaf])
     return result, deliveries

@@ -179,7 +179,7 @@ class _Entry:
         found = self._structure.leaves(tree)
         if found is None or (processes is None and this_processes(found) != self._leaves.processes):
             return None
-        leaves = self._leaves.described(found)
+        leaves = self._leaves.describe(found)
         if leaves is None:
             return None
         known = self._flat

@@ -88,7 +88,7 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
     Raises:
         Unsupported: the metadata, or a key or static field of the structure, has no form in it.
     """
-    return (_EMBEDDED_FORM if embedded else _FORM).encoded(_members(index))
+    return (_EMBEDDED_FORM if embedded else _FORM).encode(_members(index))
 
 
 def _members(index: Index) -> Iterator[tuple[str, Any]]:

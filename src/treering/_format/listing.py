@@ -60,7 +60,7 @@ class _Open:
     children: list[Any]
     """The children so far."""
 
-    def closed(self) -> Any:
+    def close(self) -> Any:
         head, children = self.head, self.children
         if head.node == "list":
             return children
@@ -93,7 +93,7 @@ def _tree(index: Index, leaves: Iterator[Any]) -> Any:
             count -= taken
             if not stack or len(into) < len(stack[-1].head.keys):
                 break
-            node = stack.pop().closed()
+            node = stack.pop().close()
             (stack[-1].children if stack else done).append(node)
         if count:
             raise Corrupt("the structure has more leaves than its containers hold")
@@ -198,7 +198,7 @@ class _Records:
     def scalar(self, shape: tuple[int, ...], dtype: Dtype, offset: int) -> LeafRecord:
         return _array_record("numpy scalar", shape, dtype, offset)
 
-    def chunked(self, parts: ChunkedArray) -> LeafRecord:
+    def join_chunks(self, parts: ChunkedArray) -> LeafRecord:
         first: LeafRecord = parts.parts[0]
         places = tuple((part.offset, part.nbytes) for part in parts.parts)
         return LeafRecord(

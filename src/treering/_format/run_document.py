@@ -176,7 +176,7 @@ def encode_run(document: RunDocument, texts: Iterable[str] | None = None) -> byt
     """
     steps = ",".join(map(record_text, document.steps) if texts is None else texts)
     members = (("keep", json_text(document.keep)), ("save_every", json_text(document.save_every)))
-    return _FORM.encoded_texts((*members, ("steps", f"[{steps}]")))
+    return _FORM.encode_texts((*members, ("steps", f"[{steps}]")))
 
 
 def record_text(record: StepRecord) -> str:
@@ -334,7 +334,7 @@ def encode_left(document: LeftDocument) -> bytes:
         "mark": "0000000000000000",
         "left": [{"step":5,"attempt":"ffffffffffffffff"},{"step":7,"attempt":null}]}
     """
-    return _LEFT_FORM.encoded(_left_members(document))
+    return _LEFT_FORM.encode(_left_members(document))
 
 
 def parse_left(data: bytes) -> LeftDocument:

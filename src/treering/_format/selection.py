@@ -168,7 +168,7 @@ def _walk(structure: Sequence[Token], globs: Sequence[Glob]) -> list[_Node]:
     leaf = 0
     for number, (parent, part, token) in enumerate(_places(structure)):
         state = together.start if parent < 0 else together.step(states[parent], part)
-        places.append(_Node(parent, part, token, leaf, tuple(together.accepted(state))))
+        places.append(_Node(parent, part, token, leaf, tuple(together.iter_accepted(state))))
         if token == _LEAF:
             leaf += 1
         else:

@@ -26,7 +26,7 @@ class SignedForm:
 
     Example:
         >>> form = SignedForm(member="note", version=1, name="the note", hint="write it again")
-        >>> data = form.encoded([("text", "tree"), ("number", 7)])
+        >>> data = form.encode([("text", "tree"), ("number", 7)])
         >>> print(data.decode(), end="")
         {"note": 1, "digest": "xxh3-128:e26dc71b8e95c6027990d86998e3afe5",
         "text": "tree",
@@ -48,11 +48,11 @@ class SignedForm:
     hint: str
     """What to do about a damaged one."""
 
-    def encoded(self, members: Iterable[tuple[str, Any]]) -> bytes:
+    def encode(self, members: Iterable[tuple[str, Any]]) -> bytes:
         """Return a document of these members."""
-        return self.encoded_texts((name, json_text(value)) for name, value in members)
+        return self.encode_texts((name, json_text(value)) for name, value in members)
 
-    def encoded_texts(self, members: Iterable[tuple[str, str]]) -> bytes:
+    def encode_texts(self, members: Iterable[tuple[str, str]]) -> bytes:
         """Return a document of members whose values are compact JSON already."""
         lines = [f'"{name}": {text}' for name, text in members]
         head, body = f'{{"{self.member}": {self.version}, "digest": "', '",\n' + ",\n".join(lines) + "}\n"
@@ -66,7 +66,7 @@ class SignedForm:
             Format: a newer version wrote it.
             Unsupported: ``read`` finds something in it that this version does not know.
         """
-        document = self._parsed(data)
+        document = self._parse(data)
         try:
             return read(document)
         except Corrupt as error:
@@ -86,7 +86,7 @@ class SignedForm:
     def _first_line(self, data: bytes) -> re.Match[bytes] | None:
         return re.match((_FIRST_LINE % re.escape(self.member)).encode(), data)
 
-    def _parsed(self, data: bytes) -> Any:
+    def _parse(self, data: bytes) -> Any:
         first = self._first_line(data)
         if first is None or not _is_right(first, data):
             other = re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)

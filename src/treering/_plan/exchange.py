@@ -244,7 +244,7 @@ class Turns:
     Example:
         >>> turns = Turns(3)
         >>> small = Parts(axis=0, length=4, rows=4, owners=(0, 1, 2))
-        >>> [turns.turned(small, 16).first for _ in range(4)]
+        >>> [turns.assign(small, 16).first for _ in range(4)]
         [0, 1, 2, 0]
     """
 
@@ -253,7 +253,7 @@ class Turns:
         self._least = [(0, process) for process in range(processes)]
         self._places: dict[int, tuple[tuple[int, ...], dict[int, int]]] = {}
 
-    def turned(self, parts: Parts, row_bytes: int) -> Parts:
+    def assign(self, parts: Parts, row_bytes: int) -> Parts:
         """Return the parts in the places where they are read by whoever is next.
 
         Args:

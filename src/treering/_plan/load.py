@@ -172,7 +172,7 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
             plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted, leaf.grid)
         if plan.parts is not None:
             row_bytes = math.prod(leaf.shape) * leaf.itemsize // plan.parts.length
-            parts = turns.turned(plan.parts, row_bytes)
+            parts = turns.assign(plan.parts, row_bytes)
             plan = plan if parts is plan.parts else dataclasses.replace(plan, parts=parts)
         plans.append(plan)
     return plans
@@ -212,7 +212,7 @@ class _Chunks:
             for sides, side in zip(self._sides, chunk.box, strict=True):
                 sides[side] = sides.get(side, 0) | 1 << number
 
-    def meeting(self, box: Box) -> Iterator[int]:
+    def find_overlapping(self, box: Box) -> Iterator[int]:
         """Yield the numbers of the chunks that hold an item of the box, ascending."""
         if not size_of(box):
             return
@@ -233,7 +233,7 @@ class _Chunks:
         """Yield what must be read to get some boxes, in the order of the chunks."""
         goals: dict[int, list[tuple[int, Box]]] = {}
         for target, box in enumerate(boxes):
-            for number in self.meeting(box):
+            for number in self.find_overlapping(box):
                 common = intersection(self._chunks[number].box, box)
                 if common is not None:
                     goals.setdefault(number, []).append((target, common))

@@ -157,7 +157,7 @@ class GlobSet:
     Example:
         >>> globs = GlobSet([Glob.parse("params/a"), Glob.parse("**/b"), Glob.parse("params")])
         >>> below = globs.step(globs.start, "params")
-        >>> sorted(globs.accepted(below)), sorted(globs.accepted(globs.step(below, "b")))
+        >>> sorted(globs.iter_accepted(below)), sorted(globs.iter_accepted(globs.step(below, "b")))
         ([2], [1])
     """
 
@@ -166,7 +166,7 @@ class GlobSet:
         for number, glob in enumerate(globs):
             place = root
             for pieces in glob.parts:
-                place = place.following(pieces)
+                place = place.advance(pieces)
             place.ends.append(number)
         self.start: tuple[_GlobPlace, ...] = _with_skips([root])
         """The state at the root, before any part."""
@@ -183,7 +183,7 @@ class GlobSet:
             reached += [after for pieces, after in place.patterns.items() if _matches_part(pieces, part)]
         return _with_skips(reached) if reached else ()
 
-    def accepted(self, state: tuple[_GlobPlace, ...]) -> Iterator[int]:
+    def iter_accepted(self, state: tuple[_GlobPlace, ...]) -> Iterator[int]:
         """Yield the numbers of the patterns that the path which led to ``state`` matches."""
         for place in state:
             yield from place.ends
@@ -204,7 +204,7 @@ class _GlobPlace:
         self.ends: list[int] = []
         """Numbers of the patterns that end here."""
 
-    def following(self, pieces: tuple[str, ...] | None) -> _GlobPlace:
+    def advance(self, pieces: tuple[str, ...] | None) -> _GlobPlace:
         """Return the place behind one part of a pattern."""
         if pieces is None:
             self.skip = self.skip or _GlobPlace(stays=True)

@@ -51,7 +51,7 @@ class PlannedArrays:
             count *= length
         nbytes = count * dtype.itemsize
         if nbytes <= SMALL_BYTES and at + nbytes <= len(data):
-            return np.ndarray(shape, dtype, *self._small.kept(data[at : at + nbytes]))
+            return np.ndarray(shape, dtype, *self._small.keep(data[at : at + nbytes]))
         raw = aligned_bytes(nbytes)
         result = np.ndarray(shape, dtype, raw)
         self._jobs[id(result)] = (offset, raw)
@@ -62,7 +62,7 @@ class PlannedArrays:
         """Return the numpy scalar at ``offset``, read now."""
         return np.ndarray(shape, dtype, self._read(offset, dtype.itemsize))[()]
 
-    def chunked(self, parts: ChunkedArray) -> NDArray[Any]:
+    def join_chunks(self, parts: ChunkedArray) -> NDArray[Any]:
         """Return one array whose pieces are read straight into their places."""
         first: NDArray[Any] = parts.parts[0]
         itemsize = first.dtype.itemsize

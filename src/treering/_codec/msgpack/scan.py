@@ -63,7 +63,7 @@ class LeafBuilder(Protocol):
     def scalar(self, shape: tuple[int, ...], dtype: Any, offset: int) -> object:
         """Return the numpy scalar whose bytes start at ``offset``; ``shape`` is ()."""
 
-    def chunked(self, parts: ChunkedArray) -> object:
+    def join_chunks(self, parts: ChunkedArray) -> object:
         """Return the one array that these flat parts make."""
 
     def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> object:
@@ -165,11 +165,11 @@ class Scanner:
             problem = (
                 f"the data is cut short: it ends after {pluralize(size, 'bytes')}" if size else "the input is empty"
             )
-            raise self._placed(Corrupt(problem), self._at) from None
+            raise self._locate(Corrupt(problem), self._at) from None
         except UnicodeDecodeError as error:
-            raise self._placed(Corrupt(f"a str is not valid UTF-8: {error.reason}"), self._at) from None
+            raise self._locate(Corrupt(f"a str is not valid UTF-8: {error.reason}"), self._at) from None
         except TreeringError as error:
-            raise self._placed(error, self._at) from error.__cause__
+            raise self._locate(error, self._at) from error.__cause__
 
     def _run(self) -> object:
         frames, window = self._frames, self._window
@@ -178,7 +178,7 @@ class Scanner:
             if frame.hopeful and frame.remaining > 1:
                 self._take_arrays(frame)
             if not frame.remaining:
-                value = self._closed(frame)
+                value = self._close(frame)
                 frames.pop()
                 if not frames:
                     return value
@@ -275,7 +275,7 @@ class Scanner:
         window.next = start
         self._open().tuple_end = window.base + end
 
-    def _closed(self, frame: _OpenContainer) -> object:
+    def _close(self, frame: _OpenContainer) -> object:
         """Return the value of a container whose last item has been read."""
         container, offset = frame.container, self._window.base + self._window.next
         if len(self._frames) == 1:
@@ -290,7 +290,7 @@ class Scanner:
                 if frame.chunks_of_chunks:
                     raise Corrupt("a piece of a chunked array is itself chunked")
                 parent.holds_chunked = True
-                return self._leaves.chunked(chunked_array(container))
+                return self._leaves.join_chunks(chunked_array(container))
             if frame.holds_chunked and parent.key == "chunks":
                 parent.chunks_of_chunks = True
         elif frame.tuple_end is not None:
@@ -392,7 +392,7 @@ class Scanner:
         keys = (frame.key if frame.is_map else frame.total - frame.remaining - 1 for frame in inner)
         return tuple(str(key) for key in keys if key is not _NO_KEY)
 
-    def _placed(self, error: TreeringError, offset: int) -> TreeringError:
+    def _locate(self, error: TreeringError, offset: int) -> TreeringError:
         if error.offset is None:
             error.offset = offset
         if error.path is None:

@@ -38,7 +38,7 @@ class Views:
         """Return the numpy scalar at ``offset``."""
         return np.ndarray(shape, dtype, self._buffer, offset)[()]
 
-    def chunked(self, parts: ChunkedArray) -> NDArray[Any]:
+    def join_chunks(self, parts: ChunkedArray) -> NDArray[Any]:
         """Return the pieces joined, in fresh writable memory."""
         return np.concatenate(parts.parts).reshape(parts.shape)
 

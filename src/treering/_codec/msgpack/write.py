@@ -153,7 +153,7 @@ class _Encoder:
             for key, value in items:
                 self._key = key
                 if is_map:
-                    append(self._keys.get(key) or self._packed_key(key) if type(key) is str else self._packed_key(key))
+                    append(self._keys.get(key) or self._pack_key(key) if type(key) is str else self._pack_key(key))
                 kind = type(value)
                 if kind is ndarray:
                     found = headers.get((value.shape, value.dtype))  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ class _Encoder:
                 if self._at:
                     self._at.pop()
 
-    def _packed_key(self, key: object) -> bytes:
+    def _pack_key(self, key: object) -> bytes:
         if key == CHUNK_MARKER:
             raise Unsupported(
                 f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key of yours",
@@ -199,12 +199,12 @@ class _Encoder:
         self._at.append(self._key)
         if isinstance(container, dict):
             self.pieces.append(map_header(len(container)))
-            self._frames.append((iter(self._ordered(container)), True, chunkable))
+            self._frames.append((iter(self._order_items(container)), True, chunkable))
         else:
             self.pieces.append(list_header(len(container)))
             self._frames.append((_number_items(container), False, False))
 
-    def _ordered(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
+    def _order_items(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
         if not self._sort_keys:
             return container.items()
         try:

@@ -145,7 +145,7 @@ class BranchArrays:
         shared.jobs.extend(job for _, job in packed)
         shared.nbytes += sum(nbytes for nbytes, _ in packed)
         if as_they_lie:
-            work = self._stored.planned(as_they_lie)
+            work = self._stored.plan_reads(as_they_lie)
             shared.jobs.extend(work.jobs)
             shared.nbytes += work.nbytes
 

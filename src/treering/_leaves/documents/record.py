@@ -203,7 +203,7 @@ def encode_record(record: LeavesRecord) -> bytes:
     Raises:
         Unsupported: ``written``, or a key or static field of the structure, has no form in it.
     """
-    return _FORM.encoded(_members(record))
+    return _FORM.encode(_members(record))
 
 
 def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
