@@ -126,11 +126,11 @@ class StoredArrays:
             Corrupt: bytes do not have their checksums, or are not there.
             StoreFailed: the system refuses.
         """
-        work = self.planned(requests)
+        work = self.plan_reads(requests)
         run_all(work, Tally(work.nbytes, progress))
         self.bytes_read += work.nbytes
 
-    def planned(self, requests: Sequence[ReadRequest]) -> Work:
+    def plan_reads(self, requests: Sequence[ReadRequest]) -> Work:
         """Return what is to be done to fill ``arrays`` of every request; large ones have their memory already.
 
         Raises:
