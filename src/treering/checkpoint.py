@@ -209,12 +209,14 @@ def load(
         >>> load(path, {"w": jax.ShapeDtypeStruct((2, 3), "float32")}, at="params")["w"].sum()
         Array(6., dtype=float32)
     """
-    from treering._checkpoint.load import load as run
+    from treering._checkpoint.load import LoadOptions, load_tree
+    from treering._view.progress import reporter
 
-    return run(
-        path, like, only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing,
-        extra=extra, cast=cast, mapped=mapped, progress=progress, timeout=timeout,
+    options = LoadOptions(
+        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
+        mapped=mapped, progress=reporter(progress, "loading"), timeout=timeout,
     )  # fmt: skip
+    return load_tree(path, like, options)
 
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.open is the name

@@ -30,7 +30,7 @@ from treering._tree.likeness import KEPT, LeafMatch, Wording, array_dtype, aval_
 from treering._tree.placement import Shardings, aval_of, is_rules, resolve_shardings, sharding_of
 from treering._values.telemetry import phase
 from treering._values.warned import warn_of
-from treering._view.progress import reporter, showing
+from treering._view.progress import showing
 from treering.errors import KeptOnHost, Unsupported
 
 OF_LIKE: Final = Wording()
@@ -62,43 +62,56 @@ class LoadOptions:
     cast: bool = False
     mapped: bool = False
     progress: Progress | None = None
+    timeout: float | None = None
     none_is_leaf: bool = False
 
+    def check(self, like: Any) -> None:
+        """Refuse arguments of the wrong kind by their names, before anything is opened.
 
-def load(
-    path: str | os.PathLike[str],
-    like: Any,
-    *,
-    only: str | Sequence[str] | None,
-    at: str | None,
-    shardings: Shardings,
-    mesh: Any,
-    rename: Mapping[str, str] | None,
-    missing: Literal["error", "keep"],
-    extra: Literal["error", "ignore"],
-    cast: bool,
-    mapped: bool,
-    progress: Progress | bool | None,
-    timeout: float | None,
-) -> Any:
-    """Return the tree at ``path``; ``treering.load`` says what the arguments mean."""
+        Raises:
+            Unsupported: one of them has no meaning.
+        """
+        only, rename = self.only, self.rename
+        globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
+        if not all(isinstance(glob, str) for glob in globs):
+            raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
+        if not isinstance(self.at, str | None):
+            raise Unsupported(f"at= is one key text, found {self.at!r:.100}")
+        if not isinstance(rename, Mapping | None):
+            raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
+        pairs: Mapping[Any, Any] = rename or {}
+        odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
+        if odd:
+            raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint="a key is one text, its parts joined by '/'")
+        if not isinstance(self.cast, bool | np.bool_):
+            raise Unsupported(f"cast={self.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
+        if self.missing not in ("error", "keep"):
+            raise Unsupported(f'missing={self.missing!r:.100} is neither "error" nor "keep"')
+        if self.extra not in ("error", "ignore"):
+            raise Unsupported(f'extra={self.extra!r:.100} is neither "error" nor "ignore"')
+        _require_tree(like)
+        if like is None and (rename or self.cast or self.missing == "keep" or self.extra == "ignore"):
+            raise Unsupported(
+                "rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none",
+                hint="give like=, for instance jax.eval_shape(init)",
+            )
+
+
+def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:
+    """Return the tree at ``path``; ``treering.load`` says more."""
     require_path(path)
-    options = LoadOptions(
-        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
-        mapped=mapped, progress=reporter(progress, "loading"),
-    )  # fmt: skip
-    check_load_options(like, options)
-    group = LoadGroup(path, timeout=timeout, given=GivenShardings(shardings, mesh, like))
+    options.check(like)
+    given = GivenShardings(options.shardings, options.mesh, like)
+    group = LoadGroup(path, timeout=options.timeout, given=given)
 
     def work(source: Source) -> Any:
-        (tree,) = load_parts(
-            source, [plan_load(source, select_part(source, options), like, options)], options.progress, group
-        )
+        plan = plan_load(source, select_part(source, options), like, options)
+        (tree,) = load_parts(source, [plan], options.progress, group)
         return tree
 
     def opened() -> AbstractContextManager[Source]:
         settle(path)
-        return read_source(path, mapped=mapped)
+        return read_source(path, mapped=options.mapped)
 
     with showing(options.progress):
         return retry_on_overwrite(opened, work, group)
@@ -155,67 +168,35 @@ def plan_load(
     """
     index = source.index
     known = select(index.structure, index.keys, at=options.at, only=None).keys
-    asked = _Asked(shardings=options.shardings, mesh=options.mesh, known=known)
     if like is None and not options.none_is_leaf:
         matches = match_stored(index, part)
-        placements = _placements(index, part.keys, matches, None, asked)
+        placements = _placements(index, part.keys, matches, None, options, known=known)
         return LoadPlan(part=part, like=None, target=None, matches=matches, placements=placements)
     target = flatten_like(like)
     matches = match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
-    placements = _placements(index, target.keys, matches, target, asked)
+    placements = _placements(index, target.keys, matches, target, options, known=known)
     return LoadPlan(part=part, like=like, target=target, matches=matches, placements=placements)
 
 
 def load_parts(source: Source, parts: Sequence[LoadPlan], progress: Progress | None, group: LoadGroup) -> list[Any]:
     """Return the trees of some parts: all that is stored of them is read, checked and placed together."""
-    leaves = _leaves(
-        source,
-        [match for one in parts for match in one.matches],
-        [placement for one in parts for placement in one.placements],
-        progress,
-        group,
-    )
+    matches = [match for one in parts for match in one.matches]
+    placements = [placement for one in parts for placement in one.placements]
+    with phase("load/read"):
+        leaves, deliveries = plan_deliveries(source, matches, placements)
+        group.agree(source, [deliveries])
+        report = Report(progress, sum(delivery.nbytes for delivery in deliveries))
+        for delivery, leaf in zip(deliveries, group.read_batches(source, deliveries, report), strict=True):
+            leaves[delivery.number] = leaf
     trees: list[Any] = []
     done = 0
     for one in parts:
         trees.append(one.tree(source, leaves[done : done + len(one.matches)]))
         done += len(one.matches)
     return trees
-
-
-def check_load_options(like: Any, options: LoadOptions) -> None:
-    """Refuse arguments of the wrong kind by their names, before anything is opened.
-
-    Raises:
-        Unsupported: one of them has no meaning.
-    """
-    only, rename = options.only, options.rename
-    globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
-    if not all(isinstance(glob, str) for glob in globs):
-        raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
-    if not isinstance(options.at, str | None):
-        raise Unsupported(f"at= is one key text, found {options.at!r:.100}")
-    if not isinstance(rename, Mapping | None):
-        raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
-    pairs: Mapping[Any, Any] = rename or {}
-    odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
-    if odd:
-        raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint="a key is one text, its parts joined by '/'")
-    if not isinstance(options.cast, bool | np.bool_):
-        raise Unsupported(f"cast={options.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
-    if options.missing not in ("error", "keep"):
-        raise Unsupported(f'missing={options.missing!r:.100} is neither "error" nor "keep"')
-    if options.extra not in ("error", "ignore"):
-        raise Unsupported(f'extra={options.extra!r:.100} is neither "error" nor "ignore"')
-    _require_tree(like)
-    if like is None and (rename or options.cast or options.missing == "keep" or options.extra == "ignore"):
-        raise Unsupported(
-            "rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none",
-            hint="give like=, for instance jax.eval_shape(init)",
-        )
 
 
 def _require_tree(like: Any) -> None:
@@ -227,24 +208,27 @@ def _require_tree(like: Any) -> None:
         raise Unsupported("`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What the user said of devices."""
-
-    shardings: Shardings
-    """``shardings=``."""
-    mesh: Any
-    """``mesh=``."""
-    known: Sequence[str]
-    """Every key of the checkpoint's part."""
-
-
 def _placements(
-    index: Index, keys: Sequence[str], matches: list[LeafMatch], target: Flattened | None, asked: _Asked
+    index: Index,
+    keys: Sequence[str],
+    matches: list[LeafMatch],
+    target: Flattened | None,
+    options: LoadOptions,
+    *,
+    known: Sequence[str],
 ) -> list[Any]:
-    """Return the sharding of each leaf; None is the default device, or the host for what stays there."""
+    """Return the sharding of each leaf; None is the default device, or the host for what stays there.
+
+    Args:
+        index: that of the stored tree.
+        keys: key text of each leaf of the result.
+        matches: what each of them becomes; changed where a numpy array goes onto devices.
+        target: the tree that they are put into.
+        options: what the caller asks for.
+        known: every key of the stored part, which a rule may name.
+    """
     placed: list[Any] = [None] * len(matches)
-    explicit = asked.shardings is not None or asked.mesh is not None
+    explicit = options.shardings is not None or options.mesh is not None
     avals: dict[str, Any] = {}
     own: dict[str, Any] = {}
     too_wide: list[str] = []
@@ -265,7 +249,7 @@ def _placements(
             avals[keys[number]] = aval_of(aval_shape(index, match), dtype)
             own[keys[number]] = place
     if explicit or avals:
-        chosen = resolve_shardings(asked.shardings, asked.mesh, avals, [*keys, *asked.known], own)
+        chosen = resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], own)
         for number, key in enumerate(keys):
             placed[number] = chosen.get(key)
             match = matches[number]
@@ -274,20 +258,3 @@ def _placements(
     if too_wide:
         warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
     return placed
-
-
-@phase("load/read")
-def _leaves(
-    source: Source,
-    matches: Sequence[LeafMatch],
-    placements: Sequence[Any],
-    progress: Progress | None,
-    group: LoadGroup,
-) -> list[Any]:
-    """Return the leaves of the result: read, checked and placed."""
-    result, deliveries = plan_deliveries(source, matches, placements)
-    group.agree(source, [deliveries])
-    report = Report(progress, sum(delivery.nbytes for delivery in deliveries))
-    for delivery, leaf in zip(deliveries, group.read_batches(source, deliveries, report), strict=True):
-        result[delivery.number] = leaf
-    return result

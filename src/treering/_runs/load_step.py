@@ -11,7 +11,7 @@ from treering._arrays.host import this_processes
 from treering._arrays.source import Source
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
-from treering._checkpoint.load import LoadOptions, check_load_options
+from treering._checkpoint.load import LoadOptions
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._checkpoint.source import read_source
 from treering._runs.branch import branch_step
@@ -37,7 +37,7 @@ _SHOWN: Final = 10
 
 def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: LoadOptions) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
-    check_load_options(like, options)
+    options.check(like)
     if step is not None:
         return _loaded(run, require_step_number(step), like, options)
 
@@ -51,7 +51,7 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: Loa
 
 def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) -> Resumed[T]:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
-    check_load_options((), options)
+    options.check(())
 
     def read(step: int | None) -> Resumed[T]:
         path = None if step is None else step_path(run.path, step)
