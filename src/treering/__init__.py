@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
-    from treering._background.pending_save import PendingSave
+    from treering._background.save_job import PendingSave
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
     from treering._inspect.diff import diff
@@ -67,7 +67,7 @@ _HOMES = {
     "KeepLast": "treering.retention",
     "KeepSteps": "treering.retention",
     "OpaqueLeaf": "treering._format.index",
-    "PendingSave": "treering._background.pending_save",
+    "PendingSave": "treering._background.save_job",
     "Run": "treering.run",
     "SaveEvery": "treering.cadence",
     "StandIn": "treering._tree.flatten",

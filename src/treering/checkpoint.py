@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 if TYPE_CHECKING:
     import jax
 
-    from treering._background.pending_save import PendingSave
+    from treering._background.save_job import PendingSave
     from treering._checkpoint.open import Checkpoint
     from treering._tree.placement import Shardings
 
@@ -78,11 +78,10 @@ def save(
     from treering._checkpoint.save import save_tree
     from treering._checkpoint.save_options import SaveOptions
 
-    options = SaveOptions.of(
+    save_tree(tree, SaveOptions.of(
         path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
         host_local=host_local, timeout=timeout,
-    )  # fmt: skip
-    save_tree(tree, options)
+    ))  # fmt: skip
 
 
 def save_async(
@@ -134,11 +133,10 @@ def save_async(
     from treering._checkpoint.save_async import begin_save
     from treering._checkpoint.save_options import SaveOptions
 
-    options = SaveOptions.of(
+    return begin_save(tree, SaveOptions.of(
         path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
         host_local=host_local, timeout=timeout,
-    )  # fmt: skip
-    return begin_save(tree, options)
+    ))  # fmt: skip
 
 
 @overload

@@ -16,8 +16,8 @@ from treering._tree.restore import current_path, from_state_dict
 from treering._tree.state_dict import to_state_dict
 from treering._tree.walk import leaves_of, structure_text
 from treering._wire import state_file
-from treering._wire.restore import restored
-from treering._wire.state_bytes import Readable, pack, pieces_of, unpack, unserializable
+from treering._wire.restore import restore_into
+from treering._wire.state_bytes import Readable, encode_state, pack, unpack, unserializable
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [
@@ -152,7 +152,7 @@ def from_bytes(
         treering.errors.Mismatch: 1 difference between the target and the data:
           w: wanted float64[2], found int64[3]
     """
-    return restored(target, unpack(encoded_bytes), strict=strict, to_jax=to_jax, shardings=shardings)
+    return restore_into(target, unpack(encoded_bytes), strict=strict, to_jax=to_jax, shardings=shardings)
 
 
 def save_to_file(target: Any, filepath: PathOrFile) -> None:
@@ -176,7 +176,7 @@ def save_to_file(target: Any, filepath: PathOrFile) -> None:
         >>> load_from_file({"step": 0}, "state.msgpack")
         {'step': 3}
     """
-    state_file.save(pieces_of(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE), filepath)
+    state_file.save(encode_state(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE), filepath)
 
 
 @overload
@@ -313,7 +313,7 @@ def from_compressed_bytes(
     # Hostile containers are held to what came in, and not to what it unpacked to.
     allowance = default_limit(memoryview(compressed_data).nbytes) if max_bytes is None else None
     state = unpack(data, allowance=allowance)
-    return restored(target, state, strict=strict, to_jax=to_jax, shardings=shardings)
+    return restore_into(target, state, strict=strict, to_jax=to_jax, shardings=shardings)
 
 
 def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:

@@ -33,9 +33,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def begin(path: Path, tree: Any, **more: Any) -> Any:
-    options = SaveOptions.of(
-        path, metadata=None, overwrite=False, progress=None, processes="all", host_local="first", timeout=None
-    )
+    options = SaveOptions.of(path, metadata=None, overwrite=False, progress=None, timeout=None)
     return begin_save(tree, options, **more)
 
 
@@ -265,7 +263,7 @@ def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: t
 
 
 def test_an_error_keeps_its_differences() -> None:
-    from treering._background.deferred_errors import reword
+    from treering._background.saves import reword
 
     error = Mismatch("not the same")
     error.differences = ("one",)

@@ -13,7 +13,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
-from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
+from treering._checkpoint.signature import (
+    check_local,
+    check_signature,
+    claim_leaves,
+    leaf_text,
+    local_digests,
+    signature_of,
+)
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering.errors import Mismatch
@@ -104,14 +111,14 @@ def test_an_array_of_one_process_is_its_own_or_everybodys_as_process_0_has_it() 
     mine = {"a": shared, "b": 1}
     flat, leaves = seen(mine, 2)
     # Process 0 means this very array: it lies with process 2.
-    found = claimed(flat, leaves, signature(mine, 0), 2)
+    found = claim_leaves(flat, leaves, signature(mine, 0), 2)
     assert found.held_by(0) == ((((0, 4),), (2,)), (((4, 8),), (2,)))
     assert signature_of(flat, found) == signature(mine, 0)
     # Process 0 has one of its own.
     alone = {"a": put(np.arange(8.0), "x", stop=2), "b": 1}
-    assert claimed(flat, leaves, signature(alone, 0), 2) is leaves
+    assert claim_leaves(flat, leaves, signature(alone, 0), 2) is leaves
     # Something else altogether.
-    assert claimed(flat, leaves, signature({"a": put(np.arange(8.0), "x"), "b": 1}, 0), 2) is leaves
+    assert claim_leaves(flat, leaves, signature({"a": put(np.arange(8.0), "x"), "b": 1}, 0), 2) is leaves
 
 
 def test_what_each_holds_alone_is_compared_by_every_bit() -> None:

@@ -19,7 +19,7 @@ import sys, time
 from torture import __main__ as torture
 from treering._background import writer
 from treering._runs import save_step, superseded
-from treering._background.pending_save import PendingSave
+from treering._background.save_job import PendingSave
 
 def hasty(self, timeout=None):
     pass

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from treering._background.deferred_errors import error_text
-from treering._background.saves import writer
+from treering._background.saves import error_text, writer
 from treering._background.writer import Writer
 from treering.errors import Timeout
 

@@ -10,20 +10,45 @@ from __future__ import annotations
 import _thread
 import contextlib
 import math
+import os
 import queue
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from treering._background.memory_budget import async_bytes
 from treering._background.save_job import SaveJob, SaveStage, writes_here
 from treering._store.waiters import Waiters
-from treering.errors import Timeout
+from treering.errors import Timeout, Unsupported
+
+_VARIABLE: Final = "TREERING_ASYNC_BYTES"
+_UNKNOWN: Final = 4 << 30
+
+
+def async_bytes(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the limit: ``TREERING_ASYNC_BYTES``, else half of the machine's memory.
+
+    Raises:
+        Unsupported: it is no number of bytes.
+
+    Example:
+        >>> async_bytes({"TREERING_ASYNC_BYTES": "1000000"}), async_bytes({}) > 0
+        (1000000, True)
+    """
+    text = environment.get(_VARIABLE)
+    if text:
+        if not (text.isascii() and text.isdigit()):
+            raise Unsupported(f"{_VARIABLE} is {text!r:.100}, it has to be a number of bytes")
+        return int(text)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):  # Windows, or a system without that question
+        return _UNKNOWN
+
 
 MOST: Final = 2
 """How many saves are in flight at most: one is written, one waits."""

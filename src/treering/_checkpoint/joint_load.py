@@ -20,7 +20,7 @@ from treering._arrays.delivered import Delivery, finish, take_parts
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.exchange import exchange_parts
 from treering._arrays.source import Source
-from treering._checkpoint.arrivals import BATCH_BYTES, Report, read_batches
+from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
 from treering._checkpoint.retry_on_overwrite import Reopen
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline, give_up, run_in_order
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
@@ -234,7 +234,9 @@ class LoadGroup:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def read_batches(self, source: Source, deliveries: Sequence[Delivery], report: Report | None = None) -> list[Any]:
+    def read_batches(
+        self, source: Source, deliveries: Sequence[Delivery], report: ReadProgress | None = None
+    ) -> list[Any]:
         """Return the leaves of some deliveries, in their order: read here, or exchanged with the others.
 
         Raises:

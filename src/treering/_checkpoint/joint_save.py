@@ -19,7 +19,14 @@ from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_folder import add_digests, make_index
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
+from treering._checkpoint.signature import (
+    check_local,
+    check_signature,
+    claim_leaves,
+    leaf_text,
+    local_digests,
+    signature_of,
+)
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
@@ -81,7 +88,7 @@ class _CheckpointShare:
 
     def check(self, signature: bytes) -> None:
         this, flat = self._call.processes.this, self._flat
-        leaves = claimed(flat, self._plan.leaves, signature, this)
+        leaves = claim_leaves(flat, self._plan.leaves, signature, this)
         if leaves is not self._plan.leaves:
             self._plan = divide_save(flat.keys, leaves, self._call.processes.count)
         check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)

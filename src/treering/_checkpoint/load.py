@@ -15,9 +15,8 @@ from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._background.saves import settle
-from treering._checkpoint.arrivals import Report, plan_deliveries
-from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.read_leaves import ReadProgress, into_like, plan_deliveries
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._checkpoint.source import read_source
 from treering._format.index import Index
@@ -188,7 +187,7 @@ def load_parts(source: Source, parts: Sequence[LoadPlan], progress: Progress | N
     with phase("load/read"):
         leaves, deliveries = plan_deliveries(source, matches, placements)
         group.agree(source, [deliveries])
-        report = Report(progress, sum(delivery.nbytes for delivery in deliveries))
+        report = ReadProgress(progress, sum(delivery.nbytes for delivery in deliveries))
         for delivery, leaf in zip(deliveries, group.read_batches(source, deliveries, report), strict=True):
             leaves[delivery.number] = leaf
     trees: list[Any] = []

@@ -94,7 +94,7 @@ class TreePlan:
     def snapshot(self, *, host_local: bool = False) -> TreePlan:
         """Return the same with its leaves in memory that nobody changes any more; see ``snapshot``.
 
-        What this process writes by its plan is there, and what `signature.claimed` may still find to be its own.
+        What this process writes by its plan is there, and what `signature.claim_leaves` may still find to be its own.
         ``flat.leaves`` is empty then: no array of a device is held longer than it has to be.
 
         Args:

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from treering._background import shutdown
-from treering._background.deferred_errors import reword
-from treering._background.pending_save import PendingSave
-from treering._background.save_job import UNWATCHED, SaveJob, Watch
-from treering._background.saves import raise_unreported, resolved, writer
+from treering._background.save_job import UNWATCHED, PendingSave, SaveJob, Watch
+from treering._background.saves import raise_unreported, resolved, reword, writer
 from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save import PreparedSave, plan_together, prepare_alone, require_plan

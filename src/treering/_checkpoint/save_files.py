@@ -30,7 +30,7 @@ from treering._tree.flatten import Flattened, flatten
 from treering._tree.state_dict import to_state_dict
 from treering._values.boxes import whole
 from treering._values.keys import split_key
-from treering._wire.state_bytes import pieces_of
+from treering._wire.state_bytes import encode_state
 from treering.errors import Exists, Unsupported
 
 _T = TypeVar("_T")
@@ -59,7 +59,7 @@ class MsgpackSave:
         if metadata:
             hint = "save to a folder or a .safetensors file"
             raise Unsupported("a msgpack file has no place for metadata", hint=hint)
-        return cls(pieces_of(to_state_dict(tree), chunk_size=_CHUNK_BYTES))
+        return cls(encode_state(to_state_dict(tree), chunk_size=_CHUNK_BYTES))
 
     def snapshot(self) -> MsgpackSave:
         """Return the same with arrays that nobody changes any more."""

@@ -59,8 +59,8 @@ class SaveOptions:
         metadata: Mapping[str, Any] | None,
         overwrite: bool,
         progress: Progress | bool | None,
-        processes: Literal["all", "this"],
-        host_local: HostLocal,
+        processes: Literal["all", "this"] = "all",
+        host_local: HostLocal = "first",
         timeout: float | None,
     ) -> SaveOptions:
         """Return what the arguments of ``treering.save`` say.

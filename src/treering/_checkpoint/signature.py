@@ -53,7 +53,7 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     return pack_checksums(signature)
 
 
-def claimed(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
+def claim_leaves(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
     """Return the leaves as process 0 sees them, as far as that cannot be known here.
 
     An array that lies on this process's devices alone looks the same here whether each process has one of its own, or

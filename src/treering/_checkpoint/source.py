@@ -12,7 +12,6 @@ from typing import Any, Final
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
 from treering._checkpoint.detect import Form, detect
-from treering._checkpoint.msgpack_source import msgpack_source
 from treering._checkpoint.naming import naming
 from treering._format.blocks import file_digest
 from treering._format.document import parse_index
@@ -23,6 +22,7 @@ from treering._store.failures import DataFileMissing
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import open_file
 from treering._values.human import pluralize
+from treering._wire.msgpack_source import msgpack_source
 from treering.errors import Corrupt
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.

@@ -136,13 +136,7 @@ class StepDiagnosis:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunDiagnosis:
-    """What stands in a run's folder.
-
-    Example:
-        >>> found = RunDiagnosis(path="run", steps=[10, 20], nbytes=2048, saved=0.0, folders=(), notes=())
-        >>> found.ok
-        True
-    """
+    """What stands in a run's folder."""
 
     path: str
     """The folder, as it was given."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery
 from treering._arrays.outgoing import describe_leaves
-from treering._checkpoint.arrivals import check_batches
+from treering._checkpoint.read_leaves import check_batches
 from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import (
     ZarrArray,

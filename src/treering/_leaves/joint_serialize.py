@@ -16,7 +16,14 @@ from typing import Final
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
-from treering._checkpoint.signature import check_local, check_signature, claimed, leaf_text, local_digests, signature_of
+from treering._checkpoint.signature import (
+    check_local,
+    check_signature,
+    claim_leaves,
+    leaf_text,
+    local_digests,
+    signature_of,
+)
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import Call
@@ -99,7 +106,7 @@ class _LeavesShare:
             raise Mismatch("the processes were given different arguments", hint=hint)
         theirs = signature[_DIGEST_BYTES:]
         flat = self._flat
-        leaves = claimed(flat, self._leaves, theirs, self._call.processes.this)
+        leaves = claim_leaves(flat, self._leaves, theirs, self._call.processes.this)
         check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(theirs)
         if leaves is not self._leaves:
             self._plan(leaves)

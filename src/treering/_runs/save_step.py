@@ -13,9 +13,8 @@ from typing import Any, SupportsIndex
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._background.deferred_errors import reword
-from treering._background.pending_save import PendingSave
-from treering._background.saves import in_flight, raise_unreported, wait_for
+from treering._background.save_job import PendingSave
+from treering._background.saves import in_flight, raise_unreported, reword, wait_for
 from treering._checkpoint.save_async import begin_save
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
@@ -101,8 +100,6 @@ def save_step(
                 metadata=described,
                 overwrite=overwrite,
                 progress=progress,
-                processes="all",
-                host_local="first",
                 timeout=run.timeout,
             )
             pending = begin_save(

@@ -1,8 +1,7 @@
 """The dtype names that may stand in a file, and the numpy dtypes behind them.
 
-A file says ``bfloat16`` or ``float32`` as text. Numpy's own parser would take far more than that (``object``,
-``>f4``, ``i4,f8``), so a name is looked up here and never handed to ``numpy.dtype`` unseen. Item sizes are known
-without numpy, so that a listing of a file's headers needs no array library.
+A file says ``bfloat16`` as text. Numpy's parser takes far more (``object``, ``>f4``, ``i4,f8``), so a name is looked up
+here and never handed to ``numpy.dtype`` unseen. Item sizes are known without numpy: a listing needs no array library.
 
 Source: the names are ``numpy.dtype(...).name``, those of ml_dtypes included.
 """

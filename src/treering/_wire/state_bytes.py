@@ -15,20 +15,20 @@ from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._codec.msgpack.write import Piece, encode
 from treering._tree.state_dict import partial_state_dict
 from treering._values.keys import Trail, unwind
-from treering._wire.joined import joined
+from treering._wire.join import join_pieces
 from treering.errors import Format, TreeringError
 
 Readable = bytes | bytearray | memoryview | mmap.mmap
 
 
-def pieces_of(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
+def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
     """Return the pieces of the msgpack form of a tree of dicts and lists."""
     return encode(state, adopt=adopt, to_host=to_host, chunk_size=chunk_size, sort_keys=sort_keys)
 
 
 def pack(pytree: Any, *, chunk_size: int, sort_keys: bool) -> bytes:
     """Return the msgpack form of a tree of dicts and lists; ``sort_keys`` orders every dict as jax does."""
-    return joined(pieces_of(pytree, chunk_size=chunk_size, sort_keys=sort_keys))
+    return join_pieces(encode_state(pytree, chunk_size=chunk_size, sort_keys=sort_keys))
 
 
 def unpack(encoded: Readable, *, allowance: int | None = None) -> Any:
@@ -76,7 +76,7 @@ def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
             pending.extend((depth + 1, (trail, str(key)), child) for key, child in reversed(value.items()))
             value = dict.fromkeys(value)  # its keys alone
         try:
-            pieces_of(value, chunk_size=chunk_size)
+            encode_state(value, chunk_size=chunk_size)
         except TreeringError as error:
             error.path = unwind(trail) + (error.path or ())
             issues.append(str(error))

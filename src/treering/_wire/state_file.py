@@ -15,8 +15,8 @@ from treering._store.posix.streams import write_stream
 from treering._store.resolve import file_path, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
 from treering._values.telemetry import report
-from treering._wire.loaded import PlannedArrays
-from treering._wire.restore import restored
+from treering._wire.msgpack_source import PlannedArrays
+from treering._wire.restore import restore_into
 from treering._wire.state_bytes import unpack, unpack_with
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -40,7 +40,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
     if not isinstance(filepath, str | os.PathLike):
         if mapped:
             raise Unsupported("an open file cannot be mapped", hint="give its path")
-        return restored(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
+        return restore_into(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
     path = file_path(filepath)
     with report("load", path):
         try:
@@ -49,7 +49,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
         except (Corrupt, Format) as error:
             error.message = f"{str(path)!r}: {error.message}"
             raise
-        return restored(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
+        return restore_into(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
 
 
 def _neither(given: object) -> Unsupported:

@@ -33,7 +33,7 @@ _MADV_HUGEPAGE: Final = 14
 _Copy = tuple[int, "NDArray[np.uint8]"]
 
 
-def joined(pieces: list[Piece]) -> bytes:
+def join_pieces(pieces: list[Piece]) -> bytes:
     """Return the concatenation of the pieces."""
     small = [piece for piece in pieces if isinstance(piece, bytes)]
     if len(small) == len(pieces):
