@@ -1,4 +1,4 @@
-"""What the pages of docs/spec say of names, digests and notes, for tests that look at files or make some by hand."""
+"""What docs/spec says of names, digests, messages and notes, for tests that look at files or make some by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xxhash
 INDEX = "treering.json"
 RUN_DOCUMENT = "run.json"
 LEFT_DOCUMENT = ".run.json.left"
-NOTE = re.compile(
+_MESSAGE = re.compile(
     r"\.treering-([0-9a-f]{16}-part-\d{5,}|[0-9a-f]{16}-verdict|[0-9a-f]{16}-begin|waiting-\d{5,})(\.[0-9a-f]{16}\.new)?"
 )
 _JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
@@ -62,28 +62,13 @@ def tombstone_of(attempt: str) -> str:
     return f".treering.json.{attempt}.removed"
 
 
-def is_note(name: str) -> bool:
-    """Whether this is the name of a note between processes."""
-    return NOTE.fullmatch(name) is not None
+def is_message(name: str) -> bool:
+    """Whether this is the name of a message between processes."""
+    return _MESSAGE.fullmatch(name) is not None
 
 
-def begin_note(job: str) -> str:
-    """Return the name of the note that says which save of a job is on."""
-    return f".treering-{job}-begin"
-
-
-def part_note(attempt: str, process: int) -> str:
-    """Return the name of the note in which a process says how far it is."""
-    return f".treering-{attempt}-part-{process:05}"
-
-
-def verdict_note(attempt: str) -> str:
-    """Return the name of the note in which process 0 says what became of a save."""
-    return f".treering-{attempt}-verdict"
-
-
-def waiting_note(process: int) -> str:
-    """Return the name of the note by which a process shows that it waits."""
+def heartbeat_name(process: int) -> str:
+    """Return the name of the message by which a process shows that it waits."""
     return f".treering-waiting-{process:05}"
 
 

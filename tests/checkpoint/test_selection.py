@@ -13,10 +13,7 @@ import pytest
 import treering
 from tests.properties.sameness import assert_same
 from tests.system_calls import spans_read
-from treering._format.selection import select
-from treering._tree.flatten import flatten
-from treering._values.keys import split_key
-from treering.errors import Format, Mismatch, TreeringError
+from treering.errors import Format, Mismatch
 
 
 class Point(NamedTuple):
@@ -266,37 +263,3 @@ def test_only_and_at_on_single_files(tmp_path: Path) -> None:
         assert_same(treering.load(tmp_path / name, at="params"), tree["params"])
         found = treering.load(tmp_path / name, only="layers/1")["layers"]
         assert [int(key) for key in found] == [1]
-
-
-# ------------------------------------------------------------------------------------------ against a plain description
-
-
-def test_a_selection_is_what_its_description_says() -> None:
-    """For every key and branch: the leaves are those below it, the structure rebuilds, the keys are cut."""
-    flat = flatten(TREE)
-    branches = {"/".join(key.split("/")[:end]) for key in flat.keys for end in range(1, key.count("/") + 2)}
-    for branch in sorted(branches):
-        inside = [n for n, key in enumerate(flat.keys) if key == branch or key.startswith(f"{branch}/")]
-        part = select(flat.tokens, flat.keys, at=branch, only=None)
-        assert list(part.leaves) == inside
-        above = split_key(branch)
-        assert [above + split_key(key) for key in part.keys] == [split_key(flat.keys[n]) for n in inside]
-        if "*" not in branch:
-            kept = select(flat.tokens, flat.keys, at=None, only=branch)
-            assert list(kept.leaves) == inside
-            assert list(kept.keys) == [flat.keys[n] for n in inside]
-
-
-def test_thousands_of_globs_and_leaves_take_no_square_of_time() -> None:
-    tree = {f"layer{n}": {"kernel": n, "bias": n} for n in range(3000)}
-    flat = flatten(tree)
-    part = select(flat.tokens, flat.keys, at=None, only=[f"layer{n}/kernel" for n in range(60)])
-    assert len(part.leaves) == 60
-    deep: Any = 1
-    for _ in range(900):
-        deep = {"a": deep}
-    flat = flatten(deep)
-    part = select(flat.tokens, flat.keys, at=None, only="/".join(["**", "*a*"] * 20))
-    assert list(part.leaves) == [0]
-    with pytest.raises(TreeringError):
-        select(flat.tokens, flat.keys, at=None, only="/".join(["**", "b"] * 20))

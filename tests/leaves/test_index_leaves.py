@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
 from tests.properties.sameness import assert_same
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -280,15 +281,24 @@ def test_what_is_no_leaf_is_not_listed(tmp_path: Path) -> None:
 def test_a_save_on_its_way_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path / "d", TREE, prefix="model")
     (tmp_path / "d" / INDEX).unlink()
-    begin = StagedLeaves._committing
+    opened, lock, done = os.open, fcntl.flock, []
 
-    def index_first(self: StagedLeaves) -> Any:
-        index_leaves(tmp_path / "d")
-        assert_same(stored(tmp_path / "d", "model"), TREE, restored=False)
-        return begin(self)
+    def noted(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if Path(name).name == "record.json" and flags & os.O_CREAT:  # the last file of a save before its index
+            done.append("staged")
+        return opened(name, flags, *arguments, **options)
 
-    monkeypatch.setattr(StagedLeaves, "_committing", index_first)
+    def index_first(descriptor: int, operation: int) -> None:
+        if done == ["staged"] and operation & fcntl.LOCK_EX:  # the lock of the index
+            done.append("indexed")
+            index_leaves(tmp_path / "d")
+            assert_same(stored(tmp_path / "d", "model"), TREE, restored=False)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(fcntl, "flock", index_first)
     tree_serialize_leaves(tmp_path / "d", OTHER, prefix="model")
+    assert done == ["staged", "indexed"]
     assert_same(stored(tmp_path / "d", "model"), OTHER, restored=False)
     assert not (tmp_path / "d/model/u").exists()
 
