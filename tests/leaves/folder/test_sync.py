@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from treering._leaves.folder.sync import sync_all, sync_folders
+from treering._leaves.folder.sync import sync_folders, sync_written
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
@@ -54,7 +54,7 @@ def test_file_systems_that_are_known(monkeypatch: pytest.MonkeyPatch, opened: tu
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_everything_below_is_synced_and_the_way_to_it(
+def test_what_was_written_is_synced_and_the_way_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: tuple[Folder, FolderTree], whole: bool
 ) -> None:
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_everything_below_is_synced_and_the_way_to_it(
         os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
     monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: whole)
-    sync_all(*opened, ("a", "b"))
+    sync_written(*opened, ("a", "b"), {("c",): ["0"]})
     below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
     assert sorted(synced) == ([] if whole else [f"{tmp_path}{name}" for name in below])
 

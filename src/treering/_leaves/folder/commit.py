@@ -25,7 +25,7 @@ from treering._leaves.folder.files import index_bytes
 from treering._leaves.folder.moves import ReplacedFiles, TargetPaths, clear, move_staged, survey
 from treering._leaves.folder.rules import IndexRules, Move, Update
 from treering._leaves.folder.sync import sync_folders
-from treering._store.failures import naming
+from treering._store.failures import naming, with_errno
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
@@ -231,10 +231,7 @@ class LeavesCommit:
 
     def _busy(self, what: str, hint: str | None = None) -> Busy:
         error = Busy(f"could not write {self._shown!r}: {what}", hint=hint)
-        error.errno = errno.EBUSY
-        error.strerror = os.strerror(errno.EBUSY)
-        error.filename = self._shown
-        return error
+        return with_errno(error, errno.EBUSY, self._shown)
 
 
 def commit_pending(path: Path, rules: IndexRules, update: Callable[[bytes | None], Update | None]) -> None:

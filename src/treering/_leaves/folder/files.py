@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissing, with_errno
 from treering._store.posix import folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
@@ -59,10 +59,7 @@ def missing_error(tree: FolderTree, parts: Parts, name: str) -> DataFileMissing:
     shown = tree.shown(parts, name)
     error = DataFileMissing(f"{shown!r} is missing")
     error.name = name
-    error.errno = errno.ENOENT
-    error.strerror = os.strerror(errno.ENOENT)
-    error.filename = shown
-    return error
+    return with_errno(error, errno.ENOENT, shown)
 
 
 # Without waiting, should one be a pipe that nobody writes to; files ignore that flag.

@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 from treering._leaves.folder.attempts import has_saver, list_attempts
 from treering._leaves.folder.files import index_bytes, missing_error, open_below, read_small_files
 from treering._store.api import LARGEST_DOCUMENT
+from treering._store.failures import with_errno
 from treering._store.open_folder import shown_names
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
@@ -36,7 +37,7 @@ from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_Found = TypeVar("_Found")
+_Content = TypeVar("_Content")
 
 
 class LeavesFolder:
@@ -99,10 +100,7 @@ class LeavesFolder:
             return index
         message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
         error = NotFound(message, hint=describe_folder(self._tree))
-        error.errno = errno.ENOENT
-        error.strerror = os.strerror(errno.ENOENT)
-        error.filename = os.path.join(self._shown, INDEX)
-        raise error
+        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, INDEX))
 
     def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it.
@@ -121,19 +119,7 @@ class LeavesFolder:
         if not name:
             raise Corrupt(f"a file without a name is wanted of {folder!r}")
         *below, name = parts_of(name)
-        parts = (*parts_of(folder), *below)
-        try:
-            # Files only ever go from the first place to the second, so this order misses none.
-            if attempt is not None:
-                with contextlib.suppress(*_ABSENT):
-                    return self._looked_up(lambda: open_below(self._tree, (*_staging(attempt), *parts), name))
-            return self._looked_up(lambda: open_below(self._tree, parts, name))
-        except _ABSENT as error:
-            raise missing_error(self._tree, parts, name) from error
-        except TreeringError:
-            raise
-        except OSError as error:
-            raise StoreFailed.of(error, self._tree.shown(parts, name), "read") from error
+        return self._read((*parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name))
 
     def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
         """Return what is in some small files of a leaf, in half the time that `open` needs.
@@ -149,18 +135,9 @@ class LeavesFolder:
             Corrupt: the text leads elsewhere than into the directory.
             StoreFailed: the system refuses.
         """
-        parts = parts_of(folder)
-        try:
-            if attempt is not None:
-                with contextlib.suppress(*_ABSENT):
-                    return self._looked_up(lambda: read_small_files(self._tree, (*_staging(attempt), *parts), files))
-            return self._looked_up(lambda: read_small_files(self._tree, parts, files))
-        except _ABSENT as error:
-            raise missing_error(self._tree, parts, files[0][0]) from error
-        except TreeringError:
-            raise
-        except OSError as error:
-            raise StoreFailed.of(error, self._tree.shown(parts), "read") from error
+        return self._read(
+            parts_of(folder), files[0][0], attempt, lambda parts: read_small_files(self._tree, parts, files)
+        )
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
         """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
@@ -224,13 +201,28 @@ class LeavesFolder:
             for parts in array_folders(self._tree):
                 yield "/".join(parts)
 
-    def _looked_up(self, look: Callable[[], _Found]) -> _Found:
+    def _read(self, parts: Parts, name: str, attempt: str | None, read: Callable[[Parts], _Content]) -> _Content:
+        """Read among the staged files of an attempt, then at the key path."""
         try:
-            return look()
+            # Files only ever go from the first place to the second, so this order misses none.
+            if attempt is not None:
+                with contextlib.suppress(*_ABSENT):
+                    return self._read_again((*_staging(attempt), *parts), read)
+            return self._read_again(parts, read)
+        except _ABSENT as error:
+            raise missing_error(self._tree, parts, name) from error
+        except TreeringError:
+            raise
+        except OSError as error:
+            raise StoreFailed.of(error, self._tree.shown(parts, name), "read") from error
+
+    def _read_again(self, parts: Parts, read: Callable[[Parts], _Content]) -> _Content:
+        try:
+            return read(parts)
         except FileNotFoundError:
             # A folder that was opened before may be gone, and another one in its place.
             self._tree.forget(())
-            return look()
+            return read(parts)
 
 
 def _staging(attempt: str) -> Parts:

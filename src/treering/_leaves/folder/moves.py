@@ -9,13 +9,12 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from treering._leaves.folder.rules import IndexRules, Move
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefused, with_errno
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
 from treering.errors import Corrupt, Exists
@@ -247,10 +246,7 @@ class TargetPaths:
         shown = self._tree.shown(parts, name)
         hint = "move it away, or save to another place; treering.leaves.index_leaves lists arrays that no index does"
         error = Exists(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
-        error.errno = errno.EEXIST
-        error.strerror = os.strerror(errno.EEXIST)
-        error.filename = shown
-        raise error
+        raise with_errno(error, errno.EEXIST, shown)
 
 
 def _folded(name: str) -> str:

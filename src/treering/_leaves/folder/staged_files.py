@@ -52,6 +52,18 @@ class StagedFiles:
         self._names: dict[Parts, list[str]] = {}
         self._folder: Folder | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+        raise NotImplementedError
+
     def _open_at(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
         self._folder, self._tree, self.attempt = folder, tree, attempt
         self._staged = staged_leaves(attempt)
@@ -166,14 +178,6 @@ class JoinedLeaves(StagedFiles):
             self._open_at(folder, tree, attempt)
             self._found = self._await_attempt()
             undo.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give everything back; the files stay. May be called twice."""

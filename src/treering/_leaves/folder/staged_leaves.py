@@ -10,16 +10,14 @@ import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from treering._leaves.folder.attempts import AttemptFolder, sweep_messages, sweep_unfinished
 from treering._leaves.folder.commit import LeavesCommit
 from treering._leaves.folder.files import missing_error, open_below
 from treering._leaves.folder.rules import IndexRules, Update
 from treering._leaves.folder.staged_files import StagedFiles
-from treering._leaves.folder.sync import sync_all
-from treering._store.failures import LinkRefused, naming
+from treering._leaves.folder.sync import sync_written
+from treering._store.failures import LinkRefused, naming, with_errno
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
@@ -71,14 +69,6 @@ class StagedLeaves(StagedFiles):
                     break
             else:
                 self._begin(target, attempt)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove what was not committed or left, give everything back. May be called twice."""
@@ -231,13 +221,11 @@ class StagedLeaves(StagedFiles):
         self._open_at(folder, tree, own.attempt)
 
     def _refuse_checkpoint(self, folder: Folder) -> None:
-        """Of two forms in one folder, whoever reads it would see only one."""
+        """Refuse a second form in one folder: a reader would see only one of them."""
         if folder.find(CHECKPOINT) is not None:
             hint = "save to a directory of its own"
             error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
-            error.errno, error.strerror = errno.EEXIST, os.strerror(errno.EEXIST)
-            error.filename = self._shown
-            raise error
+            raise with_errno(error, errno.EEXIST, self._shown)
 
     def _committing(self) -> contextlib.closing[LeavesCommit]:
         return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown))
@@ -246,7 +234,7 @@ class StagedLeaves(StagedFiles):
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
         folder = self._open_folder
         if not self._durable:
-            sync_all(folder, self._tree, self._own.parts)
+            sync_written(folder, self._tree, self._staged, self._wanted())
         self._own.write(RECORD, record)
         self._tree.sync(self._own.parts)
         if not self._made and self._tree.find((), INDEX) is None:

@@ -9,42 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from treering._store.crew import FirstError, work_together
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
-from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
+from treering._store.posix.folder_tree import FolderTree, Parts
 
 _THREADS = 4
 _ONE_BY_ONE = 32
 _CONTENT = (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | getattr(os, "O_NONBLOCK", 0)
 
 
-def sync_all(folder: Folder, tree: FolderTree, parts: Parts) -> None:
-    """Make everything in a folder durable, and the names of all folders on the way to it.
-
-    Args:
-        folder: the directory, open since before anything was written.
-        tree: the same.
-        parts: where in it.
-
-    Raises:
-        OSError: the system refused; it is not asked again.
-    """
-    if folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
-        return
-    jobs: deque[tuple[Parts, str | None]] = deque()
-    waiting = [parts]
-    while waiting:
-        here = waiting.pop()
-        jobs.append((here, None))
-        for name, kind in tree.scan(here).items():
-            if kind == FOLDER:
-                waiting.append((*here, name))
-            elif kind == FILE:
-                jobs.append((here, name))
-    jobs.extend((parts[:count], None) for count in range(len(parts)))
-    _sync(tree, jobs)
-
-
 def sync_written(folder: Folder, tree: FolderTree, parts: Parts, written: Mapping[Parts, Sequence[str]]) -> None:
-    """Make some files in a folder durable, and the names of all folders on the way to them: not those of others.
+    """Make some files in a folder durable, and the names of that folder and of all folders on the way to them.
 
     Args:
         folder: the directory, open since before anything was written.
@@ -58,7 +31,7 @@ def sync_written(folder: Folder, tree: FolderTree, parts: Parts, written: Mappin
     if folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
         return
     jobs: deque[tuple[Parts, str | None]] = deque()
-    folders: dict[Parts, None] = {}
+    folders: dict[Parts, None] = {parts[:count]: None for count in range(len(parts), -1, -1)}
     for below, names in written.items():
         here = (*parts, *below)
         jobs.extend((here, name) for name in names)
