@@ -44,7 +44,9 @@ def main() -> int:
         case "schedules":
             from torture.schedules import schedules
 
-            return schedules(options.schedules, seed, options.first, options.processes, options.jobs)
+            return schedules(
+                options.schedules, seed, options.first, options.processes, options.jobs, store=options.store
+            )
         case "run":
             from torture.run_kills import kill_runs
 
@@ -105,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     meeting.add_argument("--first", type=int, default=0, help="number of the first one (0)")
     meeting.add_argument("--processes", type=int, default=None, help="virtual processes of each job (2 to 8, drawn)")
     meeting.add_argument("--jobs", type=int, default=1, help="processes of this machine that simulate (1)")
+    meeting.add_argument(
+        "--store",
+        choices=("folder", "memory"),
+        default="folder",
+        help="a folder with locks, or versions alone (folder)",
+    )
     running = attacks.add_parser("run", help="kills of a training loop that saves in the background, and goes on")
     running.add_argument("--kills", type=int, default=500, help="how many (500)")
     running.add_argument("--seed", type=int, default=None, help="for the random times (random)")

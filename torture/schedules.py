@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torture.memory_simulation import MemorySimulation
 from torture.simulated_folder import Violation
-from torture.simulation import run_schedule
+from torture.simulation import Simulation
 from torture.virtual_processes import REAL, Protocol
 
-__all__ = ["Found", "schedules", "tried"]
+__all__ = ["STORES", "Found", "schedules", "tried"]
+
+STORES = {"folder": Simulation, "memory": MemorySimulation}
+"""What the processes save into: a folder with locks, or the memory store, where versions alone decide."""
 
 _BATCH = 500
 _SHOWN = 20
@@ -28,14 +32,22 @@ class Found(NamedTuple):
 
 
 def tried(
-    seed: int, numbers: range, *, processes: int | None = None, protocol: Protocol = REAL, enough: int | None = None
+    seed: int,
+    numbers: range,
+    *,
+    processes: int | None = None,
+    protocol: Protocol = REAL,
+    enough: int | None = None,
+    store: str = "folder",
 ) -> Found:
     """Run the schedules of these numbers; stop when enough of them broke a rule."""
     found = Found(collections.Counter(), [])
     for number in numbers:
         found.counts["schedules"] += 1
         try:
-            found.counts.update(run_schedule(f"{seed}:{number}", processes=processes, protocol=protocol))
+            simulation = STORES[store](f"{seed}:{number}", protocol, processes)
+            simulation.run()
+            found.counts.update(simulation.counts)
         except Violation as error:
             found.violations.append((number, str(error)))
         if enough is not None and len(found.violations) >= enough:
@@ -43,20 +55,20 @@ def tried(
     return found
 
 
-def _tried_batch(batch: tuple[int, range, int | None]) -> Found:
-    seed, numbers, processes = batch
-    return tried(seed, numbers, processes=processes)
+def _tried_batch(batch: tuple[int, range, int | None, str]) -> Found:
+    seed, numbers, processes, store = batch
+    return tried(seed, numbers, processes=processes, store=store)
 
 
-def schedules(count: int, seed: int, first: int, processes: int | None, jobs: int) -> int:
+def schedules(count: int, seed: int, first: int, processes: int | None, jobs: int, *, store: str) -> int:
     """Run that many schedules, say what was seen, and return 0 when no rule was broken."""
-    print(f"{count} schedules of seed {seed}, {jobs} at once", flush=True)
+    print(f"{count} schedules of seed {seed} over the {store} store, {jobs} at once", flush=True)
     start = time.monotonic()
     counts: collections.Counter[str] = collections.Counter()
     broken: list[tuple[int, str]] = []
     shown = start
     batches = [
-        (seed, range(number, min(number + _BATCH, first + count)), processes)
+        (seed, range(number, min(number + _BATCH, first + count)), processes, store)
         for number in range(first, first + count, _BATCH)
     ]
     for found in _all_found(batches, jobs):
@@ -65,6 +77,7 @@ def schedules(count: int, seed: int, first: int, processes: int | None, jobs: in
             print(f"schedule {number}: {text}", flush=True)
             again = f"--seed {seed} --first {number} --schedules 1"
             again += f" --processes {processes}" if processes else ""
+            again += f" --store {store}" if store != "folder" else ""
             print(f"  again: python -m torture schedules {again}", flush=True)
         broken += found.violations
         if time.monotonic() - shown > 60:
@@ -79,7 +92,7 @@ def schedules(count: int, seed: int, first: int, processes: int | None, jobs: in
     return int(bool(broken))
 
 
-def _all_found(batches: list[tuple[int, range, int | None]], jobs: int) -> Iterator[Found]:
+def _all_found(batches: list[tuple[int, range, int | None, str]], jobs: int) -> Iterator[Found]:
     if jobs == 1:
         yield from map(_tried_batch, batches)
         return

@@ -7,9 +7,10 @@ import errno
 import functools
 import heapq
 import random
+from collections.abc import Callable
 
 from torture.simulated_folder import SimulatedFolder, Violation
-from torture.virtual_processes import REAL, Job, Process, Protocol
+from torture.virtual_processes import Job, Process, Protocol
 from treering._coordination import messages
 from treering._coordination.steps import (
     Call,
@@ -31,7 +32,7 @@ from treering._coordination.steps import (
 from treering._values.processes import Processes
 from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
 
-__all__ = ["Simulation", "run_schedule"]
+__all__ = ["Simulation", "payload_of"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
 messages._decode_vote = functools.lru_cache(maxsize=256)(messages._decode_vote)
@@ -53,7 +54,7 @@ class Simulation:
         self._random = random.Random(seed)
         self._protocol = protocol
         self._now = 0.0
-        self._queue: list[tuple[float, int, Process | None]] = []
+        self._queue: list[tuple[float, int, Process | Callable[[], None]]] = []
         self._tick = 0
         self._processes: list[Process] = []
         self._started = 0
@@ -63,8 +64,7 @@ class Simulation:
 
     def _draw(self, processes: int | None) -> None:
         chance = self._random.random
-        for_leaves = chance() < 0.25
-        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8, for_leaves=for_leaves, is_there=chance() < 0.5)
+        for_leaves = self._draw_world()
         self._swift = 1.0 - 0.5 * chance()  # the share of operations that take no time
         self._slow = 0.1 if chance() < 0.3 else 0.0
         self._stale = 0.3 * chance() if chance() < 0.25 else 0.0
@@ -77,7 +77,14 @@ class Simulation:
             calls = self._random.randrange(3, 7) if chance() < 0.05 else self._random.choice((1, 1, 1, 2))
             self._start_job(count, calls=calls, at=0.0)
         if chance() < 0.25:
-            self._push(self._random.uniform(0.0, 8.0), None)
+            self._push(self._random.uniform(0.0, 8.0), self._restart)
+
+    def _draw_world(self) -> bool:
+        """Make the folder; tell whether it is a leaves directory."""
+        chance = self._random.random
+        for_leaves = chance() < 0.25
+        self.folder = SimulatedFolder(locks_are_seen=chance() < 0.8, for_leaves=for_leaves, is_there=chance() < 0.5)
+        return for_leaves
 
     def _start_job(self, count: int, *, calls: int, at: float) -> None:
         job = Job(
@@ -103,7 +110,7 @@ class Simulation:
             what = self._random.choice(("kill", "pause", "pause", "interrupt"))
             process.trouble[self._random.randrange(_MOST_STEPS)] = what, self._random.uniform(0.0, 4 * job.timeout)
 
-    def _push(self, when: float, process: Process | None) -> None:
+    def _push(self, when: float, process: Process | Callable[[], None]) -> None:
         self._tick += 1
         heapq.heappush(self._queue, (when, self._tick, process))
 
@@ -117,8 +124,8 @@ class Simulation:
         """
         while self._queue:
             self._now, _, process = heapq.heappop(self._queue)
-            if process is None:
-                self._restart()
+            if not isinstance(process, Process):
+                process()
             elif process.alive:
                 if process.until > self._now:
                     self._push(process.until, process)
@@ -177,7 +184,7 @@ class Simulation:
             process.answer = None
             if type(operation) is not Now:
                 return operation
-            process.answer = self._now
+            process.answer = process.offset + self._now * process.rate
 
     def _at_once(self, process: Process, operation: Operation) -> bool:
         """Do an operation that takes no time, and return True; else begin with it."""
@@ -189,7 +196,7 @@ class Simulation:
             if process.thrown is not None:
                 return True
         if type(operation) is Sleep:
-            self._push(self._now + operation.seconds, process)
+            self._push(self._now + operation.seconds / process.rate, process)
             return False
         wait = 0.0
         chance = self._random.random
@@ -243,17 +250,22 @@ class Simulation:
         process.answer = process.thrown = None
         process.leads = False
         if process.this:
-            process.steps = self._protocol.following(call, self._check)
+            process.steps = self._protocol.participate(call, self._check)
             return
+        process.steps = self._coordinate(process, call)
+
+    def _coordinate(self, process: Process, call: Call) -> Operations:
+        """Return the operations of process 0."""
+        job = process.job
         unheard = frozenset(self.folder.unheard)
         try:
             self.folder.enter(process.number, call.attempt, self._protocol.live(call), overwrite=job.overwrite)
         except (Busy, Exists) as error:
-            process.steps = _then(self._protocol.refused(call, error), error)
-        else:
-            process.leads = True
-            process.steps = self._protocol.leading(call, b"signature")
-        self.folder.unheard -= call.live_attempts - unheard  # what it sweeps itself is no excuse
+            return _then(self._protocol.refuse(call, error), error)
+        finally:
+            self.folder.unheard -= call.live_attempts - unheard  # what it sweeps itself is no excuse
+        process.leads = True
+        return self._protocol.coordinate(call, b"signature")
 
     @staticmethod
     def _check(signature: bytes) -> None:
@@ -312,10 +324,10 @@ class Simulation:
             process.troubled = True
             process.thrown = StoreFailed("no space left on device")
         else:
-            process.answer = _payload(process, process.this)
+            process.answer = payload_of(process, process.this)
 
     def _commit(self, process: Process, parts: tuple[bytes, ...]) -> None:
-        wanted = tuple(_payload(process, this) for this in range(process.job.count))
+        wanted = tuple(payload_of(process, this) for this in range(process.job.count))
         chance = self._random.random
         fails = chance() < self._breaking
         if fails:
@@ -344,7 +356,7 @@ class Simulation:
         if error is None and process.attempt not in self.folder.commits:
             raise Violation(f"process {process.this} reports success of {process.attempt}, which was never committed")
         took = self._now - process.began - process.allowed
-        bound = 3.1 * process.job.timeout + 3 * _PACE.linger
+        bound = (3.1 * process.job.timeout + 3 * _PACE.linger) / process.rate
         if took > bound:
             raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
         if isinstance(error, TreeringError):
@@ -425,7 +437,7 @@ class Simulation:
 _COUNTS = (2, 2, 2, 2, 3, 3, 4, 5, 6, 8)
 
 
-def _payload(process: Process, this: int) -> bytes:
+def payload_of(process: Process, this: int) -> bytes:
     """What a process has to hand in so that all parts are of one call of the program, which saves one state."""
     return f"{process.attempt} {this} in call {process.call}".encode()
 
@@ -446,14 +458,3 @@ def _outcome(error: BaseException | None) -> str:
     if isinstance(error, Exists | Busy):
         return "refused"
     return type(error).__name__
-
-
-def run_schedule(seed: str, *, processes: int | None = None, protocol: Protocol = REAL) -> collections.Counter[str]:
-    """Draw and run one schedule, and return what was seen in it.
-
-    Raises:
-        Violation: a rule was broken.
-    """
-    simulation = Simulation(seed, protocol, processes)
-    simulation.run()
-    return simulation.counts

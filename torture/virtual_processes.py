@@ -1,4 +1,4 @@
-"""What the simulated processes are, and the steps that they take."""
+"""What the simulated processes are, and the protocol that they follow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["REAL", "Job", "Process", "Protocol"]
 class Protocol(NamedTuple):
     """What the virtual processes do."""
 
-    leading: Callable[[Call, bytes], Operations] = coordinator.coordinate
-    refused: Callable[[Call, BaseException], Operations] = coordinator.refuse
-    following: Callable[[Call, Callable[[bytes], None]], Operations] = participant.participate
+    coordinate: Callable[[Call, bytes], Operations] = coordinator.coordinate
+    refuse: Callable[[Call, BaseException], Operations] = coordinator.refuse
+    participate: Callable[[Call, Callable[[bytes], None]], Operations] = participant.participate
     job_name: Callable[[int], str] = lambda number: f"{number:016x}"
     """A name for the job that was started as so many-th."""
     live: Callable[[Call], Collection[str]] = lambda call: call.live_attempts
-    """The attempts whose notes process 0 leaves when it enters."""
+    """The attempts whose messages process 0 leaves when it enters."""
     counted: Callable[[int, int], int] = lambda own, _: own
     """What a process goes on counting from that found process 0 in a later call: its own number, and that one."""
 
@@ -74,6 +74,10 @@ class Process:
     """Seconds of the call that were not spent in waiting for others."""
     until: float = 0.0
     """It is paused until then."""
+    offset: float = 0.0
+    """What its clock shows when the schedule begins."""
+    rate: float = 1.0
+    """How fast its clock goes."""
     ended: dict[int, float] = dataclasses.field(default_factory=dict)
     """When each of its calls has ended."""
     results: dict[int, BaseException | None] = dataclasses.field(default_factory=dict)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.crash.attacks import attack
 from torture.schedules import tried
+from torture.simulated_store import SimulatedSave, WatchedStore
 from torture.virtual_processes import REAL, Protocol
 from treering._coordination.coordinator import coordinate
 from treering._coordination.messages import DecisionMessage, VoteMessage, VoteStage
 from treering._coordination.participant import participate
 from treering._coordination.steps import Call, Commit, Get, MakeFolder, Operation, Operations, Put, Rollback, Sleep
-from treering._values.checkpoint_names import decision_name
+from treering._store.api import Held, Version
+from treering._values.checkpoint_names import INDEX, decision_name
 from treering.errors import Timeout
 
 pytestmark = pytest.mark.slow
@@ -43,7 +45,14 @@ def test_many_processes_of_a_job() -> None:
     assert tried(SEED, range(20), processes=40).violations == []
 
 
+def test_a_slice_over_a_store_that_proves_of_nobody_that_it_lives() -> None:
+    found = tried(SEED, range(500), store="memory")
+    assert found.violations == []
+    assert {"committed", "refused", "killed", "paused", "late", "timed out, outcome unknown"} <= set(found.counts)
+
+
 def test_the_same_seed_gives_the_same_schedules() -> None:
+    assert tried(SEED, range(10), store="memory") == tried(SEED, range(10), store="memory")
     assert tried(SEED, range(40)) == tried(SEED, range(40))
     assert tried(SEED, range(40)).counts != tried(SEED + 1, range(40)).counts
 
@@ -140,16 +149,16 @@ def silent(call: Call, error: BaseException) -> Operations:
 
 
 MUTANTS = {
-    "process 0 does not wait for missing parts": REAL._replace(leading=impatient),
-    "process 0 does not wait for the end of the work": REAL._replace(leading=credulous),
-    "process 0 acknowledges before it commits": REAL._replace(leading=hasty),
-    "process 0 removes the proof while others may write": REAL._replace(leading=tidy),
-    "process 0 does not say that it was refused": REAL._replace(refused=silent),
-    "others withdraw after they have handed in": REAL._replace(following=faithless),
-    "others withdraw although the commit may have happened": REAL._replace(leading=careless),
-    "others take silence for success": REAL._replace(following=trusting),
-    "others wait too long": REAL._replace(following=patient),
-    "others that give up make no folder to say so": REAL._replace(following=unheard),
+    "process 0 does not wait for missing parts": REAL._replace(coordinate=impatient),
+    "process 0 does not wait for the end of the work": REAL._replace(coordinate=credulous),
+    "process 0 acknowledges before it commits": REAL._replace(coordinate=hasty),
+    "process 0 removes the proof while others may write": REAL._replace(coordinate=tidy),
+    "process 0 does not say that it was refused": REAL._replace(refuse=silent),
+    "others withdraw after they have handed in": REAL._replace(participate=faithless),
+    "others withdraw although the commit may have happened": REAL._replace(coordinate=careless),
+    "others take silence for success": REAL._replace(participate=trusting),
+    "others wait too long": REAL._replace(participate=patient),
+    "others that give up make no folder to say so": REAL._replace(participate=unheard),
     "process 0 sweeps what was said of its own later calls": REAL._replace(live=lambda call: ()),
     "others take over the number of process 0": REAL._replace(counted=max),
     "a job has the name of the one before": REAL._replace(job_name=lambda number: f"{0:016x}"),
@@ -159,6 +168,54 @@ MUTANTS = {
 @pytest.mark.parametrize("protocol", MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_broken_protocol_is_found(protocol: Protocol) -> None:
     assert tried(SEED, SLICE, protocol=protocol, enough=1).violations
+
+
+OVER_MEMORY = {
+    "process 0 acknowledges before it commits": REAL._replace(coordinate=hasty),
+    "process 0 does not wait for the end of the work": REAL._replace(coordinate=credulous),
+    "others withdraw although the commit may have happened": REAL._replace(coordinate=careless),
+    "others take silence for success": REAL._replace(participate=trusting),
+}
+
+
+@pytest.mark.parametrize("protocol", OVER_MEMORY.values(), ids=OVER_MEMORY.keys())
+def test_a_broken_protocol_is_found_over_the_memory_store(protocol: Protocol) -> None:
+    assert tried(SEED, SLICE, protocol=protocol, enough=1, store="memory").violations
+
+
+def removes_what_may_be_committed(save: SimulatedSave) -> None:
+    save._unknown = False
+    REMOVE(save)
+
+
+def replaces_whatever_is_there(save: SimulatedSave) -> None:
+    assert save._claim is not None
+    found = save._store.find(INDEX)
+    if found is not None:
+        save._claim._state = found.version  # type: ignore[attr-defined]
+    SWAP(save)
+
+
+def sweeps_all(self: WatchedStore, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
+    for one in data:
+        self.remove(one)
+    return Held.NO
+
+
+REMOVE, SWAP = SimulatedSave._remove_own, SimulatedSave._swap
+BROKEN_SAVES = {
+    "a save that may be committed yet removes its data": (SimulatedSave, "_remove_own", removes_what_may_be_committed),
+    "a save replaces whatever is there": (SimulatedSave, "_swap", replaces_whatever_is_there),
+    "a save takes silence for death": (WatchedStore, "sweep", sweeps_all),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_SAVES.values(), ids=BROKEN_SAVES.keys())
+def test_a_broken_save_over_the_memory_store_is_found(
+    broken: tuple[type, str, Callable[..., object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*broken)
+    assert tried(SEED, SLICE, enough=1, store="memory").violations
 
 
 def test_the_command_says_what_it_saw() -> None:
