@@ -23,7 +23,8 @@ from torture.process_judging import Case
 from torture.process_scenes import SCENES, JointScene
 from torture.process_table import points_of
 from torture.process_workers import ACTIONS, LAYERS
-from treering._leaves.folder import commit
+from treering._values import timing
+from treering._values.timing import Timing
 
 __all__ = ["COUNTS", "cases", "processes"]
 
@@ -42,7 +43,7 @@ def processes(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     _import_all()
     # Who stands still may hold a lock: that its minute passes is no news.
-    setattr(commit, "WAIT_SECONDS", 5.0)  # noqa: B010 - a constant to everybody else
+    timing.current = Timing(directory_lock=5.0)
     begun = time.monotonic()
     todo = [case for case in cases(options.count or COUNTS) if _is_wanted(case, options)]
     if not todo:

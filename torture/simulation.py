@@ -21,7 +21,6 @@ from treering._coordination.steps import (
     Operation,
     Operations,
     OutOfStep,
-    Pace,
     PrepareData,
     Put,
     Remove,
@@ -30,6 +29,7 @@ from treering._coordination.steps import (
     derive_attempt,
 )
 from treering._values.processes import Processes
+from treering._values.timing import Timing
 from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
 
 __all__ = ["Simulation", "payload_of"]
@@ -38,7 +38,7 @@ __all__ = ["Simulation", "payload_of"]
 messages._decode_vote = functools.lru_cache(maxsize=256)(messages._decode_vote)
 messages._decode_decision = functools.lru_cache(maxsize=256)(messages._decode_decision)
 
-_PACE = Pace(first=0.02, most=0.5, growth=3.0, linger=3.0)
+_TIMING = Timing(poll_first=0.02, poll_longest=0.5, poll_growth=3.0, linger=3.0)
 _MOST_STEPS = 45
 
 
@@ -243,7 +243,7 @@ class Simulation:
             timeout=job.timeout,
             doing="save 'ckpt'",
             who=f"host {process.number}, pid {process.number}",
-            pace=_PACE,
+            timing=_TIMING,
         )
         process.attempt = call.attempt
         process.began, process.allowed = self._now, 0.0
@@ -356,7 +356,7 @@ class Simulation:
         if error is None and process.attempt not in self.folder.commits:
             raise Violation(f"process {process.this} reports success of {process.attempt}, which was never committed")
         took = self._now - process.began - process.allowed
-        bound = (3.1 * process.job.timeout + 3 * _PACE.linger) / process.rate
+        bound = (3.1 * process.job.timeout + 3 * _TIMING.linger) / process.rate
         if took > bound:
             raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
         if isinstance(error, TreeringError):

@@ -22,10 +22,12 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from treering._arrays import exchange
 from treering._arrays.incoming import StoredArrays
-from treering._checkpoint import joint_load, retry_on_overwrite
+from treering._checkpoint import joint_load
 from treering._coordination import allgather
 from treering._coordination.messages import Failure
+from treering._values import timing
 from treering._values.processes import Processes
+from treering._values.timing import Timing
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, NotShared, ProcessFailed, Timeout, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -76,7 +78,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(joint_load, "_job", lambda: Processes(this=0, count=4))
     monkeypatch.setattr(joint_load, "allgather_with_deadline", playing.allgather_with_deadline)
     monkeypatch.setattr(joint_load, "run_in_order", run_in_order)
-    monkeypatch.setattr(retry_on_overwrite, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(timing, "current", Timing(reopen_first=0.0))
     yield playing
     exchange._reading_mesh.cache_clear()
     exchange._own_places.cache_clear()

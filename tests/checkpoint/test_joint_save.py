@@ -23,10 +23,10 @@ from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import bits
 from treering._coordination.message_board import FolderMessageBoard
 from treering._coordination.messages import VoteMessage, VoteStage
-from treering._coordination.steps import Pace
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.checkpoint_names import attempt_of_journal, data_of, is_message
+from treering._values.timing import Timing
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
 __all__ = ["together", "two"]
@@ -306,7 +306,7 @@ def test_equal_has_to_be_said_by_all(together: Together, tmp_path: Path) -> None
 def test_an_error_in_the_work_of_one_reaches_all(
     together: Together, failing: int, error: Exception, expected: type, tmp_path: Path
 ) -> None:
-    together.pace = Pace()  # all of them come: process 0 removes the notes when the last one has heard of the error
+    together.timing = Timing()  # all of them come: process 0 removes the notes when the last one has heard of the error
     path = tmp_path / "ckpt"
     treering.save(path, {"old": 1})
     before = names(path)
@@ -477,7 +477,7 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together
 def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     # The winner may sweep what the loser says to its own; it says it again after a second.
-    jobs = [Together(together.count, job=16 * name, pace=Pace()) for name in "ab"]
+    jobs = [Together(together.count, job=16 * name, timing=Timing()) for name in "ab"]
     found: list[list[Exception | None]] = [[], []]
 
     def run(number: int) -> None:

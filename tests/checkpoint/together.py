@@ -17,13 +17,14 @@ from treering._arrays import outgoing
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_save, plan_cache
 from treering._checkpoint import save as saving
-from treering._coordination.steps import Call, Pace
+from treering._coordination.steps import Call
 from treering._values.processes import Processes
+from treering._values.timing import Timing
 
 __all__ = ["Together", "job_of", "together", "two"]
 
 
-SOON = Pace(linger=0.3)
+SOON = Timing(linger=0.3)
 
 
 @dataclasses.dataclass
@@ -38,7 +39,7 @@ class Together:
     """Of its saves."""
     timeout: float = 60.0
     """Seconds that they wait for each other."""
-    pace: Pace = SOON
+    timing: Timing = SOON
     """How often they look, and how long process 0 stays for those who are late."""
 
     def devices_of(self, process: int) -> list[Any]:
@@ -76,7 +77,7 @@ class Together:
                 processes=processes,
                 timeout=self.timeout,
                 doing=f"save '{path}'",
-                pace=self.pace,
+                timing=self.timing,
             )
             calls.call = call
             try:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from treering._values.processes import DEFAULT_TIMEOUT, Processes, format_processes, timeout_seconds
+from treering._values.processes import Processes, format_processes, timeout_seconds
+from treering._values.timing import DEFAULT_TIMEOUT
 from treering.errors import Unsupported
 
 

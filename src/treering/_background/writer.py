@@ -23,6 +23,7 @@ from typing import Final, Self
 
 from treering._background.save_job import SaveJob, SaveStage, writes_here
 from treering._store.waiters import Waiters
+from treering._values import timing
 from treering.errors import Timeout, Unsupported
 
 _VARIABLE: Final = "TREERING_ASYNC_BYTES"
@@ -52,8 +53,6 @@ def async_bytes(environment: Mapping[str, str] = os.environ) -> int:
 
 MOST: Final = 2
 """How many saves are in flight at most: one is written, one waits."""
-
-_LOOK_SECONDS: Final = 0.5
 
 
 class Reservation:
@@ -115,7 +114,7 @@ class Writer:
                     self.jobs.append(job)
                     return
             self._require_progress(f"could not {job.doing}: no room beside the saves in flight")
-            self._changed.wait(has_room, _LOOK_SECONDS)
+            self._changed.wait(has_room, timing.current.writer_pause)
 
     def reserve(self, job: SaveJob) -> Reservation:
         """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
@@ -150,7 +149,7 @@ class Writer:
                 self._queued.put(None)
                 return
         while self.jobs[0] is not job and not self._stalled():
-            self._changed.wait(lambda: self.jobs[0] is job, _LOOK_SECONDS)
+            self._changed.wait(lambda: self.jobs[0] is job, timing.current.writer_pause)
         job.begin()
         self._do(job, write)
         if job.error is not None and not job.told:
@@ -235,7 +234,7 @@ class Writer:
             left = end - time.monotonic()
             if left <= 0:
                 raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
-            self._changed.wait(lambda: not self._of(path), min(left, _LOOK_SECONDS))
+            self._changed.wait(lambda: not self._of(path), min(left, timing.current.writer_pause))
 
     def _stalled(self) -> bool:
         """Tell whether nothing moves any more; a save that waits for its turn moves with the one that has it."""

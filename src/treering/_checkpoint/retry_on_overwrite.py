@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from treering._arrays.source import Source
+from treering._values import timing
 from treering._values.telemetry import report
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
 
@@ -19,8 +20,6 @@ T = TypeVar("T")
 _TRIES: Final = 100
 # Several processes also try again where a network file system shows them different states for a while.
 _TRIES_TOGETHER: Final = 16
-_FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 2.0
 
 
 class Reopen(Exception):
@@ -85,7 +84,7 @@ def _retry(opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], 
             together += 1
             if together == _TRIES_TOGETHER:
                 raise again.error from None
-            time.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**together))
+            time.sleep(min(timing.current.reopen_longest, timing.current.reopen_first * 2**together))
         except Exception as error:
             group.tell(error)
             raise

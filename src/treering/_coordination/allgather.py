@@ -19,6 +19,7 @@ import jax
 
 from treering._coordination.gathered import allgather
 from treering._coordination.heartbeat import Heartbeat
+from treering._values import timing
 from treering._values.human import pluralize
 from treering._values.processes import Processes, format_processes
 from treering.errors import ProcessFailed, Timeout
@@ -36,7 +37,6 @@ PAYLOAD_BYTES: Final = 512
 _HEADER: Final = struct.Struct("<IH2x")
 _ROW_BYTES: Final = _HEADER.size + PAYLOAD_BYTES
 
-_AFTER_ERROR_SECONDS: Final = 2.0
 _OF_OTHERS: Final = tuple(
     f"{code}: "
     for code in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN")
@@ -229,7 +229,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
         # XLA, of memory that is short or of wrong arguments, are this process's own trouble.
         if not text.startswith(_OF_OTHERS):
             raise
-        silent = signs.silent_after(_AFTER_ERROR_SECONDS) or ()
+        silent = signs.silent_after(timing.current.after_error) or ()
         signs.part()
         who = format_processes(silent) if silent else "another process"
         reason = f"{text.splitlines()[0]:.200}"

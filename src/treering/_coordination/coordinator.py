@@ -94,7 +94,7 @@ def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[by
     attempt = call.attempt
     payloads = {0: own}
     waiting: dict[int, VoteMessage | Corrupt | None] = dict.fromkeys(call.processes.others)
-    pause = poll_intervals(call.pace)
+    pause = poll_intervals(call.timing)
     end = (yield NOW) + call.timeout
     while True:
         now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
@@ -175,7 +175,7 @@ def _announce(call: Call, verdict: DecisionMessage, waited_for: Iterable[int]) -
     attempt = call.attempt
     name, data = decision_name(attempt), verdict.text()
     waiting = list(waited_for)
-    pause = poll_intervals(call.pace)
+    pause = poll_intervals(call.timing)
     now = yield NOW
     again, end = now, now + call.linger
     while True:

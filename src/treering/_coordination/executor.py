@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.steps import (
@@ -20,10 +20,8 @@ from treering._coordination.steps import (
     Rollback,
     Sleep,
 )
+from treering._values import timing
 from treering.errors import Timeout
-
-_TRIED_FOR: Final = 1.0
-_FIRST_PAUSE: Final = 0.01
 
 
 class Participant(Protocol):
@@ -134,8 +132,8 @@ class _Executor:
         return found
 
     def _put(self, name: str, data: bytes) -> None:
-        end = self._clock() + _TRIED_FOR
-        pause = _FIRST_PAUSE
+        end = self._clock() + timing.current.put_retries
+        pause = timing.current.put_pause
         while True:
             try:
                 self._board.put(name, data)

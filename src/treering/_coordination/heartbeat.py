@@ -7,6 +7,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
+from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ from treering._store.waiters import Latch
 
 # Messages of one process differ from those that an earlier run of it left.
 _THIS_RUN: Final = secrets.token_hex(8)
-
-_FIRST_SECONDS: Final = 1.0
-_EVERY_SECONDS: Final = 0.5
-_AFTER_ERROR_EVERY_SECONDS: Final = 0.1
-_WINDOW_SECONDS: Final = 10.0
 
 
 class Heartbeat:
@@ -56,8 +52,8 @@ class Heartbeat:
         self._no_folder = False
         # Not a word of it differs between processes, but for the mark that process 0 may put behind it.
         self._parting = b"call %d ended here with an error of the others " % number
-        self._every = min(_EVERY_SECONDS, timeout / 8)
-        self._next = time.monotonic() + min(_FIRST_SECONDS, timeout / 8)
+        self._every = min(timing.current.heartbeat_every, timeout / 8)
+        self._next = time.monotonic() + min(timing.current.heartbeat_first, timeout / 8)
         self._left = 0
         self._works = self._worked = False
         self._before: list[bytes | None] | None = None
@@ -70,7 +66,7 @@ class Heartbeat:
                 return event.is_set()
             self._leave()
             self._next = time.monotonic() + self._every
-            if self._before is None and now >= deadline - _WINDOW_SECONDS:
+            if self._before is None and now >= deadline - timing.current.heartbeat_window:
                 self._before = self._seen()
         return True
 
@@ -104,7 +100,7 @@ class Heartbeat:
         deadline = time.monotonic() + seconds
         silent = self._silent_but(left)
         while silent and time.monotonic() < deadline:
-            time.sleep(min(self._every, _AFTER_ERROR_EVERY_SECONDS))
+            time.sleep(min(self._every, timing.current.heartbeat_after_error))
             self._leave()
             # Whoever gave a sign may have left since as well.
             still = self._silent_but(left)

@@ -28,16 +28,12 @@ from treering._coordination.messages import Failure
 from treering._coordination.steps import Call
 from treering._store.failures import naming
 from treering._store.resolve import opened_store, store_at
+from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes, format_processes
 from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
 
 T = TypeVar("T")
-
-# A network file system may hide a new name for as long as it believes what it knew of the folder.
-_LOOK_SECONDS: Final = 30.0
-_PAUSE_SECONDS: Final = 0.02
-_REFRESHED_AFTER: Final = 1.0
 
 _TRIES: Final = 5
 _REMOVALS: Final = 50
@@ -146,7 +142,7 @@ class _JobHandshake:
         self._path = path
         self._shown = os.fspath(path)
         self._timeout = timeout
-        self._look_seconds = min(timeout, _LOOK_SECONDS)
+        self._look_seconds = min(timeout, timing.current.handshake_look)
         self._doing = doing
         self._leads = job.processes.leads
         self._store = store_at(path)
@@ -263,7 +259,7 @@ class _JobHandshake:
         for _ in range(_REMOVALS):
             if self._store.unmake():
                 return
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(timing.current.handshake_pause)
 
     def _require_others(self) -> None:
         """See that no other process had given up this call, when this one came to it.
@@ -315,10 +311,10 @@ class _JobHandshake:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            if now >= refreshed + _REFRESHED_AFTER:
+            if now >= refreshed + timing.current.refresh:
                 _refresh_folder(self._path.parent)
                 refreshed = now
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(timing.current.handshake_pause)
 
 
 class _SignedMessageBoard(PathMessageBoard):

@@ -97,7 +97,7 @@ def _await_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage]:
         OutOfStep: it has gone on.
         Timeout: it did not come.
     """
-    pause = poll_intervals(call.pace)
+    pause = poll_intervals(call.timing)
     end = (yield NOW) + call.timeout
     while True:
         now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
@@ -135,7 +135,7 @@ def _require_same_call(call: Call, begun: PrepareMessage) -> Operations:
         OutOfStep: process 0 has gone on.
         Timeout: process 0 has left, and nobody knows why.
     """
-    pause = poll_intervals(call.pace)
+    pause = poll_intervals(call.timing)
     end = (yield NOW) + call.linger
     while True:
         now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
@@ -155,7 +155,7 @@ def _await_decision(call: Call, begun: PrepareMessage) -> Operations:
         Timeout: it says nothing.
     """
     part = vote_name(call.attempt, 0)
-    pause = poll_intervals(call.pace)
+    pause = poll_intervals(call.timing)
     start = now = yield NOW
     end = start + call.timeout
     has_written = False

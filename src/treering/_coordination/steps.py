@@ -12,7 +12,9 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage
+from treering._values import timing
 from treering._values.processes import Processes
+from treering._values.timing import Timing
 from treering.errors import Corrupt, StoreFailed, Timeout, TreeringError
 
 _Message = TypeVar("_Message", PrepareMessage, VoteMessage, DecisionMessage)
@@ -75,22 +77,6 @@ Operation: TypeAlias = Put | Get | Remove | MakeFolder | Sleep | Now | PrepareDa
 Operations: TypeAlias = Generator[Operation, Any, None]
 
 
-class Pace(NamedTuple):
-    """How often one looks, and how long one stays for those who are late."""
-
-    first: float = 0.001
-    """Seconds of the first pause between two looks."""
-    most: float = 0.05
-    """Seconds of the longest."""
-    growth: float = 1.1
-    """How much longer each is than the one before: of a short wait at most a tenth is lost."""
-    linger: float = 5.0
-    """Seconds that process 0 stays, at most, to see that all have read its verdict."""
-
-
-USUAL_PACE: Final = Pace()
-
-
 _LATER_CALLS: Final = 64
 
 
@@ -142,8 +128,8 @@ class Call:
     """What it does, for messages: ``save '/x/ckpt'``."""
     who: str = dataclasses.field(default_factory=_describe_this_process)
     """Where this process runs, for the messages of others."""
-    pace: Pace = USUAL_PACE
-    """How often it looks."""
+    timing: Timing = dataclasses.field(default_factory=lambda: timing.current)
+    """How often it looks, and how long the coordinator lingers."""
 
     @property
     def attempt(self) -> str:
@@ -158,7 +144,7 @@ class Call:
     @property
     def linger(self) -> float:
         """Seconds to stay for those who are late; less than those who are in the next call already wait for us."""
-        return min(self.pace.linger, self.timeout / 2)
+        return min(self.timing.linger, self.timeout / 2)
 
 
 MAKE_FOLDER: Final = MakeFolder()
@@ -189,12 +175,12 @@ def roll_back() -> Operations:
         yield ROLLBACK
 
 
-def poll_intervals(pace: Pace) -> Iterator[float]:
+def poll_intervals(of: Timing) -> Iterator[float]:
     """Yield the pauses between looks."""
-    pause = pace.first
+    pause = of.poll_first
     while True:
         yield pause
-        pause = min(pause * pace.growth, pace.most)
+        pause = min(pause * of.poll_growth, of.poll_longest)
 
 
 def decode_or_error(read: Callable[[bytes], _Message], data: bytes | None) -> _Message | Corrupt | None:

@@ -16,6 +16,7 @@ from treering._format.run_document import RunDocument, StepRecord, encode_run, r
 from treering._runs.steps import NOT_READ, document_in, facts, read_record, still_true
 from treering._runs.superseded import left_steps
 from treering._store.run_folder import HEAD_BYTES, RunFolder
+from treering._values import timing
 from treering.retention import (
     AnyRule,
     KeepBest,
@@ -28,8 +29,6 @@ from treering.retention import (
     removable,
 )
 
-# A loop that always has a save waiting writes ``run.json`` no more often than this.
-_SECONDS: Final = 1.0
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
 _FEW: Final = 32
 
@@ -139,7 +138,7 @@ class KnownSteps:
             StoreFailed: the system refuses; the old ``run.json`` is there.
             LinkRefused: ``run.json`` is a link.
         """
-        if may_wait and time.monotonic() - self._written < _SECONDS:
+        if may_wait and time.monotonic() - self._written < timing.current.step_notes:
             return
         # Only what is new is encoded: thousands of steps at once would hold up the other threads.
         for step in self._records.keys() - self._texts.keys():

@@ -17,12 +17,11 @@ from typing import Any, Final
 from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._runs.signals import Signals, signal_text
+from treering._values import timing
 from treering._values.processes import Processes, format_processes
 from treering.cadence import Cadence, Decision, LastSave
 from treering.errors import Mismatch
 
-_LONGEST_SECONDS: Final = 1.0
-_SHARE_OF_INTERVAL: Final = 0.01
 # Steps may become slower than they were when the next meeting was agreed on.
 _MOST_STEPS: Final = 100
 
@@ -153,9 +152,9 @@ class Pace:
 
     def _ahead(self, step: int, now: float) -> int:
         """Return after how many steps all meet again, by the time that steps took since the last meeting."""
-        seconds = _LONGEST_SECONDS
+        seconds = timing.current.decide_longest
         if self._cadence is not None and self._cadence.seconds is not None:
-            seconds = min(seconds, self._cadence.seconds * _SHARE_OF_INTERVAL)
+            seconds = min(seconds, self._cadence.seconds * timing.current.decide_share)
         steps, passed = step - self._met_at.step, now - self._met_at.time
         if self._met_at.ask == 0 or steps <= 0:
             return 1

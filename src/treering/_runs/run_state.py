@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
@@ -21,6 +21,7 @@ from treering._runs.pace import Pace
 from treering._runs.signals import Signals
 from treering._runs.steps import latest_of
 from treering._store.resolve import absolute, new_folder_path
+from treering._values import timing
 from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.warned import warn_of
@@ -29,8 +30,6 @@ from treering.errors import Timeout, TreeringError, UnknownMetric, Unsupported
 from treering.retention import Policy
 
 T = TypeVar("T", bound=int | None)
-
-_LOOK_EVERY_S: Final = 0.05
 
 
 class ClosedRun(TreeringError, ValueError):
@@ -212,7 +211,7 @@ class RunState:
                 error = Timeout(what, hint="look what became of it; all processes have to pass the same `keep`")
                 error.missing = (0,)
                 raise error
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(timing.current.removal_pause)
 
     @property
     def keep_text(self) -> str | None:

@@ -8,10 +8,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from treering._values.timing import DEFAULT_TIMEOUT
 from treering.errors import Unsupported
-
-DEFAULT_TIMEOUT: Final = 600.0
-"""Seconds that a process waits for others where nothing else is said."""
 
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
 _SHOWN: Final = 20

@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
+from treering._values import timing
 from treering._values.human import bytes_text, duration_text, rate_text
 from treering.errors import Unsupported
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes."""
 
-_FIRST_AFTER_S: Final = 0.3
-_EVERY_S: Final = 0.1
 _BAR: Final = 20
 _USUAL_WIDTH: Final = 80
 
@@ -68,11 +67,11 @@ class ProgressLine:
         self._wanted = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
         self._shown = False
         self._began = time.monotonic()
-        self._next = self._began + _FIRST_AFTER_S
+        self._next = self._began + timing.current.bar_first
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()  # a save in the background has waited for its turn
-        self._next = self._began + _FIRST_AFTER_S
+        self._next = self._began + timing.current.bar_first
         return self
 
     def __exit__(
@@ -86,7 +85,7 @@ class ProgressLine:
         now = time.monotonic()
         if not self._wanted or now < self._next:
             return
-        self._next = now + _EVERY_S
+        self._next = now + timing.current.bar_every
         self._shown = True
         self._print(self.line(done, total, now - self._began)[: _width() - 1])
 

@@ -10,11 +10,12 @@ import pytest
 
 from tests.leaves.folder.directories import RULES, array_text, everything, expected, load, save, update_for
 from treering._coordination.message_board import FolderMessageBoard
-from treering._leaves.folder import staged_files
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.staged_files import JoinedLeaves
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.posix import descriptors
+from treering._values import timing
+from treering._values.timing import Timing
 from treering.errors import Exists, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"
@@ -154,7 +155,7 @@ def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
 
 
 def test_no_folder_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_files, "_PATIENCE", 0.05)
+    monkeypatch.setattr(timing, "current", Timing(staged_folder=0.05))
     with pytest.raises(StoreFailed, match="process 0 gave up or died"):
         JoinedLeaves(tmp_path, ATTEMPT)
     with pytest.raises(FileNotFoundError):

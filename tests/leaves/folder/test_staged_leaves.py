@@ -32,6 +32,8 @@ from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused
 from treering._store.posix import descriptors, folder, open_descriptor
 from treering._store.posix.folder_tree import FolderTree
+from treering._values import timing
+from treering._values.timing import Timing
 from treering.errors import Busy, Exists, NotDirectory, StoreFailed, Unsupported
 
 DEAD = "0123456789abcdef"
@@ -411,7 +413,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
     thread.start()
     entered.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "WAIT_SECONDS", 0.0)
+        patch.setattr(timing, "current", Timing(directory_lock=0.0))
         with pytest.raises(Busy, match="other processes keep saving there") as caught:
             save(tmp_path, NEW)
     assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(tmp_path))

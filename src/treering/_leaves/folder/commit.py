@@ -30,6 +30,7 @@ from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
+from treering._values import timing
 from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.leaves_names import (
     INDEX,
@@ -42,12 +43,6 @@ from treering._values.leaves_names import (
     staged_leaves,
 )
 from treering.errors import Busy, StoreFailed
-
-WAIT_SECONDS = 60.0
-"""How long a saver waits for others before it gives up."""
-
-_FIRST_PAUSE = 0.001
-_LONGEST_PAUSE = 0.05
 
 
 class LeavesCommit:
@@ -133,14 +128,14 @@ class LeavesCommit:
             sync_folders(self._folder, self._tree, move_staged(self._tree, self._own.attempt))
 
     def _take_lock(self) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        pause = _FIRST_PAUSE
+        deadline = time.monotonic() + timing.current.directory_lock
+        pause = timing.current.directory_lock_first
         while not self._lock.take():
             if time.monotonic() >= deadline:
                 hint = None if self._folder.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
                 raise self._busy("other processes keep saving there", hint)
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, timing.current.directory_lock_longest)
 
     def _require_there(self) -> None:
         if not self._folder.is_there():

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._leaves.folder.sync import sync_written
@@ -26,6 +26,7 @@ from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
 from treering._store.posix.store import PosixStore
 from treering._store.posix.writing import write_content
+from treering._values import timing
 from treering._values.leaves_names import ATTEMPTS, parts_of, staged_leaves
 from treering.errors import Unsupported
 
@@ -152,11 +153,6 @@ def _over_error() -> RuntimeError:
     return RuntimeError("this save is over")
 
 
-# A network file system may show a note before it shows the folder that was made before the note.
-_PATIENCE: Final = 10.0
-_PAUSE: Final = 0.02
-
-
 class JoinedLeaves(StagedFiles):
     """What this process writes for an attempt whose folder process 0 has made and locked. A context manager.
 
@@ -218,11 +214,11 @@ class JoinedLeaves(StagedFiles):
                 self._tree.remove((*self._staged, *parts), *names)
 
     def _await_attempt(self) -> os.stat_result:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + timing.current.staged_folder
         while (found := self._attempt_found()) is None:
             if time.monotonic() >= deadline:
                 raise _removed_error()
-            time.sleep(_PAUSE)
+            time.sleep(timing.current.staged_folder_pause)
         return found
 
     def _attempt_found(self) -> os.stat_result | None:
