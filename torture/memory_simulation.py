@@ -15,7 +15,7 @@ from torture.simulated_folder import Violation
 from torture.simulated_store import Request, SimulatedSave, WatchedStore
 from torture.simulation import Simulation, payload_of
 from torture.virtual_processes import Process
-from treering._coordination.steps import Call, Commit, Operation, Operations, Put, Remove, Rollback
+from treering._coordination.operations import Call, Commit, Operation, Operations, Put, Remove, Rollback
 from treering.errors import StoreFailed, TreeringError
 
 __all__ = ["MemorySimulation"]

@@ -21,7 +21,7 @@ from torture.process_scenes import JointScene
 from treering._arrays import host, outgoing
 from treering._coordination import job_handshake
 from treering._coordination.allgather import allgather_in_order
-from treering._coordination.steps import Call
+from treering._coordination.operations import Call
 from treering._values.processes import Processes
 
 __all__ = ["ACTIONS", "LAYERS", "Action", "Layer", "Worker", "armed", "joined", "loading", "saving"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import Job, Process, Protocol
 from treering._coordination import messages
-from treering._coordination.steps import (
+from treering._coordination.operations import (
     Call,
     Commit,
     Get,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from treering._coordination import coordinator, participant
-from treering._coordination.steps import Call, Operation, Operations
+from treering._coordination.operations import Call, Operation, Operations
 
 __all__ = ["REAL", "Job", "Process", "Protocol"]
 

@@ -17,7 +17,7 @@ from treering._arrays import outgoing
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_save, plan_cache
 from treering._checkpoint import save as saving
-from treering._coordination.steps import Call
+from treering._coordination.operations import Call
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 

@@ -23,7 +23,7 @@ from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.coordinator import coordinate
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.steps import Call, Get, Now, Put, Sleep
+from treering._coordination.operations import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
 from treering._inspect.doctor import diagnosed
 from treering._inspect.liveness import life_of

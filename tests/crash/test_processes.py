@@ -20,7 +20,7 @@ from treering._checkpoint import joint_driver
 from treering._values.checkpoint_names import decision_name
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._coordination.messages import DecisionMessage
-from treering._coordination.steps import Commit, Put
+from treering._coordination.operations import Commit, Put
 from treering.errors import TreeringError
 
 def hasty(call, signature, coordinate=joint_driver.coordinate):

@@ -13,8 +13,8 @@ from torture.simulated_store import SimulatedSave, WatchedStore
 from torture.virtual_processes import REAL, Protocol
 from treering._coordination.coordinator import coordinate
 from treering._coordination.messages import DecisionMessage, VoteMessage, VoteStage
+from treering._coordination.operations import Call, Commit, Get, MakeFolder, Operation, Operations, Put, Rollback, Sleep
 from treering._coordination.participant import participate
-from treering._coordination.steps import Call, Commit, Get, MakeFolder, Operation, Operations, Put, Rollback, Sleep
 from treering._store.api import Held, Version
 from treering._values.checkpoint_names import INDEX, decision_name
 from treering.errors import Timeout

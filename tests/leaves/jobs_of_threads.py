@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from treering._arrays import outgoing as outgoing_module
-from treering._coordination.steps import Call
+from treering._coordination.operations import Call
 from treering._leaves import joint_serialize
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions

@@ -18,7 +18,7 @@ import treering
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from treering._arrays import outgoing
-from treering._coordination.steps import derive_attempt
+from treering._coordination.operations import derive_attempt
 from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import LeavesSaveOptions

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treering._coordination.coordinator import coordinate
-from treering._coordination.participant import participate
-from treering._coordination.steps import (
+from treering._coordination.operations import (
     Call,
     Commit,
     Get,
@@ -21,6 +20,7 @@ from treering._coordination.steps import (
     Rollback,
     Sleep,
 )
+from treering._coordination.participant import participate
 from treering._values.processes import Processes
 from treering.errors import Mismatch
 

@@ -16,8 +16,7 @@ from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.coordinator import coordinate
 from treering._coordination.executor import run_protocol
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
-from treering._coordination.participant import participate
-from treering._coordination.steps import (
+from treering._coordination.operations import (
     Commit,
     Get,
     Now,
@@ -29,6 +28,7 @@ from treering._coordination.steps import (
     Sleep,
     derive_attempt,
 )
+from treering._coordination.participant import participate
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import decision_name, heartbeat_name, is_message, vote_name

@@ -12,7 +12,7 @@ import pytest
 from tests.store.joint_saves import JOB, Killed, Meeting, call_of
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.messages import PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.steps import Commit, Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
+from treering._coordination.operations import Commit, Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
 from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
 

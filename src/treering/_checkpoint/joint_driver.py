@@ -16,8 +16,8 @@ from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import run_protocol
 from treering._coordination.message_board import MessageBoard
+from treering._coordination.operations import Call
 from treering._coordination.participant import participate
-from treering._coordination.steps import Call
 from treering.errors import TreeringError
 
 S = TypeVar("S", bound="JointShare")

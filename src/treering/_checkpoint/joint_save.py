@@ -30,7 +30,7 @@ from treering._checkpoint.signature import (
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.steps import Call
+from treering._coordination.operations import Call
 from treering._format.document import encode_index, read_names
 from treering._format.index import DataFile
 from treering._values.checksums import pack_checksums, unpack_checksums

@@ -1,4 +1,4 @@
-"""The steps of process 0 in a joint save. ``treering._coordination.rendezvous`` says what they rest on."""
+"""The protocol of process 0, the coordinator of a joint save. ``treering._coordination`` says what it rests on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.steps import (
+from treering._coordination.operations import (
     LOOK,
     NOTHING_SAVED,
     NOW,
@@ -38,7 +38,7 @@ _TIMES_SAID: Final = 5
 
 
 def coordinate(call: Call, signature: bytes) -> Operations:
-    """Yield the steps of process 0, which has entered the folder.
+    """Yield the operations of process 0, which has entered the folder.
 
     Args:
         call: the call.
@@ -51,22 +51,22 @@ def coordinate(call: Call, signature: bytes) -> Operations:
     """
     attempt = call.attempt
     try:
-        begin = PrepareMessage(
+        prepare = PrepareMessage(
             number=call.number, attempt=attempt, signature=signature, who=call.who, processes=call.processes.count
         )
-        yield Put(prepare_name(call.job), begin.text())
+        yield Put(prepare_name(call.job), prepare.text())
         payload = yield PREPARE_DATA
         yield Put(vote_name(attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).text())
-        parts = yield from _collect_votes(call, payload)
+        payloads = yield from _collect_votes(call, payload)
     except GeneratorExit:
         raise
-    except OutcomeKnown as told:
-        raise told.error from None
+    except OutcomeKnown as known:
+        raise known.error from None
     except BaseException as error:  # noqa: BLE001 - an interrupt too: the others are told before it goes on
         yield from _announce_failure(call, describe_own_error(call, error), (0,))
         raise_converted(call, error)
     try:
-        yield Commit(parts)
+        yield Commit(payloads)
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
@@ -79,9 +79,9 @@ def coordinate(call: Call, signature: bytes) -> Operations:
 
 
 def refuse(call: Call, error: BaseException) -> Operations:
-    """Yield the steps of process 0 where it could not enter the folder: the others are told why. It raises nothing."""
-    verdict = DecisionMessage(who=call.who, failure=describe_own_error(call, error), processes=(0,))
-    if (yield from _announce(call, verdict, call.processes.others)):
+    """Yield the operations of process 0 that tells the others why it could not enter the folder. It raises nothing."""
+    decision = DecisionMessage(who=call.who, failure=describe_own_error(call, error), processes=(0,))
+    if (yield from _announce(call, decision, call.processes.others)):
         yield from _remove_messages(call)
 
 
@@ -89,7 +89,7 @@ def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[by
     """Wait until every process has written, and return what each has answered.
 
     Raises:
-        Told: one of them failed, or some did not come; the others know it.
+        OutcomeKnown: one of them failed, or some did not come; the others know it.
     """
     attempt = call.attempt
     payloads = {0: own}
@@ -97,18 +97,18 @@ def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[by
     pause = poll_intervals(call.timing)
     end = (yield NOW) + call.timeout
     while True:
-        now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
+        now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
         failed: dict[int, Failure] = {}
         for process in tuple(waiting):
-            part = decode_or_error(VoteMessage.read, (yield Get(vote_name(attempt, process))))
-            if isinstance(part, VoteMessage) and part.stage is VoteStage.PREPARED:
-                payloads[process] = part.payload
+            vote = decode_or_error(VoteMessage.read, (yield Get(vote_name(attempt, process))))
+            if isinstance(vote, VoteMessage) and vote.stage is VoteStage.PREPARED:
+                payloads[process] = vote.payload
                 del waiting[process]
                 continue
-            waiting[process] = part
-            if isinstance(part, VoteMessage) and part.failure is not None:
-                failure = part.failure.blamed_on(describe_process(process, part.who))
-                # Whoever has given up waiting for another is the one that is missing now.
+            waiting[process] = vote
+            if isinstance(vote, VoteMessage) and vote.failure is not None:
+                failure = vote.failure.blamed_on(describe_process(process, vote.who))
+                # A process that has given up waiting for another is the one that is missing now.
                 failed[process] = dataclasses.replace(failure, missing=(process,) if failure.missing else ())
         if failed:
             raise (yield from _report_failures(call, failed))
@@ -136,11 +136,11 @@ def _report_missing(
     missing = tuple(waiting)
     absent = [process for process in missing if waiting[process] is None]
     reasons = [f"{format_processes(absent)} did not come within {call.timeout:g} s"] if absent else []
-    for process, part in waiting.items():
-        if isinstance(part, VoteMessage):
-            reasons.append(f"{describe_process(process, part.who)} has not ended its part within {call.timeout:g} s")
-        elif part is not None:
-            reasons.append(f"what process {process} says cannot be read ({part})")
+    for process, vote in waiting.items():
+        if isinstance(vote, VoteMessage):
+            reasons.append(f"{describe_process(process, vote.who)} has not ended its part within {call.timeout:g} s")
+        elif vote is not None:
+            reasons.append(f"what process {process} says cannot be read ({vote})")
     message = f"{'; '.join(reasons)}; {NOTHING_SAVED}"
     failure = Failure(name=Timeout.__name__, message=message, hint=LOOK, missing=missing)
     yield from _announce_failure(call, failure, missing, absent=missing)
@@ -160,20 +160,20 @@ def _announce_failure(
         kept: whether the commit may have happened all the same.
     """
     waited_for = [process for process in call.processes.others if process not in absent]
-    verdict = DecisionMessage(who=call.who, failure=failure, processes=processes, kept=kept)
-    have_left = yield from _announce(call, verdict, waited_for)
+    decision = DecisionMessage(who=call.who, failure=failure, processes=processes, kept=kept)
+    have_left = yield from _announce(call, decision, waited_for)
     if have_left and not absent:
         yield from roll_back()
         yield from _remove_messages(call)
 
 
-def _announce(call: Call, verdict: DecisionMessage, waited_for: Iterable[int]) -> Generator[Operation, Any, bool]:
-    """Put the verdict, stay until the processes have read it, but not long; return whether they have.
+def _announce(call: Call, decision: DecisionMessage, waited_for: Iterable[int]) -> Generator[Operation, Any, bool]:
+    """Put the decision, stay until the processes have read it, but not long; return whether they have.
 
     It raises nothing of its own: all is decided already.
     """
     attempt = call.attempt
-    name, data = decision_name(attempt), verdict.text()
+    name, data = decision_name(attempt), decision.text()
     waiting = list(waited_for)
     pause = poll_intervals(call.timing)
     now = yield NOW
@@ -185,8 +185,8 @@ def _announce(call: Call, verdict: DecisionMessage, waited_for: Iterable[int]) -
                 yield Put(name, data)
             again = now + call.linger / _TIMES_SAID
         for process in tuple(waiting):
-            part = decode_or_error(VoteMessage.read, (yield Get(vote_name(attempt, process))))
-            if isinstance(part, VoteMessage) and part.left:
+            vote = decode_or_error(VoteMessage.read, (yield Get(vote_name(attempt, process))))
+            if isinstance(vote, VoteMessage) and vote.left:
                 waiting.remove(process)
         if not waiting or now >= end:
             return not waiting
@@ -197,7 +197,7 @@ def _announce(call: Call, verdict: DecisionMessage, waited_for: Iterable[int]) -
 def _remove_messages(call: Call) -> Operations:
     """Remove all messages of the call. Where some are still to be read they stay, and the next saver sweeps them."""
     attempt = call.attempt
-    parts = (vote_name(attempt, process) for process in range(call.processes.count))
-    for name in (*parts, prepare_name(call.job), decision_name(attempt)):
+    votes = (vote_name(attempt, process) for process in range(call.processes.count))
+    for name in (*votes, prepare_name(call.job), decision_name(attempt)):
         with contextlib.suppress(OSError):
             yield Remove(name)

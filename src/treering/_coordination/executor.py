@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.steps import (
+from treering._coordination.operations import (
     Commit,
     Get,
     MakeFolder,

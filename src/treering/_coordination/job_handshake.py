@@ -25,7 +25,7 @@ from treering._codec.documents import json_text, parse_json
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, give_up, run_in_order
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
-from treering._coordination.steps import Call
+from treering._coordination.operations import Call
 from treering._store.failures import naming
 from treering._store.resolve import opened_store, store_at
 from treering._values import timing

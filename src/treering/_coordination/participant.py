@@ -1,4 +1,4 @@
-"""The steps of every participant in a joint save. ``treering._coordination.rendezvous`` says what they rest on."""
+"""The protocol of every other process, a participant. ``treering._coordination`` says what it rests on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.steps import (
+from treering._coordination.operations import (
     LOOK,
     MAKE_FOLDER,
     NOTHING_SAVED,
@@ -37,7 +37,7 @@ _NOT_KNOWN: Final = "this process had done its part, so whether it was saved is 
 
 
 def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
-    """Yield the steps of every other process.
+    """Yield the operations of every other process.
 
     Args:
         call: the call.
@@ -50,62 +50,62 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         TreeringError: another process failed, or this one.
     """
     mine = vote_name(call.attempt, call.processes.this)
-    has_worked = False
-    begin: PrepareMessage | None = None
+    may_have_data = False
+    prepare: PrepareMessage | None = None
     try:
-        begin = yield from _await_prepare(call)
-        check(begin.signature)
+        prepare = yield from _await_prepare(call)
+        check(prepare.signature)
         yield Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).text())
-        has_worked = True
+        may_have_data = True
         payload = yield PREPARE_DATA
-        yield from _require_same_call(call, begin)
+        yield from _require_same_call(call, prepare)
     except GeneratorExit:
         raise
-    except OutcomeKnown as told:
-        yield from _acknowledge(call, mine, withdraw=has_worked)
-        raise told.error from None
+    except OutcomeKnown as known:
+        yield from _acknowledge(call, mine, roll_back_data=may_have_data)
+        raise known.error from None
     except OutOfStep:
-        if has_worked:
+        if may_have_data:
             yield from roll_back()
         raise
     except BaseException as error:  # noqa: BLE001 - an interrupt too: the others are told before it goes on
-        if begin is None:  # process 0 may come later, and is to hear that it waits in vain
+        if prepare is None:  # process 0 may come later, and is to hear that it waits in vain
             with contextlib.suppress(OSError):
                 yield MAKE_FOLDER
-        yield from _abort(call, mine, error, withdraw=has_worked)
+        yield from _abort(call, mine, error, roll_back_data=may_have_data)
         raise_converted(call, error)
     # From here on process 0 may commit: an error of this very message, too, may mean that it is there.
     try:
         yield Put(mine, VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload).text())
-        yield from _await_decision(call, begin)
+        yield from _await_decision(call, prepare)
     except (GeneratorExit, OutOfStep):
         raise
-    except OutcomeKnown as told:
-        yield from _acknowledge(call, mine, withdraw=not told.kept)
-        raise told.error from None
+    except OutcomeKnown as known:
+        yield from _acknowledge(call, mine, roll_back_data=not known.kept)
+        raise known.error from None
     except BaseException as error:  # noqa: BLE001 - as above
-        yield from _abort(call, mine, error, withdraw=False)
+        yield from _abort(call, mine, error, roll_back_data=False)
         raise_converted(call, error)
-    yield from _acknowledge(call, mine, withdraw=False)
+    yield from _acknowledge(call, mine, roll_back_data=False)
 
 
 def _await_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage]:
     """Wait until process 0 has begun with this call.
 
     Raises:
-        Told: it could not.
+        OutcomeKnown: it could not.
         OutOfStep: it has gone on.
         Timeout: it did not come.
     """
     pause = poll_intervals(call.timing)
     end = (yield NOW) + call.timeout
     while True:
-        now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
-        begin = yield from _read_prepare(call)
-        if isinstance(begin, PrepareMessage):
-            return begin
+        now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
+        prepare = yield from _read_prepare(call)
+        if isinstance(prepare, PrepareMessage):
+            return prepare
         if now >= end:
-            damage = f"; what it says cannot be read ({begin})" if isinstance(begin, Corrupt) else ""
+            damage = f"; what it says cannot be read ({prepare})" if isinstance(prepare, Corrupt) else ""
             what = f"process 0 did not come within {call.timeout:g} s{damage}; {NOTHING_SAVED}"
             raise _coordinator_missing(call, what)
         yield Sleep(min(next(pause), end - now))
@@ -115,66 +115,66 @@ def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corr
     """Return the prepare message if it is of this call; Corrupt where it cannot be read, None for another one.
 
     Raises:
-        Told: the attempt failed.
+        OutcomeKnown: the attempt failed.
         OutOfStep: process 0 has gone on.
     """
     yield from _read_decision(call)
-    begin = decode_or_error(PrepareMessage.read, (yield Get(prepare_name(call.job))))
-    if not isinstance(begin, PrepareMessage):
-        return begin
-    if begin.number > call.number:
-        raise _out_of_step(call, begin, NOTHING_SAVED)
-    return begin if begin.number == call.number else None
+    prepare = decode_or_error(PrepareMessage.read, (yield Get(prepare_name(call.job))))
+    if not isinstance(prepare, PrepareMessage):
+        return prepare
+    if prepare.number > call.number:
+        raise _out_of_step(call, prepare, NOTHING_SAVED)
+    return prepare if prepare.number == call.number else None
 
 
-def _require_same_call(call: Call, begun: PrepareMessage) -> Operations:
+def _require_same_call(call: Call, prepare: PrepareMessage) -> Operations:
     """See that process 0 still is in this call: its messages are there. A network file system may need a moment.
 
     Raises:
-        Told: the attempt failed meanwhile.
+        OutcomeKnown: the attempt failed meanwhile.
         OutOfStep: process 0 has gone on.
-        Timeout: process 0 has left, and nobody knows why.
+        Timeout: process 0 has left, for a reason that is not known.
     """
     pause = poll_intervals(call.timing)
     end = (yield NOW) + call.linger
     while True:
-        now = yield NOW  # before the look: whoever sleeps through the deadline looks once more
+        now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
         if isinstance((yield from _read_prepare(call)), PrepareMessage):
             return
         if now >= end:
-            raise _coordinator_missing(call, f"{describe_process(0, begun.who)} has left this save; {NOTHING_SAVED}")
+            raise _coordinator_missing(call, f"{describe_process(0, prepare.who)} has left this save; {NOTHING_SAVED}")
         yield Sleep(min(next(pause), end - now))
 
 
-def _await_decision(call: Call, begun: PrepareMessage) -> Operations:
+def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
     """Wait until process 0 has committed.
 
     Raises:
-        Told: it has not, and will not.
-        OutOfStep: it has gone on; nobody knows what became of this call.
+        OutcomeKnown: it has not, and will not.
+        OutOfStep: it has gone on; what became of this call is not known.
         Timeout: it says nothing.
     """
-    part = vote_name(call.attempt, 0)
+    name = vote_name(call.attempt, 0)
     pause = poll_intervals(call.timing)
     start = now = yield NOW
     end = start + call.timeout
     has_written = False
     while not (yield from _read_decision(call)):
         if not has_written:
-            first = decode_or_error(VoteMessage.read, (yield Get(part)))
+            first = decode_or_error(VoteMessage.read, (yield Get(name)))
             if isinstance(first, VoteMessage) and first.stage is VoteStage.PREPARED:
                 has_written = True
                 # From now on process 0 waits for the others as long as that, and then commits or says why not.
                 end = now + call.timeout * 1.1 + call.linger
-        begin = decode_or_error(PrepareMessage.read, (yield Get(prepare_name(call.job))))
-        if isinstance(begin, PrepareMessage) and begin.number > call.number:
+        latest = decode_or_error(PrepareMessage.read, (yield Get(prepare_name(call.job))))
+        if isinstance(latest, PrepareMessage) and latest.number > call.number:
             if (yield from _read_decision(call)):
                 return
-            raise _out_of_step(call, begin, _NOT_KNOWN)
+            raise _out_of_step(call, latest, _NOT_KNOWN)
         if now >= end:
             did = "has not said whether it committed" if has_written else "has not ended its part"
             raise _coordinator_missing(
-                call, f"{describe_process(0, begun.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
+                call, f"{describe_process(0, prepare.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
             )
         yield Sleep(min(next(pause), end - now))
         now = yield NOW
@@ -184,35 +184,35 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
     """Return whether process 0 says that it has committed.
 
     Raises:
-        Told: it says that the attempt failed.
+        OutcomeKnown: it says that the attempt failed.
     """
-    verdict = decode_or_error(DecisionMessage.read, (yield Get(decision_name(call.attempt))))
-    if not isinstance(verdict, DecisionMessage):
+    decision = decode_or_error(DecisionMessage.read, (yield Get(decision_name(call.attempt))))
+    if not isinstance(decision, DecisionMessage):
         return False
-    if verdict.failure is not None:
-        raise OutcomeKnown(verdict.failure.error(describe_failure(call), verdict.processes), kept=verdict.kept)
+    if decision.failure is not None:
+        raise OutcomeKnown(decision.failure.error(describe_failure(call), decision.processes), kept=decision.kept)
     return True
 
 
-def _acknowledge(call: Call, mine: str, *, withdraw: bool) -> Operations:
+def _acknowledge(call: Call, mine: str, *, roll_back_data: bool) -> Operations:
     """Leave, knowing what became of the attempt."""
-    if withdraw:
+    if roll_back_data:
         yield from roll_back()
     with contextlib.suppress(OSError):  # process 0 then leaves the messages to the next saver
         yield Put(mine, VoteMessage(stage=VoteStage.ACKNOWLEDGED, who=call.who, left=True).text())
 
 
-def _abort(call: Call, mine: str, error: BaseException, *, withdraw: bool) -> Operations:
+def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool) -> Operations:
     """Tell the others at once, then remove the own data if that is safe, then leave."""
-    part = VoteMessage(
-        stage=VoteStage.FAILED, who=call.who, failure=Failure.of(convert_error(call, error)), left=not withdraw
+    vote = VoteMessage(
+        stage=VoteStage.FAILED, who=call.who, failure=Failure.of(convert_error(call, error)), left=not roll_back_data
     )
     with contextlib.suppress(OSError):  # the error that brought us here says more
-        yield Put(mine, part.text())
-    if withdraw:
+        yield Put(mine, vote.text())
+    if roll_back_data:
         yield from roll_back()
         with contextlib.suppress(OSError):
-            yield Put(mine, dataclasses.replace(part, left=True).text())
+            yield Put(mine, dataclasses.replace(vote, left=True).text())
 
 
 def _coordinator_missing(call: Call, what: str) -> Timeout:
@@ -221,11 +221,11 @@ def _coordinator_missing(call: Call, what: str) -> Timeout:
     return error
 
 
-def _out_of_step(call: Call, begin: PrepareMessage, left: str) -> OutOfStep:
-    there = f"{describe_process(0, begin.who)} is at its joint save number {begin.number}"
+def _out_of_step(call: Call, prepare: PrepareMessage, left: str) -> OutOfStep:
+    there = f"{describe_process(0, prepare.who)} is at its joint save number {prepare.number}"
     what = f"{there}, this process at number {call.number}"
     hint = "all processes have to make the same saves in the same order"
     error = OutOfStep(f"{describe_failure(call)}: {what}; {left}", hint=hint)
-    error.number = begin.number
+    error.number = prepare.number
     error.missing = (0,)
     return error

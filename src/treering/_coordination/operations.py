@@ -1,4 +1,4 @@
-"""What the steps of a joint save are made of: the operations that they yield, the call, and what both sides share."""
+"""What the protocol of a joint save is made of: its operations, the call, and what both sides share."""
 
 from __future__ import annotations
 
