@@ -22,7 +22,6 @@ from treering._checkpoint.save import PreparedSave, plan_together, prepare_alone
 from treering._checkpoint.save_folder import FolderSave
 from treering._checkpoint.save_options import SaveOptions
 from treering._coordination.operations import Call
-from treering._coordination.steps import Call
 from treering._store.resolve import absolute
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report

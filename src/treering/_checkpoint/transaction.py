@@ -264,7 +264,6 @@ class CheckpointFolder:
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
         """Remove what dead attempts left, and what the old index had superseded; remember what this one supersedes."""
         store = self._store
-        in_doubt: set[str] = set()
         for marker in names:
             attempt = checkpoint_names.attempt_of_journal(marker)
             if attempt is not None:
@@ -272,18 +271,19 @@ class CheckpointFolder:
                 life = store.sweep(marker, data, INDEX, self._old)
                 if life is Held.YES:
                     raise self._busy("another process is saving to this checkpoint")
-                if life is Held.UNKNOWN:
-                    in_doubt.add(attempt)
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
             finish_removals(store, names, self._names_in, listed)
-        # No attempt but these is alive: its marker would be held, or be based on what is there.
-        for note in stale_messages(
-            names, {self.attempt, *self._live, *in_doubt}.__contains__, FolderMessageBoard(store).get
-        ):
+        # What is not swept may go on: its marker is there. It may also have come after the names were listed.
+        for note in stale_messages(names, self._may_go_on, FolderMessageBoard(store).get):
             with contextlib.suppress(OSError):  # it stands in nobody's way
                 store.remove(note)
-        present = set(names)
+        # Listed anew: where no lock keeps others out, the index may name data that came after the first listing.
+        present = set(store.names()) if listed else set[str]()
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
+
+    def _may_go_on(self, attempt: str) -> bool:
+        live = attempt == self.attempt or attempt in self._live
+        return live or self._store.find(checkpoint_names.journal_of(attempt)) is not None
 
     def close(self) -> None:
         """Remove what was not committed, give the lock back, close everything; called again, do what is left of that.

@@ -26,9 +26,8 @@ from treering._checkpoint.signature import (
 )
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
-from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves
 from treering._coordination.operations import Call
-from treering._leaves.by_manager import ArrayManager, ManagedSave, check_manager, managed_leaves
+from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import LeavesRecord, arrays_of

@@ -49,6 +49,10 @@ class Timing:
     refresh: float = 1.0
     """How often a network file system is asked to forget that a name was not there."""
 
+    # Local files.
+    swap_pause: float = 0.001
+    """The pause between two tries to lock a document that is to be compared and swapped."""
+
     # Loads.
     reopen_first: float = 0.02
     """The first pause before several processes open a tree again; each is twice as long as the one before."""

@@ -37,6 +37,7 @@ from treering._store.posix.new_file import write_new_file
 from treering._store.posix.reading import FileVersion, LocalFile, open_in
 from treering._store.posix.seen_locks import seen_locks
 from treering._store.posix.stage import StagedFile
+from treering._values import timing
 from treering.errors import NotFound
 
 # Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
@@ -44,8 +45,6 @@ _READING: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 _PIECE: Final = 1 << 20
 # The file was replaced between its being found and its being opened, in words of different file systems.
 _REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
-_REFRESHED_AFTER: Final = 1.0
-_PAUSE: Final = 0.001
 
 
 class PosixStore(Store):
@@ -230,7 +229,7 @@ class PosixStore(Store):
         with current:
             # Each who swaps locks the file that goes; after the rename another one is there.
             while current.lock() is False:
-                time.sleep(_PAUSE)
+                time.sleep(timing.current.swap_pause)
             found = self.read(name)
             if found is None or found.version != expected or found.version != FileVersion(os.fstat(current.number)):
                 return Outcome.LOST
@@ -285,7 +284,7 @@ class PosixStore(Store):
             return Outcome.DONE
         with current:
             while current.lock() is False:
-                time.sleep(_PAUSE)
+                time.sleep(timing.current.swap_pause)
             found = self.read(name)
             if found is not None and found.version != expected:
                 return Outcome.LOST
@@ -361,7 +360,7 @@ class PosixStore(Store):
         Its client may remember for a minute that a name was not there. Opening the folder anew makes it ask whether
         the folder has changed, and if so it forgets what it knew (NFS: close-to-open consistency).
         """
-        if self._clock() - self._refreshed < _REFRESHED_AFTER:
+        if self._clock() - self._refreshed < timing.current.refresh:
             return
         with contextlib.suppress(OSError):  # only the wait gets longer
             open_descriptor.open_folder(self.folder.path)
