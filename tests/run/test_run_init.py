@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +15,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treering as tr
-from treering._checkpoint.load import LoadOptions
-from treering._runs.load_or_init import loaded_or_initialised
-from treering.errors import Corrupt, Mismatch, NotFound, Unsupported
+from tests.on_disk import step_path
+from treering.errors import Corrupt, LeavesInitialised, Mismatch, Unsupported
 
 
 class Made:
@@ -39,7 +40,14 @@ class Made:
 
 
 def resumed(path: Path | None, init_fn: Any, *, shardings: Any = None, mesh: Any = None) -> tuple[Any, tuple[str, ...]]:
-    return loaded_or_initialised(path, init_fn, LoadOptions(shardings=shardings, mesh=mesh), timeout=60)
+    """Resume a run that has one step, or none."""
+    run = tr.Run(Path(tempfile.gettempdir(), "no run is here") if path is None else path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LeavesInitialised)
+        found = run.load_or_init(init_fn, shardings=shardings, mesh=mesh)
+    named = [line.strip() for one in told for line in str(one.message).splitlines()[1:]]
+    assert named == (list(found.initialised) if found.step is not None else [])
+    return found.tree, found.initialised
 
 
 def mesh_of(*shape: int) -> jax.sharding.Mesh:
@@ -55,7 +63,7 @@ def test_without_a_checkpoint_everything_is_initialised() -> None:
 
 
 def test_what_is_stored_is_loaded_and_never_made(tmp_path: Path) -> None:
-    tr.save(tmp_path / "a", {"w": jnp.full((2, 3), 1.5), "b": jnp.arange(3.0)})
+    tr.save(step_path(tmp_path / "a", 1), {"w": jnp.full((2, 3), 1.5), "b": jnp.arange(3.0)})
     init_fn = Made(w=(2, 3), b=(3,))
     tree, initialised = resumed(tmp_path / "a", init_fn)
     assert initialised == ()
@@ -66,7 +74,7 @@ def test_what_is_stored_is_loaded_and_never_made(tmp_path: Path) -> None:
 
 
 def test_only_what_is_missing_is_made(tmp_path: Path) -> None:
-    tr.save(tmp_path / "a", {"w": jnp.full((2, 3), 1.5)})
+    tr.save(step_path(tmp_path / "a", 1), {"w": jnp.full((2, 3), 1.5)})
     init_fn = Made(w=(2, 3), b=(3,), c=(4,))
     tree, initialised = resumed(tmp_path / "a", init_fn)
     assert initialised == ("b", "c")
@@ -77,7 +85,7 @@ def test_only_what_is_missing_is_made(tmp_path: Path) -> None:
 
 def test_every_array_lies_on_its_sharding_loaded_or_initialised(tmp_path: Path) -> None:
     mesh = mesh_of(4, 2)
-    tr.save(tmp_path / "a", {"params": {"w": jnp.ones((8, 2))}})
+    tr.save(step_path(tmp_path / "a", 1), {"params": {"w": jnp.ones((8, 2))}})
     rules = [("moment", PartitionSpec("x")), ("w$|v$", PartitionSpec("x", "y"))]
     init_fn = lambda: {"params": {"w": jnp.zeros((8, 2))}, "moment": jnp.zeros(8), "v": jnp.zeros((4, 4))}  # noqa: E731
     tree, initialised = resumed(tmp_path / "a", init_fn, shardings=rules, mesh=mesh)
@@ -112,7 +120,7 @@ def test_meshes_with_the_devices_in_another_order_are_calls_of_their_own() -> No
 def test_explicit_axes_say_where_an_array_goes(tmp_path: Path) -> None:
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     spec = PartitionSpec("x", "y")
-    tr.save(tmp_path / "a", {"w": jnp.ones((8, 2))})
+    tr.save(step_path(tmp_path / "a", 1), {"w": jnp.ones((8, 2))})
     with jax.set_mesh(mesh):
         init_fn = lambda: {name: jnp.zeros((8, 2), out_sharding=spec) for name in "wv"}  # noqa: E731
         tree, initialised = resumed(tmp_path / "a", init_fn)
@@ -121,7 +129,7 @@ def test_explicit_axes_say_where_an_array_goes(tmp_path: Path) -> None:
 
 
 def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
-    tr.save(tmp_path / "a", {"w": jnp.ones((2, 3)), "b": jnp.ones(3), "old": jnp.ones(1)})
+    tr.save(step_path(tmp_path / "a", 1), {"w": jnp.ones((2, 3)), "b": jnp.ones(3), "old": jnp.ones(1)})
     init_fn = lambda: {"w": jnp.zeros((3, 2)), "b": jnp.zeros(3, jnp.bfloat16), "new": jnp.zeros(9)}  # noqa: E731
     with pytest.raises(Mismatch) as caught:
         resumed(tmp_path / "a", init_fn)
@@ -137,7 +145,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_leaf_that_was_renamed_is_named(tmp_path: Path) -> None:
-    tr.save(tmp_path / "a", {"dense": {"w": jnp.ones((2, 3))}})
+    tr.save(step_path(tmp_path / "a", 1), {"dense": {"w": jnp.ones((2, 3))}})
     with pytest.raises(Mismatch) as caught:
         resumed(tmp_path / "a", lambda: {"dense1": {"w": jnp.zeros((2, 3))}})
     assert caught.value.differences == (
@@ -166,7 +174,7 @@ def test_what_jax_does_not_trace_is_taken_as_it_is(tmp_path: Path) -> None:
     assert tree.params["kind"] is Act.RELU
     assert initialised == ("count", "params/w", "params/table", "params/act", "params/name", "params/kind")
 
-    tr.save(tmp_path / "a", State(9, {**tree.params, "table": table + 1, "name": "b"}))
+    tr.save(step_path(tmp_path / "a", 1), State(9, {**tree.params, "table": table + 1, "name": "b"}))
     again, initialised = resumed(tmp_path / "a", init_fn)
     assert initialised == ()
     assert isinstance(again, State)
@@ -176,20 +184,20 @@ def test_what_jax_does_not_trace_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_python_values_that_are_missing_are_initialised_too(tmp_path: Path) -> None:
-    tr.save(tmp_path / "a", {"w": jnp.ones(2)})
+    tr.save(step_path(tmp_path / "a", 1), {"w": jnp.ones(2)})
     tree, initialised = resumed(tmp_path / "a", lambda: {"w": jnp.zeros(2), "epoch": 3, "note": None})
     assert (tree["epoch"], tree["note"], initialised) == (3, None, ("epoch", "note"))
 
 
 def test_a_count_that_jax_has_taken_over_is_loaded_where_init_fn_has_an_int(tmp_path: Path) -> None:
-    tr.save(tmp_path / "a", {"step": jnp.int32(7)})
+    tr.save(step_path(tmp_path / "a", 1), {"step": jnp.int32(7)})
     tree, initialised = resumed(tmp_path / "a", lambda: {"step": 0})
     assert (int(tree["step"]), initialised) == (7, ())
 
 
 def test_typed_keys(tmp_path: Path) -> None:
     init_fn = lambda: {"key": jax.random.key(1), "keys": jax.random.split(jax.random.key(2), 3)}  # noqa: E731
-    tr.save(tmp_path / "a", {"key": jax.random.key(5)})
+    tr.save(step_path(tmp_path / "a", 1), {"key": jax.random.key(5)})
     tree, initialised = resumed(tmp_path / "a", init_fn)
     assert initialised == ("keys",)
     assert jax.random.key_data(tree["key"]).tolist() == jax.random.key_data(jax.random.key(5)).tolist()
@@ -201,7 +209,7 @@ def test_a_bare_array_and_an_empty_tree(tmp_path: Path) -> None:
     tree, initialised = resumed(None, lambda: jnp.arange(3))
     assert tree.tolist() == [0, 1, 2]
     assert initialised == ("",)
-    tr.save(tmp_path / "a", jnp.arange(4, 7))
+    tr.save(step_path(tmp_path / "a", 1), jnp.arange(4, 7))
     assert resumed(tmp_path / "a", lambda: jnp.arange(3))[0].tolist() == [4, 5, 6]
 
 
@@ -251,10 +259,8 @@ def test_errors_of_the_function_and_of_the_checkpoint_pass(tmp_path: Path) -> No
 
     with pytest.raises(KeyError, match="mine"):
         resumed(None, broken)
-    with pytest.raises(NotFound):
-        resumed(tmp_path / "a", dict)
-    tr.save(tmp_path / "a", {"w": jnp.ones(1000)})
-    (data,) = (tmp_path / "a").glob("*.safetensors")
+    tr.save(step_path(tmp_path / "a", 1), {"w": jnp.ones(1000)})
+    (data,) = step_path(tmp_path / "a", 1).glob("*.safetensors")
     data.write_bytes(data.read_bytes()[:-8] + b"\x01" * 8)
     with pytest.raises(Corrupt):
         resumed(tmp_path / "a", lambda: {"w": jnp.zeros(1000)})
