@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
+from treering._store.api import Document, Held, Outcome, Store
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
-from treering.testing import FaultyStore, MemoryStore, StoreContract
+from treering.testing import FaultyStore, MemoryStore, MessageBoardContract, StoreContract
 
 NAME = ".treering-waiting-00001"
 
 
 class TestMemoryStore(StoreContract):
-    def make_store(self) -> MessageBoard:
+    def make_store(self) -> Store:
         return MemoryStore()
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):
-    def make_store(self) -> MessageBoard:
+    def make_store(self) -> Store:
         return FaultyStore(MemoryStore(), seed=1)
 
 
-class TestFolderNotes(StoreContract):
+class TestPosixStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _path(self, tmp_path: Path) -> None:
+        self.path = tmp_path
+
+    def make_store(self) -> Store:
+        store = PosixStore(self.path)
+        store.open()
+        return store
+
+    def open_again(self, store: Store) -> Store:
+        return self.make_store()
+
+
+class TestMemoryStoreBelow(StoreContract):
+    def make_store(self) -> Store:
+        store = MemoryStore().at("run").at("step")
+        store.make()
+        return store
+
+
+class TestFolderNotes(MessageBoardContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> Iterator[None]:
         with Folder(str(tmp_path)) as self.folder:
@@ -37,7 +59,7 @@ class TestFolderNotes(StoreContract):
         return FolderMessageBoard(PosixStore.over(self.folder))
 
 
-class TestPathNotes(StoreContract):
+class TestPathNotes(MessageBoardContract):
     @pytest.fixture(autouse=True)
     def _path(self, tmp_path: Path) -> None:
         self.path = tmp_path
@@ -47,8 +69,8 @@ class TestPathNotes(StoreContract):
 
 
 class Forgetful(MemoryStore):
-    def remove(self, name: str) -> None:
-        pass
+    def remove(self, name: str, expected: object = None) -> Outcome:
+        return Outcome.DONE
 
 
 class Appending(MemoryStore):
@@ -80,7 +102,7 @@ class Lying(MemoryStore):
         return super().get(name) or b""
 
 
-def all_tests_of(contract: StoreContract) -> list[Callable[[], None]]:
+def all_tests_of(contract: MessageBoardContract) -> list[Callable[[], None]]:
     return [getattr(contract, name) for name in dir(contract) if name.startswith("test_")]
 
 
@@ -91,7 +113,7 @@ def run_all(tests: list[Callable[[], None]]) -> None:
 
 @pytest.mark.parametrize("broken", [Forgetful, Appending, InTwoSteps, Lying])
 def test_the_contract_finds_a_broken_store(broken: type[MemoryStore]) -> None:
-    class Contract(StoreContract):
+    class Contract(MessageBoardContract):
         def make_store(self) -> MessageBoard:
             return broken()
 
@@ -169,3 +191,69 @@ def test_shares_are_kept() -> None:
             store.get(NAME)
             answers += 1
     assert 650 < answers < 850
+
+
+class Unconditional(MemoryStore):
+    def replace(self, name: str, data: bytes, expected: object = None, *, sweep: bool = True) -> Outcome:
+        return super().replace(name, data)
+
+
+class Cutting(MemoryStore):
+    def read(self, name: str, most: int = 1 << 40) -> Document | None:
+        found = super().read(name, most)
+        return found and found._replace(data=found.data[: 1 << 20])
+
+
+class Unproved(MemoryStore):
+    def sweep(self, marker: str, data: Sequence[str], name: str, current: object) -> Held:
+        for one in (*data, marker):
+            self.remove(one)
+        return Held.NO
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Appending, Unconditional, Cutting, Unproved])
+def test_the_contract_of_stores_finds_a_broken_one(broken: type[MemoryStore]) -> None:
+    class Contract(StoreContract):
+        def make_store(self) -> Store:
+            return broken()
+
+    failures = []
+    for test in all_tests_of(Contract()):
+        try:
+            test()
+        except (AssertionError, OSError) as error:
+            failures.append(error)
+    assert failures
+
+
+def test_a_lost_answer_is_told_as_such() -> None:
+    inner = MemoryStore()
+    store = FaultyStore(inner, seed=3, failing=1.0)
+    outcomes = [store.replace("document", b"%d" % number, None) for number in range(10)]
+    assert set(outcomes) == {Outcome.UNKNOWN}
+    assert inner.read("document") is not None
+    assert store.sweep("marker", [], "document", None) is Held.UNKNOWN
+    with pytest.raises(OSError, match="is lost"):
+        store.find("document")
+
+
+def test_versions_decide_where_nothing_proves_life() -> None:
+    store = MemoryStore()
+    asleep = store.claim("asleep", "document", None)
+    asleep.make()
+    store.create("data", [b"x"], 1)
+    assert store.replace("document", b"one", None) is Outcome.DONE
+    assert store.remove("document") is Outcome.DONE
+    assert store.sweep("asleep", ["data"], "document", None) is Held.UNKNOWN
+    # It based its attempt on an absence that has passed, though nothing is there again.
+    asleep.prepare(b"late")
+    assert asleep.commit() is Outcome.LOST
+
+
+@pytest.mark.parametrize("life", list(Held))
+def test_a_proof_decides_at_once(life: Held) -> None:
+    store = MemoryStore(proof=lambda marker: life)
+    store.claim("marker", "document", None).make()
+    assert store.held("marker") is life
+    assert store.sweep("marker", [], "document", None) is life
+    assert ("marker" in store.names()) is (life is not Held.NO)

@@ -1,164 +1,56 @@
-"""For tests of saves by many processes: stores that are slow, stale or failing, and what a store must do.
+"""For tests of stores: one in memory, one that is slow, stale and failing, and what each store must do.
 
-The processes of a job talk through small named notes in the folder that they save into. A *store* is what keeps them:
-any object with ``put(name, data)``, ``get(name)`` and ``remove(name)``.
+A store keeps documents and data by name under one place: `treering._store.api.Store` is the contract, and
+``docs/design/store.md`` says what the disk, memory and buckets do for each method. The processes of a job talk through
+messages in it, for which ``put(name, data)``, ``get(name)`` and ``remove(name)`` are enough.
 """
 
 from __future__ import annotations
 
 import abc
-import errno
-import random
+import functools
+import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from treering._coordination.message_board import MessageBoard
+from treering._store.api import Held, Kind, Outcome, Store
+from treering._store.faulty import FaultyStore
+from treering._store.memory import MemoryStore
 from treering._values.checkpoint_names import heartbeat_name, vote_name
+from treering.errors import Corrupt, NotFound
 
-__all__ = ["FaultyStore", "MemoryStore", "StoreContract"]
+__all__ = ["FaultyStore", "MemoryStore", "MessageBoardContract", "StoreContract"]
 
 _LARGE = 3 << 20
 _REPLACED_SIZE = 50_000
 _TIMES_REPLACED = 200
+_HOSTILE = (
+    "a b",
+    "\u00e4\u00f6\u2603",
+    "%41",
+    "#",
+    "+",
+    "a&b=c",
+    ".hidden",
+    "..a",
+    "x" * 200,
+    "-rf",
+    "~",
+    "a:b",
+    "CON",
+)
+_THREADS = 4
+_ROUNDS = 8
+_CLOCKS_DIFFER = 3600
 
 
-class MemoryStore:
-    """A store in memory, for threads of one process.
-
-    Example:
-        >>> store = MemoryStore()
-        >>> store.put(".treering-waiting-00001", b"here")
-        >>> store.get(".treering-waiting-00001"), store.get(".treering-waiting-00002")
-        (b'here', None)
-    """
-
-    def __init__(self) -> None:
-        self._notes: dict[str, bytes] = {}
-
-    def put(self, name: str, data: bytes) -> None:
-        """Make ``data`` the content of ``name``."""
-        self._notes[name] = bytes(data)
-
-    def get(self, name: str) -> bytes | None:
-        """Return the content of ``name``, None where there is none."""
-        return self._notes.get(name)
-
-    def remove(self, name: str) -> None:
-        """Remove ``name``; gone already is gone."""
-        self._notes.pop(name, None)
-
-
-class FaultyStore:
-    """Another store, with the troubles of a network file system: slow, stale and lost answers, drawn from a seed.
-
-    A call that fails raises ``OSError``. Half of the time it was done all the same, as when an answer is lost on its
-    way. A stale answer is an older content of the same name, or none.
-
-    Args:
-        inner: the store that keeps the notes.
-        seed: the same seed makes the same trouble, given the same calls.
-        slow: the share of calls that take up to ``delay`` seconds longer.
-        stale: the share of reads that answer with what was there before.
-        failing: the share of calls that fail.
-        delay: seconds.
-        sleep: waits so many seconds.
+class MessageBoardContract(abc.ABC):
+    """What a store must do for messages, as tests: name a subclass ``Test...``, and pytest runs them.
 
     Example:
-        >>> store = FaultyStore(MemoryStore(), seed=1, stale=1.0)
-        >>> store.put(".treering-waiting-00001", b"old")
-        >>> store.put(".treering-waiting-00001", b"new")
-        >>> store.get(".treering-waiting-00001") in (b"old", None)
-        True
-        >>> FaultyStore(MemoryStore(), seed=1, failing=1.0).get(".treering-waiting-00001")
-        Traceback (most recent call last):
-        ...
-        OSError: [Errno 5] the answer about '.treering-waiting-00001' is lost
-    """
-
-    def __init__(
-        self,
-        inner: MessageBoard,
-        *,
-        seed: int,
-        slow: float = 0.0,
-        stale: float = 0.0,
-        failing: float = 0.0,
-        delay: float = 0.1,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._inner = inner
-        self._random = random.Random(seed)  # noqa: S311 - no secret is made of it
-        self._slow = slow
-        self._stale = stale
-        self._failing = failing
-        self._delay = delay
-        self._sleep = sleep
-        self._older: dict[str, list[bytes | None]] = {}
-        self._lock = threading.Lock()
-
-    def put(self, name: str, data: bytes) -> None:
-        """Make ``data`` the content of ``name``.
-
-        Raises:
-            OSError: trouble; it may be done.
-        """
-        self._change(name, lambda: self._inner.put(name, data))
-
-    def get(self, name: str) -> bytes | None:
-        """Return the content of ``name``, None where there is none.
-
-        Raises:
-            OSError: trouble.
-        """
-        self._dawdle()
-        if self._happens(self._failing):
-            raise _lost(name)
-        if self._happens(self._stale):
-            with self._lock:
-                older: list[bytes | None] = [None, *self._older.get(name, ())]
-                return self._random.choice(older)
-        return self._inner.get(name)
-
-    def remove(self, name: str) -> None:
-        """Remove ``name``; gone already is gone.
-
-        Raises:
-            OSError: trouble; it may be done.
-        """
-        self._change(name, lambda: self._inner.remove(name))
-
-    def _change(self, name: str, change: Callable[[], None]) -> None:
-        self._dawdle()
-        fails = self._happens(self._failing)
-        if not fails or self._happens(0.5):
-            before = self._inner.get(name)
-            change()
-            with self._lock:
-                self._older.setdefault(name, []).append(before)
-        if fails:
-            raise _lost(name)
-
-    def _dawdle(self) -> None:
-        if self._happens(self._slow):
-            with self._lock:
-                seconds = self._random.uniform(0.0, self._delay)
-            self._sleep(seconds)
-
-    def _happens(self, share: float) -> bool:
-        with self._lock:
-            return share > 0.0 and self._random.random() < share
-
-
-def _lost(name: str) -> OSError:
-    return OSError(errno.EIO, f"the answer about {name!r} is lost")
-
-
-class StoreContract(abc.ABC):
-    """What a store must do, as tests: name a subclass ``Test...``, say how to make a store, and pytest runs them.
-
-    Example:
-        >>> class TestMemoryStore(StoreContract):
+        >>> class TestMemoryStore(MessageBoardContract):
         ...     def make_store(self):
         ...         return MemoryStore()
         >>> TestMemoryStore().test_what_was_put_is_read()
@@ -237,6 +129,280 @@ class StoreContract(abc.ABC):
         if failures:
             raise failures[0]
         _require_same(store.get(heartbeat_name(1)), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
+
+
+class StoreContract(MessageBoardContract):
+    """All that a store must do, as tests: name a subclass ``Test...``, say how to make a store, and pytest runs them.
+
+    Example:
+        >>> class TestMemoryStore(StoreContract):
+        ...     def make_store(self):
+        ...         return MemoryStore()
+        >>> TestMemoryStore().test_a_late_or_repeated_replacement_is_lost()
+    """
+
+    @abc.abstractmethod
+    def make_store(self) -> Store:
+        """Return an empty store, which is open."""
+
+    def open_again(self, store: Store) -> Store:
+        """Return the same place, opened by another writer; the store itself where that makes no difference."""
+        return store
+
+    def test_any_name(self) -> None:
+        """A name is any text without a slash that is not empty, ``.`` or ``..``."""
+        store = self.make_store()
+        for name in _HOSTILE:
+            store.create(name, [name.encode()], len(name.encode()))
+        store.flush()
+        _require(sorted(store.names()) == sorted(_HOSTILE), "a name is missing")
+        for name in _HOSTILE:
+            _require_same(_content(store, name), name.encode())
+            store.remove(name)
+        _require(not store.names(), "a name stays")
+
+    def test_data_are_created_once(self) -> None:
+        """Data come in pieces of any size, never replace anything, and have the announced size."""
+        store = self.make_store()
+        store.create("data", [b"tree", memoryview(b"ring"), bytearray(_LARGE)], 8 + _LARGE)
+        _require_same(_content(store, "data"), b"treering" + bytes(_LARGE))
+        _require_refused(lambda: store.create("data", [b"x"], 1), FileExistsError)
+        for count in (1, 3):
+            _require_refused(functools.partial(store.create, f"wrong {count}", [b"xx"], count), OSError)
+        _require_same(_content(store, "data"), b"treering" + bytes(_LARGE))
+
+    def test_ranges(self) -> None:
+        """Any range is read, also into memory of the caller; what is not there is an error, never fewer bytes."""
+        store = self.make_store()
+        data = secrets.token_bytes(100_000)
+        store.create("data", [data], len(data))
+        with store.open_file("data") as file:
+            _require(file.size == len(data), "the size is wrong")
+            for start, count in ((0, 0), (0, 10), (99_990, 10), (1, 99_999), (100_000, 0)):
+                _require_same(file.read(start, count), data[start : start + count])
+            room = bytearray(70_000)
+            file.read_into([(5, memoryview(room)[:30_000]), (60_000, memoryview(room)[30_000:])])
+            _require_same(bytes(room), data[5:30_005] + data[60_000:])
+            _require_same(bytes(file.map()), data)
+            for start, count in ((-1, 1), (0, -1), (0, 100_001), (100_000, 1), (1 << 60, 1 << 60)):
+                _require_refused(functools.partial(file.read, start, count), Corrupt)
+            _require_refused(lambda: file.read_into([(99_999, memoryview(bytearray(2)))]), Corrupt)
+        _require_refused(lambda: store.open_file("nothing"), NotFound)
+
+    def test_what_is_open_stays_whole(self) -> None:
+        """A reader keeps what it has opened, whatever becomes of the name."""
+        store = self.make_store()
+        store.replace("document", b"old")
+        with store.open_file("document") as file:
+            store.replace("document", b"newer")
+            _require_same(file.read(0, 3), b"old")
+            store.remove("document")
+            _require_same(file.read(0, 3), b"old")
+
+    def test_what_is_known_of_a_name(self) -> None:
+        """Size, time and version come without reading; nothing is None."""
+        store = self.make_store()
+        begun = time.time()
+        store.create("data", [b"four"], 4)
+        found = store.find("data")
+        _require(found is not None and (found.size, found.kind) == (4, Kind.FILE), "an entry is wrong")
+        _require(found is not None and abs(found.modified - begun) < _CLOCKS_DIFFER, "a time is wrong")
+        _require(store.find("nothing") is None and store.find("data/x") is None, "nothing is something")
+        _require(store.read("nothing") is None and store.get("nothing") is None, "nothing has content")
+        document = store.read("data", 2)
+        _require_same(document.data if document else None, b"fo")
+
+    def test_a_document_is_replaced_by_version(self) -> None:
+        """Only the expected version is replaced; None expects nothing there."""
+        store = self.make_store()
+        _require(store.replace("document", b"a 1", None) is Outcome.DONE, "a first one is refused")
+        _require(store.replace("document", b"b 2", None) is Outcome.LOST, "something is replaced as nothing")
+        first = _version(store, "document")
+        _require(store.replace("document", b"c 3", first) is Outcome.DONE, "the expected version is refused")
+        _require(_version(store, "document") != first, "a version stays")
+        _require_same(_content(store, "document"), b"c 3")
+
+    def test_a_late_or_repeated_replacement_is_lost(self) -> None:
+        """A request that arrives again, or after another one, changes nothing."""
+        store = self.make_store()
+        store.replace("document", b"base 0")
+        base = _version(store, "document")
+        for outcome in (Outcome.DONE, Outcome.LOST, Outcome.LOST):
+            _require(store.replace("document", b"mine 1", base) is outcome, "a repeated request is not lost")
+        store.replace("document", b"another 2", _version(store, "document"))
+        _require(store.replace("document", b"mine 1", base) is Outcome.LOST, "a late request is not lost")
+        _require_same(_content(store, "document"), b"another 2")
+        store.remove("document")
+        _require(store.replace("document", b"mine 1", base) is Outcome.LOST, "a late request brings back what is gone")
+        _require(store.find("document") is None, "a document is back")
+
+    def test_a_version_is_removed_or_nothing(self) -> None:
+        """Removing a version leaves any other one; what is gone is removed."""
+        store = self.make_store()
+        store.replace("document", b"old 1")
+        old = _version(store, "document")
+        store.replace("document", b"new 2")
+        _require(store.remove("document", old) is Outcome.LOST, "another version is removed")
+        _require_same(_content(store, "document"), b"new 2")
+        store.remove("document", _version(store, "document"))
+        _require(store.find("document") is None, "a document stays")
+        store.remove("document")
+
+    def test_one_of_many_wins(self) -> None:
+        """Of those who replace the same version at once one is told that it is done, and it is."""
+        store = self.make_store()
+        store.replace("count", b"0 ")
+        failures: list[BaseException] = []
+
+        def count() -> None:
+            try:
+                for _ in range(_ROUNDS):
+                    while True:
+                        found = store.read("count")
+                        number = int(found.data.split()[0]) if found else 0
+                        new = b"%d %s" % (number + 1, secrets.token_hex(8).encode())
+                        if store.replace("count", new, found.version if found else None) is Outcome.DONE:
+                            break
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failures.append(error)
+
+        threads = [threading.Thread(target=count) for _ in range(_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        _require((_content(store, "count") or b"").split()[0] == b"%d" % (_THREADS * _ROUNDS), "a change is lost")
+
+    def test_places_and_prefixes(self) -> None:
+        """Places lie in places; a listing goes through all of them by prefix."""
+        store = self.make_store()
+        for place in ("step 1", "step 2"):
+            _make_below(store, place)
+            with store.below(place) as below:
+                below.create("data", [place.encode()], len(place))
+        store.create("data", [b""], 0)
+        _require(sorted(store.names()) == ["data", "step 1", "step 2"], "a name is missing")
+        _require(sorted(store.places()) == ["step 1", "step 2"], "a place is missing")
+        found = store.find("step 1/data")
+        _require(found is not None and found.size == len("step 1"), "what lies below is not found")
+        for prefix, names in (("", 3), ("step", 2), ("step 1/", 1), ("step 1/data", 1), ("none", 0)):
+            _require(len(list(store.list(prefix))) == names, f"the listing of {prefix!r} is wrong")
+        _require_refused(lambda: store.below("nothing"), OSError)
+
+    def test_a_claim_becomes_the_document(self) -> None:
+        """The marker is there until the commit, which makes the document what was prepared."""
+        store = self.make_store()
+        for content in (b"first 1", b"second 2"):
+            claim = store.claim("marker", "document", _version(store, "document"))
+            claim.make()
+            _require("marker" in store.names() and store.held("marker") is not Held.NO, "the marker is not there")
+            claim.prepare(content)
+            _require(not claim.committed(), "it is committed too early")
+            _require(claim.commit() is Outcome.DONE and claim.committed(), "the commit is lost")
+            store.flush()
+            claim.close()
+            _require_same(_content(store, "document"), content)
+            _require(store.names() == ["document"], "a marker stays")
+
+    def test_a_claim_is_withdrawn(self) -> None:
+        """What is withdrawn changes nothing."""
+        store = self.make_store()
+        claim = store.claim("marker", "document", None)
+        claim.make()
+        claim.prepare(b"first 1")
+        claim.withdraw()
+        _require(not store.names(), "something stays")
+
+    def test_a_claim_meets_a_document(self) -> None:
+        """What was committed since the claim was made is not replaced by it."""
+        store = self.make_store()
+        claim = store.claim("marker", "document", None)
+        claim.make()
+        store.replace("document", b"another 1", None)
+        claim.prepare(b"mine 2")
+        _require(claim.commit() is Outcome.LOST and not claim.committed(), "a claim replaces what it has not seen")
+        claim.withdraw()
+        _require_same(_content(store, "document"), b"another 1")
+        _require(store.names() == ["document"], "a marker stays")
+
+    def test_one_of_two_savers_wins(self) -> None:
+        """A second saver is kept out, or one of the two claims is lost."""
+        store = self.make_store()
+        store.replace("document", b"base 0")
+        other = self.open_again(store)
+        _require(store.lock(), "nobody else is there")
+        outcomes = []
+        claims = [one.claim(f"marker {n}", "document", _version(one, "document")) for n, one in _let_in(store, other)]
+        for claim in claims:
+            claim.make()
+        for claim in claims:
+            claim.prepare(secrets.token_bytes(8))
+            outcomes.append(claim.commit())
+            claim.close()
+        store.unlock()
+        _require(outcomes.count(Outcome.DONE) == 1, "not exactly one saver has won")
+
+    def test_the_living_are_not_swept(self) -> None:
+        """As long as an attempt may commit, nothing of it is removed; once it cannot, all of it is."""
+        store = self.make_store()
+        claim = store.claim("marker", "document", None)
+        claim.make()
+        store.create("data", [b"x"], 1)
+        other = self.open_again(store)
+        _require(other.sweep("marker", ["data"], "document", None) is not Held.NO, "a living attempt is swept")
+        _require(sorted(store.names()) == ["data", "marker"], "something of a living attempt is gone")
+        claim.close()
+        store.replace("document", b"another 1", None)
+        current = _version(store, "document")
+        _require(other.sweep("marker", ["data"], "document", current) is Held.NO, "a dead attempt is kept")
+        _require(store.names() == ["document"], "something of a dead attempt stays")
+
+    def test_a_document_is_retired(self) -> None:
+        """It has another name from then on, and can be saved anew."""
+        store = self.make_store()
+        store.replace("document", b"old 1")
+        _require(store.retire("document", "tombstone", _version(store, "document")) is Outcome.DONE, "it is refused")
+        _require_same(_content(store, "document"), None)
+        _require_same(_content(store, "tombstone"), b"old 1")
+        _require(store.replace("document", b"new 2", None) is Outcome.DONE, "the name is not free")
+
+
+def _let_in(first: Store, second: Store) -> Iterator[tuple[int, Store]]:
+    yield 0, first
+    if second is first or second.lock():
+        yield 1, second
+
+
+def _make_below(store: Store, name: str) -> None:
+    """Make a place below, as the caller of a save does by its path."""
+    below = store.at(name)
+    below.make()
+    below.close()
+
+
+def _version(store: Store, name: str) -> object:
+    found = store.read(name)
+    return None if found is None else found.version
+
+
+def _content(store: Store, name: str) -> bytes | None:
+    found = store.read(name)
+    return None if found is None else found.data
+
+
+def _require(held: bool, broken: str) -> None:
+    if not held:
+        raise AssertionError(f"the store breaks its contract: {broken}")
+
+
+def _require_refused(call: Callable[[], object], kind: type[BaseException]) -> None:
+    try:
+        call()
+    except kind:
+        return
+    raise AssertionError(f"the store accepts what it has to refuse with {kind.__name__}")
 
 
 def _require_same(found: bytes | None, wanted: bytes | None) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from treering._background.save_job import PendingSave, SaveJob
 from treering._background.writer import Writer
 from treering._coordination.messages import Failure
+from treering._store.resolve import settled
 from treering.errors import Mismatch, TreeringError
 
 
@@ -80,10 +81,7 @@ def writer() -> Writer:
 
 def resolved(path: str | os.PathLike[str]) -> Path:
     """Return a path as saves are known by it: absolute, without links; itself where the system cannot say."""
-    try:
-        return Path(os.path.realpath(path))
-    except (OSError, ValueError):  # the current folder is gone, or it can be no name: nothing is in flight there
-        return Path(path)
+    return settled(path)
 
 
 def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:

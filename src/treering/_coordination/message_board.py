@@ -37,7 +37,7 @@ class MessageBoard(Protocol):
             OSError: the system refused.
         """
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> object:
         """Remove the message ``name``; one that is gone already is as well.
 
         Raises:

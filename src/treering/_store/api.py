@@ -266,6 +266,9 @@ class Store(abc.ABC):
         """Remove the place itself, if nothing is in it."""
 
     @abc.abstractmethod
+    def at(self, name: str) -> Store:
+        """Return the place ``name`` in this one, not opened yet."""
+
     def below(self, name: str) -> Store:
         """Open the place ``name`` in this one.
 
@@ -273,6 +276,9 @@ class Store(abc.ABC):
             FileNotFoundError: nothing is there, where the store can tell.
             OSError: it is a link or a single object.
         """
+        store = self.at(name)
+        store.open()
+        return store
 
     # Looking.
 
@@ -436,51 +442,3 @@ class Store(abc.ABC):
 
 def _may_lead(place: str, prefix: str) -> bool:
     return place.startswith(prefix) or prefix.startswith(place)
-
-
-class Root(abc.ABC):
-    """All places of one kind by their whole path: the disk, the memory of this process, a bucket."""
-
-    @abc.abstractmethod
-    def place(self, path: PurePath) -> Store:
-        """Return the store at a path, not opened yet."""
-
-    @abc.abstractmethod
-    def open_file(self, path: PurePath) -> Reader:
-        """Open a single file; NotFound, StoreFailed."""
-
-    @abc.abstractmethod
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
-        """Make a single file, or replace it as a whole, durably; places above are made; StoreFailed."""
-
-    @abc.abstractmethod
-    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
-        """Return what is at a path; None for nothing. A place is an entry that is no file."""
-
-    @abc.abstractmethod
-    def names(self, path: PurePath) -> Iterator[str]:
-        """Walk through the names in a place, if there is one that can be read."""
-
-    @abc.abstractmethod
-    def places(self, path: PurePath, most: int | None = None) -> list[str]:
-        """Return the places among the first ``most`` names in a place, or in all of it."""
-
-    @abc.abstractmethod
-    def absolute(self, path: PurePath) -> PurePath:
-        """Return a path that holds when the program changes its current folder."""
-
-    @abc.abstractmethod
-    def settled(self, path: PurePath) -> PurePath:
-        """Return the path by which one place is known whatever leads to it."""
-
-
-def open_place(root: Root, path: PurePath) -> Store:
-    """Open the store at a path.
-
-    Raises:
-        FileNotFoundError: nothing is there.
-        OSError: the store refused.
-    """
-    store = root.place(path)
-    store.open()
-    return store

@@ -1,7 +1,6 @@
 """A store in the memory of this process, which its threads share: ``memory://name/...``.
 
-It behaves as a bucket does: names in a flat space, a version for each content, no locks, no renames, no proof that a
-writer lives or is dead. A writer that sleeps and wakes is told at its commit that it has lost.
+It behaves as a bucket does: names in a flat space, a version for each content, no locks, no proof that a writer lives.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from treering._store.api import (
     Kind,
     Outcome,
     Reader,
-    Root,
     Store,
     Version,
 )
 from treering._store.pieces import Buffer, pieces
+from treering._store.root import Root
 from treering._values.human import pluralize
 from treering.errors import Corrupt, StoreFailed
 
@@ -156,15 +155,10 @@ class MemoryStore(Store):
         """What was made stays."""
         self._made = False
 
-    def below(self, name: str) -> MemoryStore:
-        """Open the place ``name`` in this one.
-
-        Raises:
-            OSError: nothing, or a file, is there.
-        """
+    def at(self, name: str) -> MemoryStore:
+        """Return the place ``name`` in this one."""
         store = MemoryStore(MemoryPath(self.path / name))
         store._contents, store._prefix = self._contents, f"{self._prefix}{name}/"
-        store.open()
         return store
 
     def names(self) -> list[str]:

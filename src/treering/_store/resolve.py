@@ -9,10 +9,11 @@ from pathlib import Path, PurePath
 from typing import Final, cast
 
 from treering._printable import kind_of
-from treering._store.api import Entry, Kind, Reader, Root, Store
+from treering._store.api import Entry, Kind, Reader, Store
 from treering._store.memory import MemoryPath, MemoryRoot
 from treering._store.pieces import Buffer
 from treering._store.posix.root import PosixRoot
+from treering._store.root import Root
 from treering.errors import StoreFailed, Unsupported
 
 # A pathlib.Path has made one slash of the two.
@@ -134,6 +135,11 @@ def absolute(path: PurePath) -> Path:
         StoreFailed: the path is relative, and the current folder was removed.
     """
     return cast("Path", root_of(path).absolute(path))
+
+
+def settled(path: str | os.PathLike[str]) -> Path:
+    """Return the path by which one place is known, whatever leads to it; itself where the system cannot say."""
+    return cast("Path", root_of(path).settled(located(path)))
 
 
 def root_of(path: str | os.PathLike[str]) -> Root:

@@ -138,6 +138,10 @@ class PosixStore(Store):
         with contextlib.suppress(OSError):
             os.rmdir(self.folder.path)
 
+    def at(self, name: str) -> PosixStore:
+        """Return the folder ``name`` in it, by its path."""
+        return PosixStore(self.path / name, self._clock)
+
     def below(self, name: str) -> PosixStore:
         """Open the folder ``name`` in it.
 
