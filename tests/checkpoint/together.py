@@ -124,7 +124,7 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
         with turn:
             return describe(*arguments)
 
-    monkeypatch.setattr(plan_cache, "outgoing", described)
+    monkeypatch.setattr(plan_cache, "describe_leaves", described)
     monkeypatch.setattr(joint_save, "next_sequence", lambda *_, **__: calls.call)
     for module in (saving, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
