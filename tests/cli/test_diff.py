@@ -11,24 +11,21 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import treering as package
 from tests.cli.command import here, treering
 from tests.cli.trees import Adam, in_every_form, saved, state
-from treering._inspect.diff import Diff, blocks_of
 from treering.errors import Corrupt, NotFound
 
 
-def between(folder: Path, a: Any, b: Any, **options: Any) -> Diff:
+def between(folder: Path, a: Any, b: Any, **options: Any) -> Any:
     one, two = folder / "a", folder / "b"
     for path, tree in ((one, a), (two, b)):
         package.save(path, tree, overwrite=True)
     return package.diff(one, two, **options)
 
 
-def lines(found: Diff) -> list[str]:
+def lines(found: Any) -> list[str]:
     return [str(difference) for difference in found]
 
 
@@ -210,10 +207,14 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
     assert str(found).splitlines()[-1] == "  ... and 400 more"
 
 
-@given(st.lists(st.integers(0, 7), max_size=4), st.sampled_from([1, 2, 8]), st.sampled_from([8, 20, 100]))
-def test_blocks_cover_every_item_once(shape: list[int], itemsize: int, limit: int) -> None:
-    seen = np.zeros(shape, int)
-    for box in blocks_of(tuple(shape), itemsize, limit):
-        assert seen[box].size * itemsize <= max(limit, itemsize)
-        seen[box] += 1
-    assert (seen == 1).all()
+@pytest.mark.parametrize("shape", [(3, 5 << 20), (2, 9 << 20), (2, 3, 3 << 20)], ids=str)
+def test_every_item_of_large_arrays_is_compared_once(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    one = np.zeros(shape, np.uint8)
+    other = one.copy()
+    places = np.random.default_rng(0).choice(one.size, 1000, replace=False)
+    places[:2] = 0, one.size - 1
+    other.flat[places] = 1
+    first = ", ".join(map(str, np.argwhere(other)[0]))
+    count = int(other.sum())
+    (difference,) = between(tmp_path, {"x": one}, {"x": other}, values=True)
+    assert f"{count:,} of {one.size:,} items differ, the first at [{first}]" in difference.detail
