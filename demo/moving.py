@@ -12,7 +12,7 @@ from demo.evidence import Evidence, Proof, compared
 from demo.killing import Trained
 from demo.stage import Stage
 from treering._inspect.inspect import listing_of
-from treering._runs.reports import listed_run
+from treering._runs.reports import list_run
 from treering._store.run_folder import step_name
 from treering._values.human import bytes_text, duration_text, pluralize, rate_text
 from treering._view.run_text import log_lines
@@ -60,7 +60,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
         f"on {_MESHES[0]} {pluralize(len(four.losses), 'more steps')}, loss {steps}; "
         f"then it saved {step_name(killed)} again"
     )
-    stage.command("log run", log_lines(listed_run(stage.run, shown="run"), now=time.time(), look=stage.look))
+    stage.command("log run", log_lines(list_run(stage.run, shown="run"), now=time.time(), look=stage.look))
     proofs = [proof for resumed in (four, one) if resumed.seen for proof in compared(here, resumed.seen)]
     return [*proofs, nothing_left(stage, killed)]
 

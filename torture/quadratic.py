@@ -22,7 +22,7 @@ import treering
 from treering._codec.documents import parse_json
 from treering._codec.zarr import parse_zarray
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.run_document import parse_left, parse_run
+from treering._format.run_document import parse_run, parse_superseded
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.inspect import inspect
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index, record_of
@@ -531,7 +531,7 @@ CASES: Final[Mapping[str, Case]] = {
                 {"step": 0, "mark": _ATTEMPT, "left": [{"step": i + 1, "attempt": None} for i in range(n)]},
             ),
         ),
-        parse_left,
+        parse_superseded,
     ),
     ".zarray: axes": Case(_sized(4, lambda n: _zarray(shape=[1] * n, chunks=[1] * n)), parse_zarray),
     ".zarray: members": Case(_sized(12, lambda n: _zarray(**{f"m{i}": i for i in range(n)})), parse_zarray),

@@ -355,9 +355,9 @@ class Run:
             >>> [verdict.step for verdict in last.gc() if not verdict.kept]
             [1, 2]
         """
-        from treering._runs.load_step import collected
+        from treering._runs.load_step import collect_garbage
 
-        return collected(self._state, dry_run=dry_run)
+        return collect_garbage(self._state, dry_run=dry_run)
 
     def branch(
         self,
@@ -389,7 +389,7 @@ class Run:
             >>> other.steps(), run.steps()
             ([2], [1, 2, 3])
         """
-        from treering._runs.load_step import branched
+        from treering._runs.load_step import branch_run
 
         new = Run(
             path,
@@ -397,7 +397,7 @@ class Run:
             save_every=self.save_every if save_every is None else save_every,
             timeout=self._state.timeout,
         )
-        branched(self._state, step, new._state)
+        branch_run(self._state, step, new._state)
         return new
 
     def wait(self, timeout: float | None = None) -> None:

@@ -25,8 +25,8 @@ from treering._coordination.coordinator import coordinate
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
-from treering._inspect.doctor import diagnosed
-from treering._inspect.liveness import life_of
+from treering._inspect.doctor import diagnose
+from treering._inspect.doctor_attempts import life_of
 from treering._store.api import Locks
 from treering._store.posix import descriptors
 from treering._store.posix.seen_locks import seen_locks
@@ -224,7 +224,7 @@ def test_no_lock_is_ever_asked_for_and_nothing_is_written(tmp_path: Path, monkey
     for name in ("link", "mkdir", "remove", "rename", "replace", "rmdir", "unlink", "write"):
         monkeypatch.setattr(os, name, refused)
     for name in before:
-        diagnosed(tmp_path / name)
+        diagnose(tmp_path / name)
     monkeypatch.undo()
     assert {name: snapshot(tmp_path / name) for name in before} == before
 

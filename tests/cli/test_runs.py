@@ -22,7 +22,7 @@ from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.diagnosis import Life
 from treering._format.document import read_names
 from treering._inspect.attempts import Looked, looked_at
-from treering._inspect.doctor import diagnosed
+from treering._inspect.doctor import diagnose
 from treering._store.run_folder import RUN_DOCUMENT
 from treering._values.checkpoint_names import INDEX, tombstone_of
 
@@ -225,7 +225,7 @@ def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monk
         return dataclasses.replace(looked, saver=None if len(looks) == 1 else 4711)
 
     monkeypatch.setattr("treering._inspect.doctor.looked_at", look)
-    found = diagnosed(str(step))
+    found = diagnose(str(step))
     assert found.ok
     assert [attempt.life for attempt in found.attempts] == [Life.IN_FLIGHT]
 

@@ -34,7 +34,7 @@ match sys.argv.pop(1):
     case "late errors are swallowed":
         writer.Writer.take_failed = silent
     case "later steps go one by one":
-        superseded.left_behind = lambda run: None
+        superseded.read_superseded = lambda run: None
     case "nothing is ever swept":
         save_step.collect_after = lambda *given, **named: None
 sys.exit(torture.main())

@@ -20,11 +20,11 @@ from treering._format.run_document import (
     StepOrigin,
     StepRecord,
     add_note,
-    encode_left,
     encode_run,
+    encode_superseded,
     find_note,
-    parse_left,
     parse_run,
+    parse_superseded,
     remove_note,
 )
 from treering._format.signed import SignedForm
@@ -262,4 +262,4 @@ def test_the_examples_of_the_specification() -> None:
     assert encode_run(parse_run(document.encode())) == document.encode()
     steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]
-    assert encode_left(parse_left(list_of_left.encode())) == list_of_left.encode()
+    assert encode_superseded(parse_superseded(list_of_left.encode())) == list_of_left.encode()

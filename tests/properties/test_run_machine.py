@@ -278,7 +278,7 @@ class RunMachine(RuleBasedStateMachine):
         self.keep, self.save_every = keep, save_every
         self.run = tr.Run(self.path, keep=keep, save_every=save_every, timeout=WAIT)
         self.run._state.now = lambda: START + self.clock
-        self.run._state.pace._clock = lambda: self.clock
+        self.run._state.schedule._clock = lambda: self.clock
         self.rhythm = Rhythm(save_every)
 
     def _next(self, stride: int) -> int:

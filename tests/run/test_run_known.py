@@ -18,7 +18,7 @@ import treering as tr
 from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, add_note, parse_run
 from treering._runs.gc import collect_after
-from treering._runs.known_steps import KnownSteps, deciders
+from treering._runs.known_steps import KnownSteps, find_deciders
 from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
@@ -123,7 +123,7 @@ def test_what_goes_and_what_decides_it_is_read(tmp_path: Path, keep: Policy, mon
 
     monkeypatch.setattr(RunFolder, "read_head", seen)
     after(path, 9, keep)
-    needed = deciders(keep, facts, going)
+    needed = find_deciders(keep, facts, going)
     assert heads == {*going, *needed.of_value} - {9}
 
 
@@ -334,7 +334,7 @@ def test_the_steps_that_decide_are_enough(facts: list[StepFacts], keep: Policy |
     """Rules that are asked about these and one step that goes say the same of it."""
     going = removable(keep, facts)
     assert going == [verdict.step for verdict in retained(keep, facts) if not verdict.kept]
-    needed = deciders(keep, facts, going)
+    needed = find_deciders(keep, facts, going)
     enough = [fact for fact in facts if fact.step in {*needed.of_presence, *needed.of_value}]
     lasting = [fact for fact in enough if not fact.temporary]
     for fact in facts:
@@ -348,4 +348,4 @@ def test_a_rule_of_the_users_own_is_decided_by_all() -> None:
             return {fact.step: ("odd",) for fact in facts if fact.step % 2}
 
     facts = [StepFacts(step=step, saved=0.0) for step in range(5)]
-    assert deciders(Odd() | KeepSteps(2), facts, removable(Odd() | KeepSteps(2), facts)).of_value == set(range(5))
+    assert find_deciders(Odd() | KeepSteps(2), facts, removable(Odd() | KeepSteps(2), facts)).of_value == set(range(5))

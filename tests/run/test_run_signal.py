@@ -48,7 +48,7 @@ def test_a_signal_is_noted_and_reaches_nobody_until_it_has_its_way(heard: list[i
     signals.watch(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR1)
     assert (signals.watching, signals.noted, heard) == (True, signal.SIGUSR1, [])
-    signals.let_go(signal.SIGUSR1)
+    signals.pass_signal_on(signal.SIGUSR1)
     assert (signals.watching, signals.noted, heard) == (False, None, [signal.SIGUSR1])
     assert signal.getsignal(signal.SIGUSR1) is before
 
@@ -60,7 +60,7 @@ def test_the_first_of_several_signals_counts(heard: list[int]) -> None:
     signal.raise_signal(signal.SIGUSR2)
     signal.raise_signal(signal.SIGUSR1)
     assert signals.noted == signal.SIGUSR2
-    signals.let_go(signal.SIGUSR2)
+    signals.pass_signal_on(signal.SIGUSR2)
     assert heard == [signal.SIGUSR2]
     assert not signals.watching
 
@@ -68,7 +68,7 @@ def test_the_first_of_several_signals_counts(heard: list[int]) -> None:
 def test_a_process_that_got_no_signal_itself_lets_it_go_with_the_others(heard: list[int]) -> None:
     signals = Signals()
     signals.watch(signal.SIGUSR1)
-    signals.let_go(signal.SIGUSR1)
+    signals.pass_signal_on(signal.SIGUSR1)
     assert heard == [signal.SIGUSR1]
 
 
@@ -90,7 +90,7 @@ def test_waiting_twice_for_a_signal_is_waiting_once(heard: list[int]) -> None:
     signals.watch(signal.SIGUSR1)
     signals.watch(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR1)
-    signals.let_go(signal.SIGUSR1)
+    signals.pass_signal_on(signal.SIGUSR1)
     assert heard == [signal.SIGUSR1]
     signals.watch(signal.SIGUSR1)  # and once more afterwards
     signal.raise_signal(signal.SIGUSR1)
@@ -103,7 +103,7 @@ def test_a_handler_that_came_later_stays(heard: list[int]) -> None:
     signals, later = Signals(), []
     signals.watch(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, lambda signum, frame: later.append(signum))
-    signals.let_go(signal.SIGUSR1)
+    signals.pass_signal_on(signal.SIGUSR1)
     signals.close()
     signal.raise_signal(signal.SIGUSR1)
     assert (heard, later) == ([], [signal.SIGUSR1] * 2)
@@ -122,7 +122,7 @@ def test_a_handler_that_came_later_and_calls_what_was_there(heard: list[int]) ->
     signal.signal(signal.SIGUSR1, chained)
     signal.raise_signal(signal.SIGUSR1)
     assert (signals.noted, heard) == (signal.SIGUSR1, [])
-    signals.let_go(signal.SIGUSR1)
+    signals.pass_signal_on(signal.SIGUSR1)
     assert (len(later), heard) == (2, [signal.SIGUSR1])
     signals.watch(signal.SIGUSR1)  # once more, over the one that calls this
     signal.raise_signal(signal.SIGUSR1)
@@ -152,7 +152,7 @@ def test_a_signal_reaches_the_first_handler_once_whatever_lies_above(layers: lis
         for _ in layers:
             for run in runs:
                 if run.noted is not None:
-                    run.close() if closed else run.let_go(run.noted)
+                    run.close() if closed else run.pass_signal_on(run.noted)
         assert heard == [signal.SIGUSR1]
         for run in runs:
             run.close()
@@ -177,7 +177,7 @@ if {forks} and os.fork():
 if not {forks}:
     signal.raise_signal(signal.SIGTERM)
     assert signals.noted == signal.SIGTERM
-    signals.let_go(signal.SIGTERM)
+    signals.pass_signal_on(signal.SIGTERM)
 signal.raise_signal(signal.SIGTERM)
 print("still there")
 """
@@ -191,9 +191,9 @@ def test_two_runs_may_wait_for_one_signal(heard: list[int]) -> None:
         run.watch(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR1)
     assert [run.noted for run in runs] == [None, signal.SIGUSR1]
-    runs[1].let_go(signal.SIGUSR1)  # to the other run
+    runs[1].pass_signal_on(signal.SIGUSR1)  # to the other run
     assert (runs[0].noted, heard) == (signal.SIGUSR1, [])
-    runs[0].let_go(signal.SIGUSR1)
+    runs[0].pass_signal_on(signal.SIGUSR1)
     assert heard == [signal.SIGUSR1]
 
 
@@ -214,7 +214,7 @@ def test_another_thread_lets_a_signal_go_too(heard: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     signals.watch(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR1)
-    thread = threading.Thread(target=signals.let_go, args=(signal.SIGUSR1,))
+    thread = threading.Thread(target=signals.pass_signal_on, args=(signal.SIGUSR1,))
     thread.start()
     thread.join()
     assert heard == [signal.SIGUSR1]
@@ -250,7 +250,7 @@ def test_a_signal_that_interrupts_interrupts(heard: list[int]) -> None:
     signal.raise_signal(signal.SIGINT)
     assert signals.noted == signal.SIGINT
     with pytest.raises(KeyboardInterrupt):
-        signals.let_go(signal.SIGINT)
+        signals.pass_signal_on(signal.SIGINT)
     assert not signals.watching
 
 
@@ -284,7 +284,7 @@ _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status), signals.noted, flush=True)
 signal.raise_signal(signal.SIGTERM)
 print(signals.noted == signal.SIGTERM, flush=True)
-signals.let_go(signal.SIGTERM)
+signals.pass_signal_on(signal.SIGTERM)
 print("never")
 """
     end = ended(program)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.view.trees import array, chain, small
 from treering._values.keys import Glob, join_key
-from treering._view.nodes import children_of, facts_of, is_branch
+from treering._view.nodes import children_of, is_branch, record_of
 from treering._view.rows import DEEPEST, TreeLayout, lay_out
 
 
@@ -115,7 +115,7 @@ def test_totals_agree_with_a_plain_walk(tree: Any, globs: list[str], depth: int)
     kept = [(path, leaf) for path, leaf in leaves if is_kept(path)]
     assert layout.everything.leaves == len(leaves)
     assert layout.kept.leaves == len(kept)
-    assert layout.kept.nbytes == sum(facts_of(leaf).nbytes for _, leaf in kept)
+    assert layout.kept.nbytes == sum(record_of(leaf).nbytes for _, leaf in kept)
     shown = [row for row in layout.rows if not is_branch(row.node)]
     assert len(shown) == sum(len(path) <= depth for path, _ in kept)
     if layout.rows:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.view.trees import array, chain, small
 from treering._values.keys import Glob
-from treering._view.plain import cell_width, cut, fitted, visible
+from treering._view.plain import cell_width, cut, fit_width, visible
 from treering._view.rows import lay_out
 from treering._view.tree_text import ASCII, UNICODE, Look, tree_lines
 
@@ -120,7 +120,7 @@ def test_visible_text_is_printable_and_short(text: str) -> None:
 @example(text="⺀゛\U00018cd6\U00018cd6⺀", width=6)
 def test_fitted_fits(text: str, width: int) -> None:
     shown = visible(text)
-    assert cell_width(fitted(shown, width)) <= max(width, 5)
+    assert cell_width(fit_width(shown, width)) <= max(width, 5)
 
 
 @pytest.mark.parametrize("size", [10**7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from treering._cli.slice_text import Selected, ranges_of, split_request
 from treering._cli.terminal import GOOD, note, write_lines
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord
-from treering._inspect.open_leaves import ArrayView, OpenLeaves, open_leaves
+from treering._inspect.open_tree import ArrayView, OpenTree, open_tree
 from treering._view.json_lines import json_text
 from treering._view.nodes import WIDEST_NUMBER, leaves_of, record_of
 from treering._view.plain import visible
@@ -51,8 +52,8 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     Python values are printed as Python writes them.
     """
     path = latest_of(path)
-    with open_leaves(path) as leaves:
-        leaf, name, slices = _found(leaves, path, key)
+    with open_tree(path) as leaves:
+        leaf, name, slices = _find_leaf(leaves, path, key)
         record = record_of(leaf)
         if record.dtype is None:
             if slices is not None or npy:
@@ -73,7 +74,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     return GOOD
 
 
-def _found(leaves: OpenLeaves, path: str, request: str) -> tuple[Any, str, str | None]:
+def _find_leaf(leaves: OpenTree, path: str, request: str) -> tuple[Any, str, str | None]:
     """Find the leaf that a request names; raises with near names where there is none."""
     known = dict(leaves_of(leaves.listing.root))
     key, slices = split_request(request, known)
@@ -93,9 +94,9 @@ def _found(leaves: OpenLeaves, path: str, request: str) -> tuple[Any, str, str |
     raise NotFound(f"{path!r} has no leaf {key!r}", hint=hint)
 
 
-def _show_value(leaves: OpenLeaves, path: str, name: str, leaf: Any, *, as_json: bool) -> None:
+def _show_value(leaves: OpenTree, path: str, name: str, leaf: Any, *, as_json: bool) -> None:
     value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
-    text = _written(value)
+    text = _python_text(value)
     if as_json:
         is_native = value is None or isinstance(value, bool | str | float)
         is_native |= isinstance(value, int) and value.bit_length() <= WIDEST_NUMBER
@@ -105,7 +106,7 @@ def _show_value(leaves: OpenLeaves, path: str, name: str, leaf: Any, *, as_json:
         write_lines([text])
 
 
-def _written(value: Any) -> str:
+def _python_text(value: Any) -> str:
     """Write a value as Python does, whole; an int that Python refuses to write in decimal is hexadecimal."""
     if isinstance(value, OpaqueLeaf):
         return visible(value.text, _LONGEST_TEXT)
@@ -114,31 +115,25 @@ def _written(value: Any) -> str:
     return repr(value)
 
 
-def _slices(parts: list[Selected]) -> tuple[Any, ...]:
-    """Write selections as numpy indexes with them."""
-    return tuple(part if isinstance(part, int) else _slice(part) for part in parts)
-
-
-def _slice(part: range) -> slice:
-    if not part:
-        return slice(0, 0)
-    stop = part[-1] + (1 if part.step > 0 else -1)
-    return slice(part.start, stop if stop >= 0 else None, part.step)
-
-
 def _read(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
     import numpy as np
 
-    return np.asarray(view[_slices(parts)])
+    return np.asarray(view[tuple(map(_index_of, parts))])
+
+
+def _index_of(part: Selected) -> int | slice:
+    """Return what numpy indexes with."""
+    if isinstance(part, int):
+        return part
+    stop = part.stop if part.step > 0 or part.stop >= 0 else None
+    return slice(part.start, stop, part.step) if part else slice(0, 0)
 
 
 def _array_text(view: ArrayView, parts: list[Selected], *, everything: bool) -> str:
     """Print an array as numpy does, with as many digits as its values need; a large one by its edges."""
     import numpy as np
 
-    size = 1
-    for part in parts:
-        size *= 1 if isinstance(part, int) else len(part)
+    size = math.prod(len(part) for part in parts if not isinstance(part, int))
     abridged = size > _MOST_ITEMS and not everything
     array = _edges(view, parts) if abridged else _read(view, parts)
     if not array.shape:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from treering._cli.options import JSON, PATH, verb
 from treering._cli.terminal import GOOD, NO, write_lines
-from treering._inspect.doctor import diagnosed
-from treering._runs.reports import diagnosed_run, holds_run
+from treering._inspect.doctor import diagnose
+from treering._runs.reports import diagnose_run, holds_run
 from treering._view.doctor_text import doctor_json, doctor_lines, run_doctor_json, run_doctor_lines
 
 
@@ -29,9 +29,9 @@ def doctor(path: str, as_json: bool) -> int:
     1: files are missing or damaged, or a dead save holds bytes; 2: it could not be looked at.
     """
     if holds_run(path):
-        run = diagnosed_run(path, diagnosed)
+        run = diagnose_run(path, diagnose)
         write_lines(run_doctor_json(run) if as_json else run_doctor_lines(run))
         return GOOD if run.ok else NO
-    found = diagnosed(path)
+    found = diagnose(path)
     write_lines(doctor_json(found) if as_json else doctor_lines(found))
     return GOOD if found.ok else NO

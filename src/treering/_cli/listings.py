@@ -81,10 +81,10 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
 
 
 def _steps(path: str, *, as_json: bool) -> int:
-    from treering._runs.reports import listed_run
+    from treering._runs.reports import list_run
     from treering._view.run_text import step_lines, steps_json
 
-    listing = listed_run(path)
+    listing = list_run(path)
     write_lines(steps_json(listing) if as_json else step_lines(listing, look_of(sys.stdout)))
     return GOOD
 

@@ -32,14 +32,14 @@ def split_request(text: str, keys: Collection[str]) -> tuple[str, str | None]:
     return key, slices
 
 
-def parsed_slices(text: str) -> tuple[list[Part], list[Part] | None]:
+def parse_slices(text: str) -> tuple[list[Part], list[Part] | None]:
     """Read slices: those before the dots, and those behind them, None where there are no dots.
 
     Raises:
         Format: it is none.
 
     Example:
-        >>> parsed_slices("1, ..., ::-2")
+        >>> parse_slices("1, ..., ::-2")
         ([1], [slice(None, None, -2)])
     """
     before: list[Part] = []
@@ -67,7 +67,7 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
         >>> ranges_of(":2, -1", (5, 4, 3))
         [range(0, 2), 3, range(0, 3)]
     """
-    before, behind = parsed_slices(text)
+    before, behind = parse_slices(text)
     count = len(before) + len(behind or ())
     if count > len(shape):
         axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"

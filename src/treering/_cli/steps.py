@@ -34,10 +34,10 @@ def log(path: str, as_json: bool) -> int:
     RUN is the folder that treering.Run saves its steps in. A step that no rule keeps goes when the next one is saved.
     """
     require_run(path)
-    from treering._runs.reports import listed_run
+    from treering._runs.reports import list_run
     from treering._view.run_text import log_json, log_lines
 
-    listing = listed_run(path)
+    listing = list_run(path)
     now = time.time()
     write_lines(log_json(listing, now=now) if as_json else log_lines(listing, now=now, look=look_of(sys.stdout)))
     return GOOD
@@ -76,7 +76,7 @@ def gc(
     require_run(path)
     from treering._runs.gc import collect
     from treering._runs.policy import own_rules, policy_of, unknown_metrics
-    from treering._runs.reports import listed
+    from treering._runs.reports import list_records
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
     from treering.errors import NotFound
@@ -101,7 +101,7 @@ def gc(
         dataclasses.replace(verdict, kept=True, reasons=(_STAYS,)) if verdict.step in stayed else verdict
         for verdict in verdicts
     ]
-    listing = listed(path, Path(path), records, verdicts, keep=chosen)
+    listing = list_records(path, Path(path), records, verdicts, keep=chosen)
     lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
     return NO if stayed else GOOD

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from treering._format.index import Index
 from treering._printable import printable
-from treering._values.human import bytes_text
+from treering._values.human import bytes_text, pluralize
 
 _MOST_LINES = 50
 
@@ -82,16 +82,16 @@ class Verification:
 
     def __str__(self) -> str:
         note = printable(self.note or "")
-        size = f"{_counted(self.leaves, 'leaf', 'leaves')}, {bytes_text(self.nbytes)}"
+        size = f"{pluralize(self.leaves, 'leaves')}, {bytes_text(self.nbytes)}"
         if self.steps is not None:
-            size = f"{_counted(self.steps, 'step', 'steps')}, {size}"
+            size = f"{pluralize(self.steps, 'steps')}, {size}"
         if not self.findings:
             if not self.checked:
                 sound = f"is sound as far as it has checksums ({size})" if self.nbytes else "has sound headers"
                 return f"{self.path!r} {sound}, and {note}"
             more = f"; note: {note}" if note else ""
             return f"{self.path!r} is whole: {size}, every byte checked{more}"
-        lines = [f"{self.path!r} is damaged: {_counted(len(self.findings), 'finding', 'findings')}"]
+        lines = [f"{self.path!r} is damaged: {pluralize(len(self.findings), 'findings')}"]
         lines += [f"  {finding}" for finding in self.findings[:_MOST_LINES]]
         if len(self.findings) > _MOST_LINES:
             lines.append(f"  and {len(self.findings) - _MOST_LINES} more")
@@ -144,7 +144,3 @@ def _finding(index: Index, block: BadBlock, names: list[str]) -> Finding:
         stop=offset + block.stop,
         problem=block.problem,
     )
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

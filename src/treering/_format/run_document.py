@@ -313,7 +313,7 @@ def _time(text: str) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeftDocument:
+class SupersededSteps:
     """The content of ``.run.json.left``."""
 
     step: int
@@ -324,11 +324,12 @@ class LeftDocument:
     """The later steps, each with the attempt of its index; None where the index could not be read."""
 
 
-def encode_left(document: LeftDocument) -> bytes:
+def encode_superseded(document: SupersededSteps) -> bytes:
     """Return ``.run.json.left``.
 
     Example:
-        >>> print(encode_left(LeftDocument(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})).decode(), end="")
+        >>> superseded = SupersededSteps(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})
+        >>> print(encode_superseded(superseded).decode(), end="")
         {"treering_left": 1, "digest": "xxh3-128:03e9156b0086dbe9b143e1bdc34fb9f6",
         "step": 3,
         "mark": "0000000000000000",
@@ -337,7 +338,7 @@ def encode_left(document: LeftDocument) -> bytes:
     return _LEFT_FORM.encode(_left_members(document))
 
 
-def parse_left(data: bytes) -> LeftDocument:
+def parse_superseded(data: bytes) -> SupersededSteps:
     """Return what a ``.run.json.left`` says.
 
     Raises:
@@ -345,26 +346,26 @@ def parse_left(data: bytes) -> LeftDocument:
         Format: a newer version wrote it.
 
     Example:
-        >>> document = LeftDocument(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})
-        >>> parse_left(encode_left(document)) == document
+        >>> document = SupersededSteps(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})
+        >>> parse_superseded(encode_superseded(document)) == document
         True
     """
     return _LEFT_FORM.read(data, _left_document)
 
 
-def _left_members(document: LeftDocument) -> Iterator[tuple[str, Any]]:
+def _left_members(document: SupersededSteps) -> Iterator[tuple[str, Any]]:
     yield "step", document.step
     yield "mark", document.mark
     yield "left", [{"step": step, "attempt": attempt} for step, attempt in document.left.items()]
 
 
-def _left_document(document: Any) -> LeftDocument:
+def _left_document(document: Any) -> SupersededSteps:
     step = read_step(document, LEFT_DOCUMENT)
     left = dict(map(_left, member(document, "left", list, LEFT_DOCUMENT)))
     if min(left, default=step + 1) <= step:
         raise Corrupt("it leaves steps behind that are not later")
     mark = check_name(_ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
-    return LeftDocument(step=step, mark=mark, left=left)
+    return SupersededSteps(step=step, mark=mark, left=left)
 
 
 def _left(node: Any) -> tuple[int, str | None]:

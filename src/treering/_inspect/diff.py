@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from treering._format.records import LeafRecord
-from treering._inspect.open_leaves import ArrayView, OpenLeaves, open_leaves
-from treering._view.differences import ABSENT, Difference, differences_of, paired, same_place
+from treering._inspect.open_tree import ArrayView, OpenTree, open_tree
+from treering._view.differences import ABSENT, Difference, compare_listings, pair_nodes, same_place
 from treering._view.nodes import is_branch, record_of
 from treering._view.progress import Progress, reporter, showing
 
@@ -96,9 +96,9 @@ def diff(
         (True, ['step: value: 7 in A, 8 in B'])
     """
     told = reporter(progress, "comparing")
-    with showing(told), open_leaves(a) as left, open_leaves(b) as right:
-        found = list(differences_of(left.listing, right.listing))
-        pairs = paired(left.listing.root, right.listing.root)
+    with showing(told), open_tree(a) as left, open_tree(b) as right:
+        found = list(compare_listings(left.listing, right.listing))
+        pairs = pair_nodes(left.listing.root, right.listing.root)
         count = sum(1 for _, *nodes in pairs if any(node is not ABSENT and not is_branch(node) for node in nodes))
         if values:
             found += _differing_values(left, right, told)
@@ -130,9 +130,9 @@ def blocks_of(shape: tuple[int, ...], itemsize: int, limit: int = _BLOCK_BYTES) 
                 yield (slice(start, start + 1), *inner)
 
 
-def _differing_values(a: OpenLeaves, b: OpenLeaves, progress: Progress | None) -> Iterator[Difference]:
+def _differing_values(a: OpenTree, b: OpenTree, progress: Progress | None) -> Iterator[Difference]:
     """Read what both sides have in one form, and compare it."""
-    pairs = [each for each in paired(a.listing.root, b.listing.root) if _comparable(*each[1:])]
+    pairs = [each for each in pair_nodes(a.listing.root, b.listing.root) if _comparable(*each[1:])]
     total = sum(_bytes(left) for _, left, _ in pairs)
     done = 0
     for key, left, right in pairs:
@@ -160,7 +160,7 @@ def _bytes(leaf: Any) -> int:
     return record_of(leaf).nbytes
 
 
-def _texts(key: str, a: OpenLeaves, left: Any, b: OpenLeaves, right: Any) -> Difference | None:
+def _texts(key: str, a: OpenTree, left: Any, b: OpenTree, right: Any) -> Difference | None:
     """Compare two texts, of which one or both still lie in their file."""
     x = a.text(left) if isinstance(left, LeafRecord) else left
     y = b.text(right) if isinstance(right, LeafRecord) else right

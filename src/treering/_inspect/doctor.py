@@ -13,7 +13,7 @@ from typing import Final
 from treering._checkpoint.detect import detect
 from treering._format.diagnosis import Diagnosis, Life
 from treering._inspect.attempts import Looked, looked_at
-from treering._inspect.doctor_attempts import Known, judged_attempts
+from treering._inspect.doctor_attempts import Known, judge_attempts
 from treering._store.open_folder import shown_names
 from treering._store.resolve import find_at, is_seen
 from treering._values import checkpoint_names, leaves_names
@@ -28,7 +28,7 @@ _SIGN_OF_LIFE_S: Final = 30.0
 _LOCKED: Final = f"{LOCK_FILE} is there, which stands for the lock of the folder"
 
 
-def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
+def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
     """Look at a checkpoint's folder or a leaves directory, also at one that holds only what attempts left there.
 
     Nothing is locked, written or removed, so a saver that is at work does not notice.
@@ -41,7 +41,7 @@ def diagnosed(path: str | os.PathLike[str]) -> Diagnosis:
     Example:
         >>> import os
         >>> os.mkdir("ckpt")
-        >>> diagnosed("ckpt").notes
+        >>> diagnose("ckpt").notes
         ('the folder is empty',)
     """
     shown = os.fspath(path)
@@ -94,7 +94,7 @@ def _diagnosed(path: str, looked: Looked) -> Diagnosis:
         notes.append(f"a checkpoint was removed here, which was cut short: {shown_names(removed)} goes last")
     if looked.trouble is not None:
         problems.append(f"staged files cannot be looked at: {looked.trouble}")
-    attempts = judged_attempts(looked, known, time.time())
+    attempts = judge_attempts(looked, known, time.time())
     if looked.lock_file:
         lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
         (notes if lives else problems).append(_LOCKED if lives else f"{_LOCKED}; if nobody is saving here, remove it")

@@ -69,7 +69,7 @@ class Inspection:
         return {key: record_of(leaf) for key, leaf in leaves_of(self.root)}
 
     def __str__(self) -> str:
-        layout = _fitting(self.root)
+        layout = _fit_on_screens(self.root)
         return "\n".join(tree_lines(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing)))
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Inspection:
     def _repr_html_(self) -> str:
         from treering._view.html import html_text
 
-        layout = _fitting(self.root)
+        layout = _fit_on_screens(self.root)
         return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing))
 
 
@@ -148,10 +148,9 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
         data = folder.read_index()
     index = parse_index(data)
     files = [FileRecord(name=INDEX, nbytes=len(data))]
-    if index.processes > 1:
-        files += [FileRecord(name=file.name, nbytes=file.nbytes, process=file.process) for file in index.files]
-    else:
-        files += [FileRecord(name=file.name, nbytes=file.nbytes) for file in index.files]
+    for file in index.files:
+        process = file.process if index.processes > 1 else None
+        files.append(FileRecord(name=file.name, nbytes=file.nbytes, process=process))
     return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
 
 
@@ -171,21 +170,13 @@ def _safetensors(path: str | os.PathLike[str]) -> Listing:
 
 
 def _msgpack(path: str | os.PathLike[str]) -> Listing:
-    """List a msgpack file; one in gzip form is unpacked in memory first."""
-    from treering._codec.gzip import decompress
-    from treering._codec.msgpack.window import WINDOW_BYTES
-    from treering._format.listing import list_msgpack
+    from treering._inspect.open_tree import GZIP_MAGIC, read_msgpack
 
     with open_file(Path(path)) as file:
-        first = file.read(0, min(file.size, WINDOW_BYTES))
-        if first[:2] != b"\x1f\x8b":
-            return list_msgpack(first, file.size, file.read)
-        data = decompress(file.read(0, file.size), None)
-        listing = list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n])
-        return dataclasses.replace(listing, form=Form.GZIP.value)
+        return read_msgpack(file, zipped=file.read(0, min(file.size, len(GZIP_MAGIC))) == GZIP_MAGIC)[0]
 
 
-def _fitting(root: Any) -> TreeLayout:
+def _fit_on_screens(root: Any) -> TreeLayout:
     """Lay a tree out so that it fits on a few screens, folding as many levels as that takes."""
     layout = lay_out(root, depth=USUAL_DEPTH)
     if len(layout.rows) <= _MOST_ROWS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import threading
@@ -10,16 +11,13 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from treering._checkpoint.detect import Form, detect
-from treering._codec.gzip import decompress
-from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.blocks import file_digest, first_blocks
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, merge_blocks
 from treering._format.headers import header_bytes
 from treering._format.index import Index
-from treering._format.listing import list_msgpack
 from treering._format.safetensors import parse_safetensors
-from treering._inspect.verify_text import bad_text
+from treering._inspect.open_tree import GZIP_MAGIC, read_msgpack
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
@@ -28,10 +26,12 @@ from treering._store.resolve import open_file
 from treering._values.checksums import block_checksums
 from treering._values.human import pluralize
 from treering._values.keys import join_key
+from treering._view.nodes import leaves_of
 from treering._view.progress import Progress, reporter, showing
 from treering.errors import Corrupt, NotFound, StoreFailed
 
 _PIECE_BYTES: Final = 2 << 20
+_TEXT_BYTES: Final = 1 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
 _NO_CHECKSUMS: Final = "its form has no checksums: nothing to check its arrays against"
 _WRONG_BYTES: Final = "is damaged"
@@ -104,7 +104,7 @@ def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> V
             findings += _check_file(index, number, found)
         names = [entry.name for entry in index.files]
         nbytes, bad = _check_blocks(index, files, progress)
-        bad += bad_text(index, files, {block.chunk for block in bad})
+        bad += _find_bad_text(index, files, {block.chunk for block in bad})
         findings += merge_blocks(index, bad, names)
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
@@ -295,6 +295,52 @@ def _check_alone(
     return bad
 
 
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def _find_bad_text(index: Index, files: Sequence[Reader | None], damaged: set[int]) -> Iterator[BadBlock]:
+    """Yield the chunk, and where in it, of each str leaf whose bytes no reader can turn into text.
+
+    Reads a piece at a time, however long a text is.
+
+    Args:
+        index: the checkpoint's.
+        files: its data files, None for those that cannot be opened.
+        damaged: numbers of the chunks of which more is known already; their leaves are left out.
+    """
+    texts = [kind.stored and kind.kind == "str" for kind in index.types]
+    if not any(texts):
+        return
+    chunks = index.chunks
+    parts: dict[int, list[int]] = {}
+    for chunk, leaf in enumerate(chunks.leaf):
+        if texts[index.leaf_types[leaf]]:
+            parts.setdefault(leaf, []).append(chunk)
+    for leaf_chunks in parts.values():
+        if damaged.isdisjoint(leaf_chunks) and all(files[chunks.file[chunk]] is not None for chunk in leaf_chunks):
+            bad = _first_bad_text(index, files, sorted(leaf_chunks, key=index.box_of))
+            if bad is not None:
+                yield bad
+
+
+def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[int]) -> BadBlock | None:
+    """Decode one text, part after part, and return the piece in which it ends to be UTF-8."""
+    chunks = index.chunks
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    for chunk in parts:
+        file, nbytes = files[chunks.file[chunk]], chunks.nbytes[chunk]
+        for start in range(0, nbytes, _TEXT_BYTES):
+            stop = min(start + _TEXT_BYTES, nbytes)
+            last = chunk == parts[-1] and stop == nbytes
+            try:
+                decoder.decode(b"" if file is None else file.read(chunks.offset[chunk] + start, stop - start), last)
+            except UnicodeDecodeError:
+                return BadBlock(chunk, start, stop, "is no UTF-8, which a text has to be")
+            except (Corrupt, StoreFailed):
+                return None  # that it cannot be read was found before
+    return None
+
+
 # --------------------------------------------------------------------------------------------------------- single files
 
 
@@ -326,32 +372,11 @@ def _verify_msgpack(path: str | os.PathLike[str]) -> Verification:
     """Check the headers of a msgpack file; in gzip form also gzip's own checksum, which covers everything."""
     shown = os.fspath(path)
     with open_file(Path(path)) as file:
-        first = file.read(0, min(file.size, WINDOW_BYTES))
-        zipped = first[:2] == b"\x1f\x8b"
+        zipped = file.read(0, min(file.size, len(GZIP_MAGIC))) == GZIP_MAGIC
         try:
-            if zipped:
-                data = decompress(file.read(0, file.size), None)
-                listing = list_msgpack(data, len(data), lambda offset, n: data[offset : offset + n])
-            else:
-                data = b""
-                listing = list_msgpack(first, file.size, file.read)
+            listing, _ = read_msgpack(file, zipped=zipped)
         except Corrupt as error:
             return _broken(shown, shown, error, checked=zipped)
-    leaves = _count(listing.root)
-    if zipped:
-        return Verification(path=shown, findings=(), leaves=leaves, nbytes=len(data), checked=True)
-    return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=_NO_CHECKSUMS)
-
-
-def _count(root: object) -> int:
-    """Count the leaves of a listing, on a stack of its own."""
-    stack, leaves = [root], 0
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, list | tuple):
-            stack.extend(item)
-        else:
-            leaves += 1
-    return leaves
+    leaves = sum(1 for _ in leaves_of(listing.root))
+    nbytes, note = (listing.file_bytes, None) if zipped else (0, _NO_CHECKSUMS)
+    return Verification(path=shown, findings=(), leaves=leaves, nbytes=nbytes, checked=zipped, note=note)

@@ -14,7 +14,7 @@ from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
 from treering._format.run_document import StepNote, StepOrigin, add_note, find_note, remove_note
-from treering._runs.place import opened_run
+from treering._runs.open_run import open_run
 from treering._runs.removal import tidy_step
 from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
 from treering._store.api import Reader, Store
@@ -51,7 +51,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         # A branch that died here had the attempt of this one.
         tidy_step(begun, step, read_names)
     with contextlib.ExitStack() as files:
-        run = files.enter_context(opened_run(path))
+        run = files.enter_context(open_run(path))
         source, written = run.open_step(step), run.modified(step)
         if source is None or written is None:
             raise missing_step(path, step, steps_in(run))

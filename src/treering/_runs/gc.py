@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from treering._format.document import read_names, read_summary
 from treering._runs.known_steps import KnownSteps
-from treering._runs.place import opened_run
+from treering._runs.open_run import open_run
 from treering._runs.removal import remove_step, tidy_step
-from treering._runs.steps import NOT_READ, Records, facts, note_records, records_in, records_of
-from treering._runs.superseded import finish_left, left_behind
+from treering._runs.steps import Records, facts, note_records, records_in, records_of
+from treering._runs.superseded import attempt_in, collect_errors, read_superseded, remove_superseded
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
 from treering.retention import Policy, Verdict, retained
@@ -38,7 +38,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     if dry_run:
         return _judged(records_of(path), keep)
     try:
-        with opened_run(path) as run:
+        with open_run(path) as run:
             return _collected(run, records_in(run), keep)
     except NotFound:
         return []
@@ -79,20 +79,20 @@ def collect_after(
         back = None
         if run.has_left():
             known.forget()
-            errors += finish_left(run)
-            back = left_behind(run) if errors else None
+            errors += remove_superseded(run)
+            back = read_superseded(run) if errors else None
         known.bring_up(run, step, there, seconds=seconds)
         going = known.going(run, keep)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         known.drop(going)
-        with _collecting(errors):
+        with collect_errors(errors):
             known.write(run, None if keep is None else repr(keep), save_every, may_wait=more_follow and not going)
         for old, digest in going.items():
-            with _collecting(errors):
+            with collect_errors(errors):
                 remove_step(run, old, read_names, _if_still(digest))
         for each in known.untidy():
-            with _collecting(errors), contextlib.suppress(Busy):  # the save that goes on there has tidied first
+            with collect_errors(errors), contextlib.suppress(Busy):  # the save that goes on there has tidied first
                 tidy_step(run, each, read_names, newest=each == step)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
 
@@ -107,9 +107,9 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
         StoreFailed: the system refused. The other steps are gone all the same.
     """
     errors: list[TreeringError] = []
-    with contextlib.suppress(NotFound), opened_run(path) as run:
+    with contextlib.suppress(NotFound), open_run(path) as run:
         errors += _cleared(run, dict.fromkeys(sorted(steps), _in_any_case))
-        with _collecting(errors):
+        with collect_errors(errors):
             note_records(run, records_in(run))
     _raise_first(errors)
 
@@ -123,7 +123,7 @@ def _collected(run: RunFolder, records: Records, keep: Policy | None) -> list[Ve
     verdicts = _judged(records, keep)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
     errors = _cleared(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
-    with _collecting(errors):
+    with collect_errors(errors):
         note_records(run, records)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
     return verdicts
@@ -131,16 +131,16 @@ def _collected(run: RunFolder, records: Records, keep: Policy | None) -> list[Ve
 
 def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
     """Remove these steps, and finish what was cut short in any; return what went wrong."""
-    errors = finish_left(run)
-    back = left_behind(run) if errors else None
+    errors = remove_superseded(run)
+    back = read_superseded(run) if errors else None
     for step, attempt_of in going.items():
         if back is not None and step == back.step:
             continue  # with it would go what hides the steps that it has left behind
-        with _collecting(errors):
+        with collect_errors(errors):
             remove_step(run, step, read_names, attempt_of)
     folders = run.folders()
     for step in folders:
-        with _collecting(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
+        with collect_errors(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
             tidy_step(run, step, read_names, newest=step == folders[-1])
     return errors
 
@@ -148,14 +148,6 @@ def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]])
 def _raise_first(errors: Iterable[TreeringError]) -> None:
     for error in errors:
         raise error
-
-
-@contextlib.contextmanager
-def _collecting(errors: list[TreeringError]) -> Iterator[None]:
-    try:
-        yield
-    except TreeringError as error:
-        errors.append(error)
 
 
 def _if_still(digest: str) -> Callable[[bytes], str | None]:
@@ -169,7 +161,4 @@ def _if_still(digest: str) -> Callable[[bytes], str | None]:
 
 
 def _in_any_case(data: bytes) -> str:
-    try:
-        return read_summary(data).attempt
-    except NOT_READ:
-        return secrets.token_hex(8)
+    return attempt_in(data) or secrets.token_hex(8)

@@ -37,11 +37,11 @@ def stateful_items(tree: Any) -> dict[Any, Stateful]:
     return {name: item for name, item in tree.items() if type(item) in kinds} if kinds else {}
 
 
-def saved_items(tree: Any) -> Any:
+def replace_stateful_items(tree: Any) -> Any:
     """Return what is saved of a tree: each object that gives its state away is replaced by its state.
 
     Example:
-        >>> saved_items({"w": 1.5, "count": 3})
+        >>> replace_stateful_items({"w": 1.5, "count": 3})
         {'w': 1.5, 'count': 3}
     """
     found = stateful_items(tree)
@@ -81,7 +81,7 @@ class LoadedItems:
         return {name: objects[name] if name in objects else self.rest[name] for name in self.like}
 
 
-def loaded_items(
+def load_items(
     source: Source, like: Any, options: LoadOptions, group: LoadGroup, *, wording: Wording = OF_LIKE
 ) -> LoadedItems:
     """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
@@ -114,7 +114,7 @@ def loaded_items(
     return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
 
 
-def given_back(items: LoadedItems) -> Any:
+def restore_states(items: LoadedItems) -> Any:
     """Give the objects their states; return the tree, with them in their places."""
     objects = stateful_items(items.like)
     for name, state in items.states.items():

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
-from treering._runs.steps import NOT_READ, document_in, facts, read_record, still_true
-from treering._runs.superseded import left_steps
+from treering._runs.steps import NOT_READ, document_in, facts, is_current, read_record
+from treering._runs.superseded import superseded_steps
 from treering._store.run_folder import HEAD_BYTES, RunFolder
 from treering._values import timing
 from treering.retention import (
@@ -84,7 +84,7 @@ class KnownSteps:
         head = run.read_document_head()
         if not self._loaded or head not in (None, self._head):
             self._load(run)
-        folders = {*(run.folders() if there is None else there), step} - left_steps(run)
+        folders = {*(run.folders() if there is None else there), step} - superseded_steps(run)
         self.drop(self._records.keys() - folders)
         self._blank &= folders
         # What processes that were late could still read of the save before this one is of no use any more.
@@ -102,7 +102,7 @@ class KnownSteps:
         while True:
             known = list(self._facts.values())
             going = removable(keep, known)
-            needed = deciders(keep, known, going)
+            needed = find_deciders(keep, known, going)
             there = needed.of_presence if len(needed.of_presence) <= _FEW else needed.of_presence - self._seen
             # Were the newest one gone, the step that was just saved might go in its favour.
             newest = [max(self._records)] if going else []
@@ -173,7 +173,7 @@ class KnownSteps:
         """Hold what is known of a step against its index, or its size alone, and read that where they differ."""
         record = self._records[step]
         try:
-            same = run.index_nbytes(step) == record.index_nbytes if by_size else still_true(run, record)
+            same = run.index_nbytes(step) == record.index_nbytes if by_size else is_current(run, record)
         except NOT_READ:
             same = False
         if same:
@@ -200,7 +200,7 @@ class Deciders:
     """By a metric, or by when they were saved."""
 
 
-def deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> Deciders:
+def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> Deciders:
     """Return the steps by which a policy decides that others go.
 
     Args:
@@ -210,7 +210,7 @@ def deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[
 
     Example:
         >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": step}) for step in (1, 2, 3, 4, 5)]
-        >>> deciders(KeepLast(2) | KeepBest("loss"), facts, [2, 3])
+        >>> find_deciders(KeepLast(2) | KeepBest("loss"), facts, [2, 3])
         Deciders(of_presence={4, 5}, of_value={1})
     """
     found = Deciders()

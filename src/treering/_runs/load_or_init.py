@@ -15,7 +15,7 @@ from treering._checkpoint.load import LoadOptions
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._checkpoint.source import read_source
 from treering._printable import kind_of
-from treering._runs.iterators import given_back, loaded_items
+from treering._runs.iterators import load_items, restore_states
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Wording
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
@@ -26,7 +26,7 @@ _WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=Tr
 _TRACED: Final = ("jax", "key")
 
 
-def loaded_or_initialised(
+def load_or_initialise(
     path: Path | None, init_fn: Callable[[], Any], options: LoadOptions, *, timeout: float | None
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the tree, and the key texts of the leaves that were initialised.
@@ -55,11 +55,11 @@ def loaded_or_initialised(
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     items = retry_on_overwrite(
         lambda: read_source(path, mapped=False),
-        lambda source: loaded_items(source, fresh.like, asked, group, wording=_WORDING),
+        lambda source: load_items(source, fresh.like, asked, group, wording=_WORDING),
         group,
     )
     tree = fresh.completed(items.tree, items.kept)
-    given_back(dataclasses.replace(items, like=tree))  # only now nothing can fail any more
+    restore_states(dataclasses.replace(items, like=tree))  # only now nothing can fail any more
     return tree, items.kept
 
 

@@ -16,14 +16,14 @@ from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._checkpoint.source import read_source
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect
-from treering._runs.iterators import given_back, loaded_items
-from treering._runs.load_or_init import loaded_or_initialised
-from treering._runs.place import opened_run
+from treering._runs.iterators import load_items, restore_states
+from treering._runs.load_or_init import load_or_initialise
+from treering._runs.open_run import open_run
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number
 from treering._runs.steps import facts_of, latest_of, records_of, step_path, steps_of
-from treering._runs.superseded import left_steps
+from treering._runs.superseded import superseded_steps
 from treering._values.human import near, steps_text
 from treering._values.warned import warn_of
 from treering._view.progress import showing
@@ -56,7 +56,7 @@ def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) 
     def read(step: int | None) -> Resumed[T]:
         path = None if step is None else step_path(run.path, step)
         with showing(options.progress):
-            tree, initialised = loaded_or_initialised(path, init_fn, options, timeout=run.timeout)
+            tree, initialised = load_or_initialise(path, init_fn, options, timeout=run.timeout)
         if step is not None and initialised:
             what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
             warn_of(what, initialised, LeavesInitialised)
@@ -96,7 +96,7 @@ def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
     raise _no_such(run, step)
 
 
-def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
+def collect_garbage(run: RunState, *, dry_run: bool) -> list[Verdict]:
     """Return what stays and what goes; ``Run.gc`` says more."""
     if dry_run:
         return collect(run.path, run.keep, dry_run=True)
@@ -117,7 +117,7 @@ def collected(run: RunState, *, dry_run: bool) -> list[Verdict]:
     return verdicts
 
 
-def branched(run: RunState, step: SupportsIndex, new: RunState) -> None:
+def branch_run(run: RunState, step: SupportsIndex, new: RunState) -> None:
     """Copy a step into a new run; ``Run.branch`` says more."""
     step = require_step_number(step)
 
@@ -152,11 +152,11 @@ def _loaded(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     with showing(options.progress):
         items = retry_on_overwrite(
             lambda: _opened(run, step, path, mapped=options.mapped),
-            lambda source: loaded_items(source, like, options, group),
+            lambda source: load_items(source, like, options, group),
             group,
         )
     # Only now all of it was checked, and the other processes have theirs.
-    return given_back(items)
+    return restore_states(items)
 
 
 @contextlib.contextmanager
@@ -166,8 +166,8 @@ def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[S
     raise_unreported(run.path)
     with contextlib.ExitStack() as files:
         try:
-            with opened_run(run.path) as folder:
-                left = left_steps(folder)
+            with open_run(run.path) as folder:
+                left = superseded_steps(folder)
             if step in left:  # its files are there, but it is not
                 raise _no_such(run, step)
             source = files.enter_context(read_source(path, mapped=mapped))

@@ -75,14 +75,16 @@ def unknown_metrics(rules: Policy | None, records: Records) -> dict[str, str | N
         >>> unknown_metrics(KeepBest("los"), Records(keep=None, save_every=None, steps=(), unreadable={}))
         {}
     """
-    return unmeasured(rules, {name for record in records.steps for name in record.metrics}) if records.steps else {}
+    return (
+        find_unmeasured(rules, {name for record in records.steps for name in record.metrics}) if records.steps else {}
+    )
 
 
-def unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, str | None]:
+def find_unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, str | None]:
     """Return the metrics that rules go by and that are not there, each with the name that was probably meant.
 
     Example:
-        >>> unmeasured(KeepBest("los"), ["loss"])
+        >>> find_unmeasured(KeepBest("los"), ["loss"])
         {'los': 'loss'}
     """
     parts = rules.rules if isinstance(rules, AnyRule) else (rules,)

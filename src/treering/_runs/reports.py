@@ -15,7 +15,7 @@ from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._format.findings import Finding, Verification
 from treering._runs.policy import own_rules, unknown_metrics
 from treering._runs.steps import Records, cache_trouble, facts, records_of, step_path, steps_of
-from treering._runs.superseded import left_behind, left_steps
+from treering._runs.superseded import read_superseded, superseded_steps
 from treering._store.resolve import find_at, is_folder, located
 from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
@@ -31,7 +31,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 Check: TypeAlias = Callable[[Path, Progress | None], Verification]
 
 
-def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:
+def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:
     """List the steps of a run with what is known of them, and what its own rules say of each.
 
     Args:
@@ -46,7 +46,7 @@ def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> Run
         >>> import treering as tr
         >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run")) as run:
         ...     saved = [run.save(step, {"w": 1.5}) for step in (10, 20)]
-        >>> [step.step for step in listed_run(run.path).steps]
+        >>> [step.step for step in list_run(run.path).steps]
         [10, 20]
     """
     records = records_of(Path(path))
@@ -61,10 +61,10 @@ def listed_run(path: str | os.PathLike[str], *, shown: str | None = None) -> Run
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
     verdicts = retained(rules, [facts(record) for record in records.steps])
-    return listed(shown or os.fspath(path), Path(path), records, verdicts, notes=notes)
+    return list_records(shown or os.fspath(path), Path(path), records, verdicts, notes=notes)
 
 
-def listed(
+def list_records(
     shown: str,
     path: Path,
     records: Records,
@@ -117,7 +117,7 @@ def run_text(run: RunState) -> str:
     """
     records = records_of(run.path)
     verdicts = retained(run.keep, [facts(record) for record in records.steps])
-    listing = listed(run.shown, run.path, records, verdicts)
+    listing = list_records(run.shown, run.path, records, verdicts)
     listing = dataclasses.replace(listing, keep=run.keep_text, save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))
 
@@ -144,7 +144,7 @@ def holds_run(path: str) -> bool:
         return bool(run.folders())
 
 
-def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
+def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
     """Look at every step's folder of a run, also at those that have no index.
 
     Args:
@@ -180,7 +180,7 @@ def diagnosed_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
 
 def _left_text(run: RunFolder) -> str | None:
     """Say which steps wait to be removed because an earlier one was gone back to; None where none do."""
-    document, steps = left_behind(run), left_steps(run)
+    document, steps = read_superseded(run), superseded_steps(run)
     if document is None or not steps:
         return None
     was = "was" if len(steps) == 1 else "were"

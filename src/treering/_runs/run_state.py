@@ -17,7 +17,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._runs.gc import collect
 from treering._runs.known_steps import KnownSteps
-from treering._runs.pace import Pace
+from treering._runs.schedule import SaveSchedule
 from treering._runs.signals import Signals
 from treering._runs.steps import latest_of
 from treering._store.resolve import absolute, new_folder_path
@@ -52,8 +52,8 @@ class RunState:
         save_every: when to save.
         timeout: seconds to wait for other processes.
         signals: those that let the next step be saved.
-        pace: decides when to save.
-        paced: whether the pace knows from which step it counts.
+        schedule: decides when to save.
+        counts_from_latest: whether the schedule knows from which step it counts.
         known_place: whether the folder was found to be one of a run, or of nothing.
         unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
             save found them out.
@@ -81,8 +81,8 @@ class RunState:
         self.save_every = save_every
         self.timeout = timeout_seconds(timeout)
         self.signals = Signals()
-        self.pace = Pace(save_every, self.signals, path=self.path, timeout=self.timeout)
-        self.paced = False
+        self.schedule = SaveSchedule(save_every, self.signals, path=self.path, timeout=self.timeout)
+        self.counts_from_latest = False
         self.known_place = False
         self.unmeasured: Mapping[str, str | None] = {}
         self.has_saved = False

@@ -19,14 +19,14 @@ from treering._checkpoint.save_async import begin_save
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after, remove_steps
-from treering._runs.iterators import saved_items
-from treering._runs.place import opened_run
-from treering._runs.policy import unmeasured
+from treering._runs.iterators import replace_stateful_items
+from treering._runs.open_run import open_run
+from treering._runs.policy import find_unmeasured
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number, step_metadata
 from treering._runs.steps import step_path, steps_of
-from treering._runs.superseded import announce_left, finish_left, unless_it_fails
+from treering._runs.superseded import announce_superseded, remove_superseded, withdraw_on_failure
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
@@ -70,7 +70,7 @@ def save_step(
     run.warn()
     step = require_step_number(step)
     processes = this_processes(())
-    decision = run.pace.decide(step, processes, latest=_first_latest(run), force=force)
+    decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
     with _taken_back(run, processes):
         if not decision.save:
             raise_unreported(run.path)
@@ -85,16 +85,16 @@ def save_step(
             described = step_metadata(
                 step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
-            items = saved_items(tree)
+            items = replace_stateful_items(tree)
             if order.mark is not None:
-                announce_left(run.path, step, order.mark, order.left)
+                announce_superseded(run.path, step, order.mark, order.left)
         except Exception as error:
             if processes.count == 1:
                 raise
             refusal = error  # the others wait for this process, and are told
         begun = time.monotonic()
         run.has_saved = True
-        with unless_it_fails(run.path, order.mark):
+        with withdraw_on_failure(run.path, order.mark):
             options = SaveOptions.of(
                 step_path(run.path, step),
                 metadata=described,
@@ -122,7 +122,7 @@ def _taken_back(run: RunState, processes: Processes) -> Iterator[None]:
         yield
     except Exception:  # whatever it is: the step was not saved; raised again below
         if processes.count == 1:
-            run.pace.take_back()
+            run.schedule.take_back()
         raise
 
 
@@ -131,10 +131,10 @@ def _taken_back(run: RunState, processes: Processes) -> Iterator[None]:
 
 def _first_latest(run: RunState) -> int | None:
     """Return the latest step, where the rules count from it; alike on all processes."""
-    if run.save_every is None or run.paced:
+    if run.save_every is None or run.counts_from_latest:
         return None
     latest = run.latest()
-    run.paced = True
+    run.counts_from_latest = True
     return latest
 
 
@@ -154,7 +154,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
     names = _names_in(run.path)
     if names is not None:
         if INDEX_NAME in names or not run.known_place:
-            with contextlib.suppress(NotFound), opened_run(run.path):
+            with contextlib.suppress(NotFound), open_run(run.path):
                 run.known_place = True
         flying = {pending.path.name for pending in in_flight(run.path)}
         # By names alone: a look into thousands of steps would hold up the loop.
@@ -166,7 +166,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
     raise_unreported(run.path)
     if leads and names is not None and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
-            for error in finish_left(folder):
+            for error in remove_superseded(folder):
                 raise error
     there = steps_of(run.path)
     later = [number for number in there if number > step]
@@ -206,7 +206,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
         order: where it stands among the others.
         begun: when the save began, of the monotonic clock.
     """
-    with unless_it_fails(run.path, order.mark):
+    with withdraw_on_failure(run.path, order.mark):
         yield
     seconds = time.monotonic() - begun
     try:
@@ -223,7 +223,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
             save_every=run.save_every_text,
             more_follow=len(in_flight(run.path)) > 1,
         )
-        run.unmeasured = unmeasured(run.keep, run.known.metrics)
+        run.unmeasured = find_unmeasured(run.keep, run.known.metrics)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
         raise reword(error, f"the save to {shown!r} is committed; what comes after it failed") from error
@@ -234,4 +234,4 @@ def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> 
     wait_for(pending.path)
     pending.result()
     if decision.signum is not None:
-        run.signals.let_go(decision.signum)
+        run.signals.pass_signal_on(decision.signum)

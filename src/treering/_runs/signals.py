@@ -84,7 +84,7 @@ class Signals:
         self._heard = _notice.heard
         return news
 
-    def let_go(self, signum: int) -> None:
+    def pass_signal_on(self, signum: int) -> None:
         """Put all handlers back and send a signal again, so that it has its way."""
         self.noted = None
         self._passing = True
@@ -156,7 +156,7 @@ def signal_text(signum: int) -> str:
         return f"signal {signum}"
 
 
-class _Notice:
+class _PreemptionNotice:
     """jax's word of its own service, which all runs of this process ask together.
 
     Attributes:
@@ -180,4 +180,4 @@ def _reached(count: int) -> bool:
         return False
 
 
-_notice: Final = _Notice()
+_notice: Final = _PreemptionNotice()

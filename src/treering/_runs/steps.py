@@ -23,8 +23,8 @@ from treering._format.run_document import (
     find_note,
     parse_run,
 )
-from treering._runs.place import opened_run
-from treering._runs.superseded import left_steps
+from treering._runs.open_run import open_run
+from treering._runs.superseded import superseded_steps
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
@@ -72,7 +72,7 @@ def steps_of(path: Path) -> list[int]:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
-        with opened_run(path) as run:
+        with open_run(path) as run:
             return steps_in(run)
     except NotFound:
         return []
@@ -86,7 +86,7 @@ def steps_in(run: RunFolder) -> list[int]:
         StoreFailed: the system refuses.
     """
     there = run.steps()
-    left = left_steps(run)
+    left = superseded_steps(run)
     return [step for step in there if step not in left] if left else there
 
 
@@ -98,8 +98,8 @@ def latest_of(path: Path) -> int | None:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
-        with opened_run(path) as run:
-            return run.latest(without=left_steps(run))
+        with open_run(path) as run:
+            return run.latest(without=superseded_steps(run))
     except NotFound:
         return None
 
@@ -147,7 +147,7 @@ def records_of(path: Path) -> Records:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
-        with opened_run(path) as run:
+        with open_run(path) as run:
             return records_in(run)
     except NotFound:
         return Records(None, None, (), {})
@@ -166,7 +166,7 @@ def records_in(run: RunFolder) -> Records:
     for step in steps_in(run):
         try:
             old = known.get(step)
-            record = old if old is not None and still_true(run, old) else read_record(run, step)
+            record = old if old is not None and is_current(run, old) else read_record(run, step)
         except NOT_READ as error:
             unreadable[step] = error
         else:
@@ -254,7 +254,7 @@ def document_in(data: bytes | None) -> RunDocument:
         return RunDocument()
 
 
-def still_true(run: RunFolder, record: StepRecord) -> bool:
+def is_current(run: RunFolder, record: StepRecord) -> bool:
     """Whether a record speaks of the index that is there, by the first line of it.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Final
 
 from treering._checkpoint.naming import naming
 from treering._format.document import read_names, read_summary
-from treering._format.run_document import LeftDocument, encode_left, find_note, parse_left
+from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_superseded
 from treering._runs.removal import remove_step
 from treering._store.failures import LinkRefused
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder
@@ -24,7 +24,7 @@ _NOT_READ: Final = (Corrupt, Format, Unsupported, LinkRefused)
 _GONE: Final = "gone"
 
 
-def left_behind(run: RunFolder) -> LeftDocument | None:
+def read_superseded(run: RunFolder) -> SupersededSteps | None:
     """Return what is left behind by a save that is committed; None where nothing is, as nearly always.
 
     Raises:
@@ -36,7 +36,7 @@ def left_behind(run: RunFolder) -> LeftDocument | None:
         return None
     try:
         with naming(run.path / LEFT_DOCUMENT):
-            document = parse_left(data)
+            document = parse_superseded(data)
         index = run.read_index(document.step)
         note = None if index is None else find_note(read_summary(index).metadata)
     except (Corrupt, Unsupported, LinkRefused):  # not written to its end; or nothing proves the commit
@@ -44,20 +44,20 @@ def left_behind(run: RunFolder) -> LeftDocument | None:
     return document if note is not None and note.mark == document.mark else None
 
 
-def left_steps(run: RunFolder) -> frozenset[int]:
+def superseded_steps(run: RunFolder) -> frozenset[int]:
     """Return the steps that are left behind and whose folders still have an index.
 
     Raises:
         Format: a newer version wrote the list.
         StoreFailed: the system refuses.
     """
-    document = left_behind(run)
+    document = read_superseded(run)
     if document is None:
         return frozenset()
     return frozenset(step for step, attempt in document.left.items() if _attempt_of(run, step) == attempt)
 
 
-def announce_left(path: Path, step: int, mark: str, left: Iterable[int]) -> None:
+def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -> None:
     """Write down, durably, which steps the save of ``step`` with this mark is going to leave behind.
 
     Raises:
@@ -66,11 +66,11 @@ def announce_left(path: Path, step: int, mark: str, left: Iterable[int]) -> None
     with RunFolder(path) as run:
         attempts = {each: _attempt_of(run, each) for each in left}
         there = {each: attempt for each, attempt in attempts.items() if attempt != _GONE}
-        run.write_left(encode_left(LeftDocument(step=step, mark=mark, left=there)))
+        run.write_left(encode_superseded(SupersededSteps(step=step, mark=mark, left=there)))
 
 
 @contextlib.contextmanager
-def unless_it_fails(path: Path, mark: str | None) -> Iterator[None]:
+def withdraw_on_failure(path: Path, mark: str | None) -> Iterator[None]:
     """Remove the list with this mark if the block fails and the save of that list was not committed.
 
     Args:
@@ -86,30 +86,35 @@ def unless_it_fails(path: Path, mark: str | None) -> Iterator[None]:
         raise
 
 
-def finish_left(run: RunFolder) -> list[TreeringError]:
+def remove_superseded(run: RunFolder) -> list[TreeringError]:
     """Remove the steps that are left behind, then their list; one whose save was never committed goes as it is.
 
     Returns:
         What went wrong; the list stays then, for the next one to go by.
     """
     errors: list[TreeringError] = []
-    try:
-        document = left_behind(run)
+    with collect_errors(errors):
+        document = read_superseded(run)
         for step, attempt in {} if document is None else document.left.items():
-            try:
+            with collect_errors(errors):
                 remove_step(run, step, read_names, _if_still(attempt))
-            except TreeringError as error:
-                errors.append(error)
         if not errors:
             run.remove_left()
+    return errors
+
+
+@contextlib.contextmanager
+def collect_errors(errors: list[TreeringError]) -> Iterator[None]:
+    """Add what the block raises to a list."""
+    try:
+        yield
     except TreeringError as error:
         errors.append(error)
-    return errors
 
 
 def _drop(run: RunFolder, mark: str) -> None:
     data = run.read_left()
-    if data is not None and parse_left(data).mark == mark and left_behind(run) is None:
+    if data is not None and parse_superseded(data).mark == mark and read_superseded(run) is None:
         run.remove_left()
 
 
@@ -119,10 +124,11 @@ def _attempt_of(run: RunFolder, step: int) -> str | None:
         data = run.read_index(step)
     except _NOT_READ:
         return None
-    return _GONE if data is None else _attempt_in(data)
+    return _GONE if data is None else attempt_in(data)
 
 
-def _attempt_in(data: bytes) -> str | None:
+def attempt_in(data: bytes) -> str | None:
+    """Return the attempt that an index names; None where it cannot be read."""
     try:
         return read_summary(data).attempt
     except _NOT_READ:
@@ -133,7 +139,7 @@ def _if_still(attempt: str | None) -> Callable[[bytes], str | None]:
     """Let an index go only while it is the one that was listed."""
 
     def attempt_of(data: bytes) -> str | None:
-        found = _attempt_in(data)
+        found = attempt_in(data)
         return (found or secrets.token_hex(8)) if found == attempt else None
 
     return attempt_of

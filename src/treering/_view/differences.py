@@ -13,7 +13,7 @@ from treering._format.records import LeafRecord, Listing, Named
 from treering._format.run_document import remove_note
 from treering._values.human import pluralize
 from treering._view.json_lines import json_text
-from treering._view.nodes import branch_kind, child_key, children_of, facts_of, is_branch, record_of
+from treering._view.nodes import branch_kind, child_key, children_of, is_branch, record_of, value_text
 from treering._view.plain import visible
 from treering._view.tree_text import leaf_cells
 
@@ -62,7 +62,7 @@ class Difference:
         return f"{key}: {self.what}: {detail}{sides}"
 
 
-def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
+def compare_listings(a: Listing, b: Listing) -> Iterator[Difference]:
     """Compare two listings: structure, leaves, small values, metadata. The order of a dict's keys does not count.
 
     Kinds of containers are compared where both forms keep them, and so is what an array was in Python. Where an
@@ -71,21 +71,21 @@ def differences_of(a: Listing, b: Listing) -> Iterator[Difference]:
     Example:
         >>> one = Listing(form="msgpack", file_bytes=1, root={"step": 7})
         >>> two = Listing(form="msgpack", file_bytes=1, root={"step": 8})
-        >>> [str(each) for each in differences_of(one, two)]
+        >>> [str(each) for each in compare_listings(one, two)]
         ['step: value: 7 in A, 8 in B']
     """
     exact = a.structured and b.structured
     nodes = exact or (a.form.startswith("msgpack") and b.form.startswith("msgpack"))
-    for key, left, right in paired(a.root, b.root):
+    for key, left, right in pair_nodes(a.root, b.root):
         yield from _place(key, left, right, exact=exact, nodes=nodes)
     yield from _metadata(remove_note(a.metadata), remove_note(b.metadata))
 
 
-def paired(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def pair_nodes(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """Walk through two trees together, with ``ABSENT`` for what one of them lacks. A leaf beside a branch ends the way.
 
     Example:
-        >>> [key for key, _, right in paired({"x": 1, "y": [2]}, {"x": 1}) if right is ABSENT]
+        >>> [key for key, _, right in pair_nodes({"x": 1, "y": [2]}, {"x": 1}) if right is ABSENT]
         ['y', 'y/0']
     """
     yield "", a, b
@@ -226,7 +226,7 @@ def _text(node: Any) -> str:
     if is_branch(node):
         kind = "dict" if branch_kind(node) == "map" else branch_kind(node)
         return kind if node else f"empty {kind}"
-    dtype, detail = leaf_cells(facts_of(node))
+    dtype, detail = leaf_cells(node)
     return f"{dtype} {detail}".rstrip()
 
 
@@ -239,8 +239,7 @@ def _describe_leaf(leaf: LeafRecord, node: Any) -> str:
 
 
 def _value(leaf: Any) -> str:
-    facts = facts_of(leaf)
-    return "None" if leaf is None else facts.value or facts.kind
+    return "None" if leaf is None else value_text(leaf) or record_of(leaf).kind
 
 
 def _held(static: Any) -> str:

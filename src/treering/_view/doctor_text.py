@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from treering._format.diagnosis import Attempt, Committed, Diagnosis, ProcessState, RunDiagnosis
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.json_lines import Json, json_document
-from treering._view.plain import padded, visible
+from treering._view.plain import pad, visible
 from treering._view.run_text import when_text
 
 _LONGEST = 1000
@@ -81,7 +81,7 @@ def _processes(attempt: Attempt) -> Iterator[str]:
     shown = sorted(attempt.processes, key=lambda state: (state.stage in {"written", "seen"}, state.process))
     stages = max((len(state.stage) for state in shown), default=0)
     for state in sorted(shown[:_MOST_PROCESSES], key=lambda state: state.process):
-        yield f"  process {state.process}: {padded(state.stage, stages)}{_process_text(state)}"
+        yield f"  process {state.process}: {pad(state.stage, stages)}{_process_text(state)}"
     left = len(shown) - _MOST_PROCESSES
     if left > 0:
         yield f"  and {pluralize(left, 'more processes', ',')}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from treering._values.human import bytes_text, count_text, pluralize
-from treering._view.nodes import facts_of, is_branch
+from treering._view.nodes import is_branch
 from treering._view.plain import visible
 from treering._view.rows import Row, TreeLayout
 from treering._view.tree_text import branch_detail, chunks_text, leaf_cells, sharding_text, totals_text
@@ -53,7 +53,7 @@ def _rows(rows: Sequence[Row], more: Sequence[Callable[[Any], str]]) -> Iterator
     for row in rows:
         node, totals = row.node, row.totals
         branch = is_branch(node)
-        dtype, detail = ("", branch_detail(row)) if branch else leaf_cells(facts_of(node))
+        dtype, detail = ("", branch_detail(row)) if branch else leaf_cells(node)
         name = _safe(row.name or ("(the root)" if not row.depth else "''"))
         indent = max(row.depth - 1, 0)
         last = "".join(f"<td{_LEFT}>{_safe(text(node))}</td>" for text in more)

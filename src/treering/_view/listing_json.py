@@ -11,7 +11,7 @@ from typing import Any
 from treering._format.records import FileRecord, LeafRecord, Listing, Named
 from treering._view.json_lines import Json, json_document
 from treering._view.listing_text import UsageRow
-from treering._view.nodes import LONGEST_KEY, WIDEST_NUMBER, branch_kind, child_key, facts_of, is_branch
+from treering._view.nodes import LONGEST_KEY, WIDEST_NUMBER, branch_kind, child_key, is_branch, record_of, value_text
 from treering._view.rows import Row, TreeLayout
 
 SCHEMA = "treering.inspect/1"
@@ -121,15 +121,15 @@ def leaf_members(key: str, leaf: Any) -> Json:
         >>> leaf_members("step", 7)["value"]
         7
     """
-    facts = facts_of(leaf)
+    record = record_of(leaf)
     members: dict[str, object] = {
         "key": key,
-        "kind": facts.kind,
-        "dtype": facts.dtype,
-        "shape": None if facts.shape is None else list(facts.shape),
-        "nbytes": facts.nbytes,
-        "offset": facts.offset,
-        "value": _native(leaf, facts.value),
+        "kind": record.kind,
+        "dtype": record.dtype,
+        "shape": None if record.shape is None else list(record.shape),
+        "nbytes": record.nbytes,
+        "offset": record.offset,
+        "value": _native(leaf),
     }
     if isinstance(leaf, LeafRecord):
         more = {"file": leaf.file, "sharding": leaf.sharding, "impl": leaf.impl}
@@ -174,12 +174,11 @@ def _file(file: FileRecord) -> Json:
     return members if file.process is None else members | {"process": file.process}
 
 
-def _native(leaf: Any, text: str | None) -> Any:
-    """Give a small Python value as JSON's own where JSON has it, else as Python writes it."""
-    if isinstance(leaf, int):
-        return leaf if leaf.bit_length() <= WIDEST_NUMBER else text
+def _native(leaf: Any) -> Any:
+    """Return a small Python value as JSON's own where JSON has it, else as Python writes it."""
     is_native = isinstance(leaf, str) or (isinstance(leaf, float) and math.isfinite(leaf))
-    return leaf if is_native else text
+    is_native |= isinstance(leaf, int) and leaf.bit_length() <= WIDEST_NUMBER
+    return leaf if is_native else value_text(leaf)
 
 
 def _branch(key: str, row: Row) -> Json:

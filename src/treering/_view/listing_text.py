@@ -10,8 +10,8 @@ from treering._format.records import Listing, Named, ProcessShare
 from treering._values.human import bytes_text, pluralize
 from treering._values.processes import format_processes
 from treering._view.json_lines import json_text
-from treering._view.nodes import LONGEST_KEY, child_key, facts_of, is_branch
-from treering._view.plain import cell_width, padded, visible
+from treering._view.nodes import LONGEST_KEY, child_key, is_branch, weight_of
+from treering._view.plain import cell_width, pad, visible
 from treering._view.rows import Totals, TreeLayout
 from treering._view.tree_text import UNICODE, Look, leaf_cells
 
@@ -131,14 +131,13 @@ def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterat
     details = min(max((cell_width(each[2]) for each in cells), default=0), _WIDEST_DETAIL)
     sizes = max((len(each[3]) for each in cells), default=0)
     for key, dtype, detail, size in cells:
-        dtype_cell = look.painted("\x1b[36m", padded(dtype, dtypes))
-        yield _GAP.join((padded(key, keys), dtype_cell, padded(detail, details), padded(size, sizes, right=True)))
+        dtype_cell = look.paint("\x1b[36m", pad(dtype, dtypes))
+        yield _GAP.join((pad(key, keys), dtype_cell, pad(detail, details), pad(size, sizes, right=True)))
 
 
 def _cells(key: str, leaf: Any, look: Look) -> tuple[str, str, str, str]:
-    facts = facts_of(leaf)
-    dtype, detail = leaf_cells(facts, look)
-    return visible(key, LONGEST_KEY, look.ellipsis) or "(the root)", dtype, detail, bytes_text(facts.nbytes)
+    dtype, detail = leaf_cells(leaf, look)
+    return visible(key, LONGEST_KEY, look.ellipsis) or "(the root)", dtype, detail, bytes_text(weight_of(leaf)[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
@@ -198,4 +197,4 @@ def usage_lines(layout: TreeLayout, shares: Sequence[UsageRow], *, ellipsis: str
         part = f"{100 * share.totals.nbytes / whole.nbytes:.1f}%" if whole.nbytes else "-"
         key = visible(share.key, _LONGEST, ellipsis) or "(the root)"
         yield f"{size:>{width}}  {part.replace('100.0%', '100%'):>5}  {share.totals.leaves:>{counts},}  {key}"
-    yield f"{padded(bytes_text(whole.nbytes), width, right=True)}   100%  {whole.leaves:>{counts},}  total"
+    yield f"{pad(bytes_text(whole.nbytes), width, right=True)}   100%  {whole.leaves:>{counts},}  total"

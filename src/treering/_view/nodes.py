@@ -1,4 +1,4 @@
-"""What stands at one place of a listing: a branch with children, or a leaf with its facts; and walks over all places.
+"""What stands at one place of a listing: a branch with children, or a leaf with its record; and walks over all places.
 
 A listing holds dicts, lists and tuples as the file has them; its leaves are records of what was not read, and
 small Python values themselves.
@@ -6,7 +6,6 @@ small Python values themselves.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -29,25 +28,6 @@ LONGEST_KEY = 1000
 States: TypeAlias = tuple[int, ...] | None
 """The state of each glob at one branch; None below a branch that a glob keeps whole: nothing is left to match."""
 _Frame: TypeAlias = tuple[str, int, States, Iterator[tuple[str, Any]]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeafFacts:
-    """A leaf as listings show it."""
-
-    kind: str
-    """"array", "numpy scalar", "none", "bool", "int", "float", "complex", "str", "bytes" or "timestamp"; of a
-    checkpoint also "jax", "numpy", "key", "bytearray" and "opaque"."""
-    dtype: str | None
-    """Name of the dtype of an array or numpy scalar, else None."""
-    shape: tuple[int, ...] | None
-    """Shape of an array or numpy scalar, else None."""
-    nbytes: int
-    """Bytes of its data; a Python number counts as the numpy number of its kind, None as nothing."""
-    offset: int | None
-    """Where its data starts in the file; None for a small Python value, which is known without looking there."""
-    value: str | None
-    """A small Python value as Python writes it, cut beyond 200 characters; None for arrays and long text."""
 
 
 def is_branch(node: Any) -> bool:
@@ -87,7 +67,7 @@ def children_of(branch: Any) -> Iterator[tuple[str, Any]]:
 def weight_of(leaf: Any) -> tuple[int, int, bool]:
     """Answer a leaf's bytes, its elements (0 unless it is an array), and whether it is an array.
 
-    The part of `facts_of` that totals need, for files of a million leaves.
+    The part of `record_of` that totals need, for files of a million leaves.
 
     Example:
         >>> weight_of(LeafRecord(kind="array", dtype="int8", shape=(2, 3), nbytes=6, offset=0)), weight_of("text")
@@ -97,29 +77,6 @@ def weight_of(leaf: Any) -> tuple[int, int, bool]:
         is_array = leaf.is_array
         return leaf.nbytes, math.prod(leaf.shape or ()) if is_array else 0, is_array
     return _value_bytes(leaf), 0, False
-
-
-def facts_of(leaf: Any) -> LeafFacts:
-    """Describe a leaf of a listing.
-
-    Example:
-        >>> facts = facts_of(7)
-        >>> facts.kind, facts.value, facts.nbytes
-        ('int', '7', 8)
-    """
-    if isinstance(leaf, LeafRecord):
-        return LeafFacts(
-            kind=leaf.kind, dtype=leaf.dtype, shape=leaf.shape, nbytes=leaf.nbytes, offset=leaf.offset, value=None
-        )
-    value = None if leaf is None else _shown(leaf)[:_LONGEST_VALUE]
-    return LeafFacts(
-        kind=_kind_of(leaf),
-        dtype=None,
-        shape=None,
-        nbytes=_value_bytes(leaf),
-        offset=None,
-        value=value,
-    )
 
 
 def record_of(leaf: Any) -> LeafRecord:
@@ -133,6 +90,16 @@ def record_of(leaf: Any) -> LeafRecord:
     if isinstance(leaf, LeafRecord):
         return leaf
     return LeafRecord(kind=_kind_of(leaf), dtype=None, shape=None, nbytes=_value_bytes(leaf), offset=None, value=leaf)
+
+
+def value_text(leaf: Any) -> str | None:
+    """Return a small Python value as Python writes it, cut beyond 200 characters; None for None and what was not read.
+
+    Example:
+        >>> value_text(7), value_text("text"), value_text(None)
+        ('7', "'text'", None)
+    """
+    return None if leaf is None or isinstance(leaf, LeafRecord) else _shown(leaf)[:_LONGEST_VALUE]
 
 
 def _kind_of(value: Any) -> str:

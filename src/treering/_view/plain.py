@@ -54,11 +54,11 @@ def cell_width(text: str) -> int:
     )
 
 
-def fitted(text: str, width: int, ellipsis: str = "…") -> str:
+def fit_width(text: str, width: int, ellipsis: str = "…") -> str:
     """Leave out the middle of a text that takes more than ``width`` columns; at least two columns of it stay.
 
     Example:
-        >>> fitted("decoder", 5), fitted("重み重み重み", 8)
+        >>> fit_width("decoder", 5), fit_width("重み重み重み", 8)
         ('de…er', '重み…み')
     """
     if cell_width(text) <= width:
@@ -78,11 +78,11 @@ def _cells_long(text: str, width: int) -> int:
     return len(text)
 
 
-def padded(text: str, width: int, *, right: bool = False) -> str:
+def pad(text: str, width: int, *, right: bool = False) -> str:
     """Fill a text with spaces up to ``width`` columns, on its right side or, with ``right``, on its left.
 
     Example:
-        >>> padded("ab", 4), padded("ab", 4, right=True)
+        >>> pad("ab", 4), pad("ab", 4, right=True)
         ('ab  ', '  ab')
     """
     spaces = " " * (width - cell_width(text))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.json_lines import json_document
-from treering._view.plain import cell_width, padded, visible
+from treering._view.plain import cell_width, pad, visible
 from treering._view.tree_text import UNICODE, Look
 
 _LONGEST = 200
@@ -101,7 +101,7 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
     title, count = visible(listing.path, _LONGEST, look.ellipsis), pluralize(len(listing.steps), "steps", ",")
-    yield look.painted(_BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
+    yield look.paint(_BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
     yield f"keep: {_shown_text(listing.keep, look) or 'every step, no rule is noted'}"
     if listing.save_every is not None:
         yield f"save every: {_shown_text(listing.save_every, look)}"
@@ -115,7 +115,7 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
     rows += [_row(step, shown, now, look) for step in reversed(listing.steps)]
     for place, line in enumerate(_table(rows)):
         going = place > 0 and not listing.steps[-place].kept
-        yield look.painted(_DIM if going or not place else "", line)
+        yield look.paint(_DIM if going or not place else "", line)
     if len(names) > len(shown):
         left = ", ".join(visible(name, _LONGEST, look.ellipsis) for name in names[_MOST_METRICS:])
         yield f"and the metrics {left}: --json has them"
@@ -141,7 +141,7 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
     numbers = max((len(str(step.step)) for step in listing.steps), default=0)
     sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
     for step in listing.steps:
-        verb = look.painted("" if step.kept else _RED, "keep  " if step.kept else "remove")
+        verb = look.paint("" if step.kept else _RED, "keep  " if step.kept else "remove")
         why = _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
         cells = [verb, f"{step.step:>{numbers}}", f"{bytes_text(step.nbytes):>{sizes}}", why]
         yield _GAP.join(cells).rstrip()
@@ -260,7 +260,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Put cells into columns, all but the last to the right."""
     widths = [max(cell_width(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:
-        cells = [padded(cell, width, right=True) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
+        cells = [pad(cell, width, right=True) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         yield _GAP.join([*cells, row[-1]]).rstrip()
 
 

@@ -11,8 +11,8 @@ from treering._format.records import LeafRecord, Named
 from treering._values.human import bytes_text, count_text, pluralize
 from treering._values.keys import escape_part
 from treering._values.processes import format_processes
-from treering._view.nodes import LeafFacts, branch_kind, facts_of, is_branch, weight_of
-from treering._view.plain import cell_width, cut, fitted, padded, visible
+from treering._view.nodes import branch_kind, is_branch, record_of, value_text, weight_of
+from treering._view.plain import cell_width, cut, fit_width, pad, visible
 from treering._view.rows import Row, Totals, TreeLayout
 
 _LONGEST_NAME = 100
@@ -21,7 +21,7 @@ _LONGEST_NOTE = 300
 _NARROWEST_NAME = 16
 _SHORTEST_NAME = 8
 _MOST_KEPT = 50_000
-_TOLD_KINDS = frozenset({"numpy", "key"})
+_NAMED_KINDS = frozenset({"numpy", "key"})
 """Kinds of arrays that are named beside the shape; the others are jax's, or of a file that does not say."""
 _GAP = "  "
 _BOLD, _DIM, _CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1b[0m"
@@ -46,7 +46,7 @@ class Look:
     width: int | None = None
     """Columns of the terminal, into which names are cut; None cuts only absurd ones."""
 
-    def painted(self, paint: str, text: str) -> str:
+    def paint(self, paint: str, text: str) -> str:
         """Color a text, where colors are wanted."""
         return f"{paint}{text}{_PLAIN}" if self.color and paint and text.strip() else text
 
@@ -93,22 +93,22 @@ def tree_lines(
         `- step   int      7                     8 B
         total: 2 leaves, 6 parameters in 1 array, 32 B
     """
-    yield f"{look.painted(_BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
+    yield f"{look.paint(_BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
     for label, text in notes:
-        yield look.painted(_DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
+        yield look.paint(_DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
     rows = layout.rows
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
         yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], look)
     deepest = max((row.depth for row in rows if row.closed == "depth"), default=None)
     if deepest is not None:
-        yield look.painted(_DIM, f"folded below level {deepest}; --depth N opens more levels")
+        yield look.paint(_DIM, f"folded below level {deepest}; --depth N opens more levels")
     everything, kept = layout.everything, layout.kept
     if kept == everything:
-        yield look.painted(_BOLD, "total: ") + totals_text(everything)
+        yield look.paint(_BOLD, "total: ") + totals_text(everything)
     else:
-        yield look.painted(_BOLD, "shown: ") + totals_text(kept)
-        yield look.painted(_BOLD, "total: ") + totals_text(everything)
+        yield look.paint(_BOLD, "shown: ") + totals_text(kept)
+        yield look.paint(_BOLD, "total: ") + totals_text(everything)
 
 
 def totals_text(totals: Totals) -> str:
@@ -155,7 +155,7 @@ def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
         name = "(the root)"
     elif not row.name:
         name = "''"
-    dtype, detail = ("", branch_detail(row, look)) if is_branch(node) else leaf_cells(facts_of(node), look)
+    dtype, detail = ("", branch_detail(row, look)) if is_branch(node) else leaf_cells(node, look)
     below = row.below
     nbytes, parameters, has_arrays = (
         weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
@@ -239,75 +239,64 @@ def branch_detail(row: Row, look: Look = UNICODE) -> str:
     return ", ".join(shown)
 
 
-def leaf_cells(leaf: LeafFacts, look: Look = UNICODE) -> tuple[str, str]:
+def leaf_cells(leaf: Any, look: Look = UNICODE) -> tuple[str, str]:
     """Name a leaf's type and give its shape or its value.
 
     Example:
-        >>> leaf_cells(facts_of(7)), leaf_cells(facts_of(None))
+        >>> leaf_cells(7), leaf_cells(None)
         (('int', '7'), ('None', ''))
     """
-    if leaf.kind == "none":
+    if leaf is None:
         return "None", ""
-    if leaf.dtype is not None and leaf.shape is not None:
-        shape = cut(f"[{', '.join(map(str, leaf.shape))}]", _LONGEST_DETAIL, look.ellipsis)
-        if leaf.kind == "numpy scalar":
-            return leaf.dtype, shape if leaf.shape else leaf.kind
-        return leaf.dtype, f"{shape} {leaf.kind}" if leaf.kind in _TOLD_KINDS else shape
-    return leaf.kind, "long" if leaf.value is None else visible(leaf.value, _LONGEST_DETAIL, look.ellipsis)
+    record, value = record_of(leaf), value_text(leaf)
+    if record.dtype is not None and record.shape is not None:
+        shape = cut(f"[{', '.join(map(str, record.shape))}]", _LONGEST_DETAIL, look.ellipsis)
+        if record.kind == "numpy scalar":
+            return record.dtype, shape if record.shape else record.kind
+        return record.dtype, f"{shape} {record.kind}" if record.kind in _NAMED_KINDS else shape
+    return record.kind, "long" if value is None else visible(value, _LONGEST_DETAIL, look.ellipsis)
 
 
 def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
     """Align the columns; on a terminal shardings and chunks give way first, then names, then the line may run over."""
     # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
     kept = list(_guided(rows, look)) if len(rows) <= _MOST_KEPT else None
-    widths = _Widths()
+    widths: tuple[int, ...] = _HEAD_WIDTHS
     for cells in kept or _guided(rows, look):
-        widths.measure(cells)
-    taken = widths.dtypes + widths.details + widths.parameters + widths.sizes + 4 * len(_GAP)
-    names = min(widths.names, _LONGEST_NAME)
-    more = sum(width + len(_GAP) for width in (widths.shardings, widths.chunks) if width)
+        widths = tuple(map(max, widths, _measure(cells)))
+    widest, dtypes, details, counts, sizes, shardings, chunks = widths
+    taken = dtypes + details + counts + sizes + 4 * len(_GAP)
+    names = min(widest, _LONGEST_NAME)
+    more = sum(width + len(_GAP) for width in (shardings, chunks) if width)
     has_room = look.width is None or names + taken + more <= look.width
     if look.width is not None:
-        names = min(widths.names, max(look.width - taken, _NARROWEST_NAME))
+        names = min(widest, max(look.width - taken, _NARROWEST_NAME))
 
     def line(name: str, dtype: str, detail: str, numbers: tuple[str, str], more: tuple[str, str]) -> str:
-        count, size = padded(numbers[0], widths.parameters, right=True), padded(numbers[1], widths.sizes, right=True)
-        sharding = padded(more[0], widths.shardings) if more[1] else more[0]
+        count, size = pad(numbers[0], counts, right=True), pad(numbers[1], sizes, right=True)
+        sharding = pad(more[0], shardings) if more[1] else more[0]
         last = filter(None, (sharding, more[1])) if has_room else ()
-        return _GAP.join((name, dtype, padded(detail, widths.details), count, size, *last))
+        return _GAP.join((name, dtype, pad(detail, details), count, size, *last))
 
-    heads = ("sharding" if widths.shardings else "", "chunks" if widths.chunks else "")
-    dtype = padded("dtype", widths.dtypes)
-    yield look.painted(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), heads))
+    heads = ("sharding" if shardings else "", "chunks" if chunks else "")
+    dtype = pad("dtype", dtypes)
+    yield look.paint(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), heads))
     for cells in kept or _guided(rows, look):
         name = cells.name
         if look.width is not None:
-            name = fitted(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
+            name = fit_width(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
         filled = " " * (names - len(cells.guide) - cell_width(name))
-        name = look.painted(_DIM, cells.guide) + look.painted(_BOLD if cells.is_branch else "", name) + filled
-        dtype = look.painted(_CYAN, padded(cells.dtype, widths.dtypes))
+        name = look.paint(_DIM, cells.guide) + look.paint(_BOLD if cells.is_branch else "", name) + filled
+        dtype = look.paint(_CYAN, pad(cells.dtype, dtypes))
         yield line(name, dtype, cells.detail, (cells.parameters, cells.nbytes), (cells.sharding, cells.chunks))
 
 
-@dataclasses.dataclass(slots=True)
-class _Widths:
-    """The widest cell of each column."""
+def _measure(cells: _Cells) -> tuple[int, ...]:
+    """Return how wide each cell is, the guide with the name; a column without a word in it takes nothing."""
+    name = len(cells.guide) + cell_width(cells.name)
+    details = cell_width(cells.detail), len(cells.parameters), len(cells.nbytes)
+    more = max(cell_width(cells.sharding), len("sharding")) if cells.sharding else 0, cell_width(cells.chunks)
+    return name, len(cells.dtype), *details, *more
 
-    names: int = 0
-    dtypes: int = len("dtype")
-    details: int = len("shape")
-    parameters: int = len("parameters")
-    sizes: int = len("bytes")
-    shardings: int = 0
-    chunks: int = 0
 
-    def measure(self, cells: _Cells) -> None:
-        self.names = max(self.names, len(cells.guide) + cell_width(cells.name))
-        self.dtypes = max(self.dtypes, len(cells.dtype))
-        self.details = max(self.details, cell_width(cells.detail))
-        self.parameters = max(self.parameters, len(cells.parameters))
-        self.sizes = max(self.sizes, len(cells.nbytes))
-        if cells.sharding:
-            self.shardings = max(self.shardings, cell_width(cells.sharding), len("sharding"))
-        if cells.chunks:
-            self.chunks = max(self.chunks, cell_width(cells.chunks), len("chunks"))
+_HEAD_WIDTHS = 0, len("dtype"), len("shape"), len("parameters"), len("bytes"), 0, 0

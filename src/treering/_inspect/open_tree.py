@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treering._checkpoint.detect import Form, detect
 from treering._codec.gzip import decompress
 from treering._format.listing import list_index, list_msgpack
 from treering._format.records import LeafRecord, Listing
+from treering._store.api import Reader
 from treering._store.resolve import open_file
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
 
 Fetch = Callable[[int, int], bytes]
 
@@ -37,7 +41,7 @@ class ArrayView(Protocol):
         """Read what a tuple of integers, slices and ``...`` selects."""
 
 
-class OpenLeaves:
+class OpenTree:
     """An open checkpoint, leaves directory or file.
 
     Attributes:
@@ -55,7 +59,7 @@ class OpenLeaves:
 
 
 @contextlib.contextmanager
-def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
+def open_tree(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open what stands at ``path``, of a run the latest step, for as long as the block runs.
 
     Raises:
@@ -70,13 +74,7 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
         path, form = latest_step(path), Form.CHECKPOINT
     if form in (Form.MSGPACK, Form.GZIP):
         with open_file(Path(path)) as file:
-            fetch: Fetch = file.read
-            size = file.size
-            if form is Form.GZIP:
-                data = decompress(file.read(0, file.size), None)
-                size = len(data)
-                fetch = _fetch_from(data)
-            yield _msgpack(size, fetch)
+            yield _open_msgpack(*read_msgpack(file, zipped=form is Form.GZIP))
         return
     from treering._checkpoint.open import Checkpoint
     from treering._checkpoint.source import read_source
@@ -94,19 +92,30 @@ def open_leaves(path: str | os.PathLike[str]) -> Iterator[OpenLeaves]:
         def stored(record: LeafRecord) -> Any:
             return checkpoint[index.keys[record.number or 0]]
 
-        yield OpenLeaves(listing, stored, stored)
+        yield OpenTree(listing, stored, stored)
 
 
-def _fetch_from(data: bytes) -> Fetch:
-    """Return what reads from bytes as ``Reader.read`` reads from a file."""
-    return lambda offset, count: data[offset : offset + count]
+def read_msgpack(file: Reader, *, zipped: bool) -> tuple[Listing, Fetch]:
+    """List a msgpack file, and return what reads from it; one in gzip form is unpacked in memory first.
 
-
-def _msgpack(size: int, fetch: Fetch) -> OpenLeaves:
+    Raises:
+        Corrupt, Format: it is damaged.
+        StoreFailed: the system refuses.
+    """
     from treering._codec.msgpack.window import WINDOW_BYTES
 
-    listing = list_msgpack(fetch(0, min(size, WINDOW_BYTES)), size, fetch)
+    if not zipped:
+        return list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read), file.read
+    data = decompress(file.read(0, file.size), None)
 
+    def fetch(offset: int, count: int) -> bytes:
+        return data[offset : offset + count]
+
+    listing = list_msgpack(data[:WINDOW_BYTES], len(data), fetch)
+    return dataclasses.replace(listing, form=Form.GZIP.value), fetch
+
+
+def _open_msgpack(listing: Listing, fetch: Fetch) -> OpenTree:
     def text(record: LeafRecord) -> str | bytes:
         data = fetch(record.offset or 0, record.nbytes)
         if record.kind != "str":
@@ -116,7 +125,7 @@ def _msgpack(size: int, fetch: Fetch) -> OpenLeaves:
         except UnicodeDecodeError as error:
             raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
 
-    return OpenLeaves(listing, lambda record: _MsgpackArray(record, fetch), text)
+    return OpenTree(listing, lambda record: _MsgpackArray(record, fetch), text)
 
 
 class _MsgpackArray:

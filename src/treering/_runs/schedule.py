@@ -26,7 +26,7 @@ from treering.errors import Mismatch
 _MOST_STEPS: Final = 100
 
 
-class Pace:
+class SaveSchedule:
     """When one run saves.
 
     Args:
@@ -38,9 +38,9 @@ class Pace:
 
     Example:
         >>> from treering.cadence import SaveEvery
-        >>> pace = Pace(SaveEvery(steps=100), Signals(), path=Path("runs/a"), timeout=600.0)
+        >>> schedule = SaveSchedule(SaveEvery(steps=100), Signals(), path=Path("runs/a"), timeout=600.0)
         >>> alone = Processes(this=0, count=1)
-        >>> [step for step in range(1, 300) if pace.decide(step, alone, latest=None).save]
+        >>> [step for step in range(1, 300) if schedule.decide(step, alone, latest=None).save]
         [100, 200]
     """
 

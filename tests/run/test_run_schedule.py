@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.run.paces import Job
+from tests.run.schedules import Job
 from tests.run.test_cadence import cadences
 from treering.cadence import SaveEvery
 from treering.errors import Mismatch
@@ -86,13 +86,13 @@ def test_what_was_not_saved_after_all_is_made_up_for(patch: pytest.MonkeyPatch) 
     run = Job(patch, SaveEvery(steps=10) | SaveEvery(interval=60), 1)
     assert run.one(9).save is False
     assert run.one(10).save
-    run.paces[0].take_back()
+    run.schedules[0].take_back()
     assert run.one(11).reason == "SaveEvery(steps=10): 10 was not saved"
     assert not run.one(12).save
     run.pass_time(61.0)
     assert run.one(13).temporary
-    run.paces[0].take_back()
-    run.paces[0].take_back()  # once is enough
+    run.schedules[0].take_back()
+    run.schedules[0].take_back()  # once is enough
     assert run.one(14).temporary
     assert not run.one(15).save
 

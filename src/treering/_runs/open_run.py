@@ -29,7 +29,7 @@ _LOOKED_AT: Final = 3
 _ITEMS: Final = 16
 
 
-def opened_run(path: Path) -> RunFolder:
+def open_run(path: Path) -> RunFolder:
     """Open a run's folder, which need not have steps yet.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Several processes' paces in one thread: each is asked up to its meeting, then all hear what each has said."""
+"""The save schedules of several processes in one thread: each runs up to its meeting, then all hear what each said."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from treering._runs import pace
-from treering._runs.pace import Pace
+from treering._runs import schedule
+from treering._runs.schedule import SaveSchedule
 from treering._runs.signals import Signals
 from treering._values.processes import Processes
 from treering.cadence import Cadence, Decision
@@ -64,13 +64,13 @@ class Job:
         self.signals = [Noted() for _ in range(count)]
         for one in self.signals:
             one.waited_for = watching
-        self.paces = [
-            Pace(cadence, signals, path=Path("runs/a"), timeout=60.0, clock=clock)
+        self.schedules = [
+            SaveSchedule(cadence, signals, path=Path("runs/a"), timeout=60.0, clock=clock)
             for signals, clock in zip(self.signals, self.clocks, strict=True)
         ]
         self.meetings: list[int] = []
         self._rows: list[bytes] | None = None
-        patch.setattr(pace, "allgather_with_deadline", self._assembled)
+        patch.setattr(schedule, "allgather_with_deadline", self._assembled)
 
     def pass_time(self, *seconds: float) -> None:
         """Let time pass; on each process as long as it is said, on all others as long as on the last of those."""
@@ -110,7 +110,7 @@ class Job:
 
     def _decide(self, number: int, step: int, latest: int | None, force: bool) -> Decision:
         processes = Processes(this=number, count=self.count)
-        return self.paces[number].decide(step, processes, latest=latest, force=force)
+        return self.schedules[number].decide(step, processes, latest=latest, force=force)
 
     def _assembled(self, payload: bytes, processes: Processes, **how: Any) -> list[bytes]:
         assert len(payload) <= 512
