@@ -109,9 +109,9 @@ class SaveEvery(Cadence):
 
     def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
         if (steps is None) == (interval is None):
-            raise Unsupported("SaveEvery takes steps= or interval=", hint="join two with |, to save when either does")
+            raise Unsupported("SaveEvery takes steps= or interval=", hint="join two with | to save when either does")
         if steps is not None and (type(steps) is not int or steps < 1):
-            raise Unsupported(f"steps is {steps!r:.100}, it has to be an int, 1 or more")
+            raise Unsupported(f"steps is {steps!r:.100}, but must be an int, 1 or more")
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "interval", None if interval is None else interval_of(interval, "interval"))
 

@@ -163,7 +163,7 @@ class KeepEvery(Policy):
 
     def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
         if (steps is None) == (interval is None):
-            raise Unsupported("KeepEvery takes steps= or interval=", hint="join two with |, to keep what either keeps")
+            raise Unsupported("KeepEvery takes steps= or interval=", hint="join two with | to keep what either keeps")
         if steps is not None:
             _require_count(steps, "steps")
         object.__setattr__(self, "steps", steps)
@@ -243,7 +243,7 @@ class KeepSteps(Policy):
         for step in steps:
             if type(step) is not int or step < 0:
                 hint = "steps are ints from 0 on, as in KeepSteps(100, 5000)"
-                raise Unsupported(f"{step!r:.100} is no step", hint=hint)
+                raise Unsupported(f"{step!r:.100} is not a step", hint=hint)
         object.__setattr__(self, "steps", tuple(sorted(set(steps))))
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
@@ -338,11 +338,11 @@ def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
 
 def _require_count(given: object, name: str) -> None:
     if type(given) is not int or given < 1:
-        raise Unsupported(f"{name} is {given!r:.100}, it has to be an int, 1 or more")
+        raise Unsupported(f"{name} is {given!r:.100}, but must be an int, 1 or more")
 
 
 def _require_metric(metric: object, mode: object) -> None:
     if not isinstance(metric, str) or not metric:
-        raise Unsupported(f"metric is {metric!r:.100}, it has to be the name of a metric")
+        raise Unsupported(f"metric is {metric!r:.100}, but must be the name of a metric")
     if mode not in ("min", "max"):
-        raise Unsupported(f'mode is {mode!r:.100}, it has to be "min" or "max"')
+        raise Unsupported(f'mode is {mode!r:.100}, but must be "min" or "max"')

@@ -130,7 +130,7 @@ def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out")
 
-    with pytest.raises(Timeout, match="process 2 did not come before jax gave up") as raised:
+    with pytest.raises(Timeout, match="process 2 did not arrive before jax gave up") as raised:
         run_in_order(fail, OF_THREE, timeout=60, board=Memory(Counting(0)), doing="save 'x'")
     assert raised.value.missing == (2,)
 
@@ -148,7 +148,7 @@ def test_who_gives_no_sign_of_life_is_missing(absent: threading.Event) -> None:
     notes.content[heartbeat_name(0)] = b"of an earlier run"
     error = refused(notes, absent)
     assert error.missing == (0,)
-    assert str(error).startswith("could not save 'x': process 0 did not come within 0.5 s; look what became of")
+    assert str(error).startswith("could not save 'x': process 0 did not arrive within 0.5 s; find out what happened to")
     assert isinstance(error, TimeoutError)
     # Its own sign was there, and is gone.
     assert set(notes.put_names) == {heartbeat_name(1)}
@@ -170,7 +170,7 @@ def test_all_wait_and_yet_do_not_meet(absent: threading.Event) -> None:
     others = [Counting(0), Counting(2)]
     error = refused(Memory(both), absent)
     assert error.missing == ()
-    assert "all give signs of life" in str(error)
+    assert "all send heartbeats" in str(error)
 
 
 def test_who_has_left_is_not_missing(absent: threading.Event) -> None:
@@ -262,7 +262,7 @@ def rows(*given_up: int) -> Callable[[bytes], list[bytes]]:
 
 def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allgather, "allgather", rows(2, 0, 2))
-    with pytest.raises(Timeout, match="process 1 came to a call that the others had given up"):
+    with pytest.raises(Timeout, match="process 1 arrived at a call that the others had given up"):
         allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'")
     assert allgather._order.given_up == 2
     monkeypatch.setattr(allgather, "allgather", rows(2, 2, 2))
@@ -296,7 +296,7 @@ def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatc
         run_in_order(fail, OF_THREE, timeout=60, board=notes, doing="save 'x'", maker=0)
     assert failed.value.processes == (0,)
     absent = threading.Event()
-    with pytest.raises(Timeout, match=r"process 0 did not come within 0\.2 s") as late:
+    with pytest.raises(Timeout, match=r"process 0 did not arrive within 0\.2 s") as late:
         run_in_order(absent.wait, OF_THREE, timeout=0.2, board=notes, doing="save 'x'", maker=0)
     absent.set()
     assert late.value.missing == (0,)
@@ -344,7 +344,7 @@ def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
     notes = PathMessageBoard(str(tmp_path))
     first = broken_for(1, notes, monkeypatch)
     assert first.processes == (0, 2)  # process 2 has not heard of it, and is elsewhere
-    assert "one of processes 0 and 2 broke off: none gave a sign of life" in str(first)
+    assert "one of processes 0 and 2 broke off: none sent a heartbeat" in str(first)
     second = broken_for(2, notes, monkeypatch)
     assert second.processes == (0,)
     assert "process 0 broke off (" in str(second)

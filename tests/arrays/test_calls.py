@@ -173,7 +173,7 @@ def test_the_others_that_give_up_leave_word_for_process_0(tmp_path: Path, others
     error = refusal(path, LEADER)
     assert isinstance(error, Timeout)
     assert error.missing == (1,)
-    assert str(error).startswith(f"could not save {str(path)!r}: process 1 had given up before this process came")
+    assert str(error).startswith(f"could not save {str(path)!r}: process 1 had given up before this process arrived")
     # As many as process 1, which takes no part in a second meeting.
     assert (allgather._order.given_up, others.rows) == (1, [])
     assert (path / heartbeat_name(0)).read_bytes().startswith(b"call 1 is given up ")

@@ -221,7 +221,7 @@ def _headers(base: Document) -> dict[str, Callable[[], bytes]]:
         ),
         "safetensors: lists without end": lambda: file(b'{"a":' + b"[" * MIB),
         "safetensors: spaces": lambda: file(b"{}" + b" " * 4 * MIB),
-        "safetensors: a note of four megabytes": lambda: file(
+        "safetensors: a message of four megabytes": lambda: file(
             json.dumps({"__metadata__": {"note": "x" * 4 * MIB}}).encode()
         ),
         "safetensors: many notes": lambda: file(

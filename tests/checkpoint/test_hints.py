@@ -55,7 +55,7 @@ def test_a_branch_of_an_opened_checkpoint_says_how_it_is_loaded(path: Path) -> N
 
 def test_what_only_the_checkpoint_has_can_be_left_out(path: Path) -> None:
     like: dict[str, Any] = {"params": {"w": np.zeros(2)}, "step": 0}
-    with pytest.raises(Mismatch, match=r'extra="ignore" leaves out what only the checkpoint has') as caught:
+    with pytest.raises(Mismatch, match=r'extra="ignore" ignores leaves that only the checkpoint has') as caught:
         tr.load(path, like)
     assert len(caught.value.differences) == 2
     found = tr.load(path, like, extra="ignore")
@@ -134,11 +134,11 @@ def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("like", "arguments", "told"),
     [
-        (TREE, {"cast": "bfloat16"}, "cast='bfloat16' is neither True nor False"),
-        (TREE, {"cast": jnp.bfloat16}, "is neither True nor False; `like` has the wanted dtypes"),
+        (TREE, {"cast": "bfloat16"}, "cast='bfloat16', but must be True or False"),
+        (TREE, {"cast": jnp.bfloat16}, ", but must be True or False; `like` has the wanted dtypes"),
         (TREE, {"rename": {("params", "w"): "head/w"}}, "rename= has the key ('params', 'w'); a key is one text"),
         (TREE, {"rename": {"params/w": 0}}, "rename= has the key 0; a key is one text"),
-        (None, {"cast": True}, "give like=, for instance jax.eval_shape(init)"),
+        (None, {"cast": True}, "pass like=, for example jax.eval_shape(init)"),
         (
             [("w", PartitionSpec()), (".*", None)],
             {},
@@ -172,4 +172,4 @@ def test_a_kept_leaf_that_was_renamed_is_named(path: Path) -> None:
     assert caught.value.differences == (
         "params/w: unexpected, the checkpoint has float64[2] (is it 'params/w2' of `like`?)",
     )
-    assert "rename={wanted: saved} finds what was renamed" in str(caught.value)
+    assert "rename={wanted: saved} maps renamed leaves" in str(caught.value)

@@ -154,7 +154,7 @@ def test_a_snapshot_that_fails_is_told_to_the_others(
 
     def fails(self: TreePlan, **wanted: Any) -> TreePlan:
         if self.processes.this == bad:
-            raise KeyboardInterrupt if wanted else MemoryError("no memory")
+            raise KeyboardInterrupt if wanted else MemoryError("not enough memory")
         return snapshot(self, **wanted)
 
     def save(path: Path, tree: Any) -> None:

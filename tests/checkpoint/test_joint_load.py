@@ -382,17 +382,17 @@ def test_an_interrupt_is_told_to_nobody_and_counted(job: Job, saved: Path) -> No
 def test_nothing_found_by_some_is_no_not_found(job: Job, saved: Path, tmp_path: Path) -> None:
     """Whoever hears NotFound begins a new run, and saves it over what the others found."""
     job.others = from_meeting(1, failing(NotFound("nothing is there")))
-    with pytest.raises(NotShared, match="process 2 did not find there what others found") as caught:
+    with pytest.raises(NotShared, match="process 2 did not find what the others found") as caught:
         tr.load(saved / "ckpt", shardings=where)
     assert caught.value.processes == (2,)
     job.others = lambda meeting, said: [{"state": "one", "plan": "one"}] * 3
-    with pytest.raises(NotShared, match="process 0 did not find there what others found") as caught:
+    with pytest.raises(NotShared, match="process 0 did not find what the others found") as caught:
         tr.load(tmp_path / "nothing here", mesh=MESH)
     assert isinstance(caught.value.__cause__, NotFound)
 
 
 def test_the_own_error_is_raised_whatever_the_others_say(job: Job, tmp_path: Path) -> None:
-    job.others = from_meeting(1, failing(Exists("something else")))
+    job.others = from_meeting(1, failing(Exists("something other")))
     with pytest.raises(NotFound):
         tr.load(tmp_path / "nothing here", mesh=MESH)
 

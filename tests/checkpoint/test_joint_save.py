@@ -467,7 +467,7 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together
     for _ in range(3):
         heard, _ = two.save(path, lambda process: tree, who=range(1), overwrite=True)
         assert isinstance(heard, Timeout)
-        assert "process 0 did not come" in str(heard)  # as process 1 said, not that process 1 did not come
+        assert "process 0 did not arrive" in str(heard)  # as process 1 said, not that process 1 did not come
         assert heard.missing == (1,)
     two.timeout = 60.0
     assert two.save(path, lambda process: tree, overwrite=True) == [None, None]

@@ -265,7 +265,7 @@ def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: t
 def test_an_error_keeps_its_differences() -> None:
     from treering._background.saves import reword
 
-    error = Mismatch("not the same")
+    error = Mismatch("the first difference")
     error.differences = ("one",)
     late = reword(error, "it failed")
     assert isinstance(late, Mismatch)

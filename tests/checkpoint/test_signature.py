@@ -98,7 +98,7 @@ def test_the_first_differences_are_named_with_what_they_are_here() -> None:
     theirs = {f"k{n:02}": ROWS for n in range(15)} | {"same": 2}
     with pytest.raises(Mismatch) as caught:
         compare(mine, theirs)
-    assert "'k00' is not what it is there; here it is jax float32 [8, 8], held: [0:1,0:8] by process 0" in str(
+    assert "'k00' differs from that of process 0; here it is jax float32 [8, 8], held: [0:1,0:8] by process 0" in str(
         caught.value
     )
     assert "and 5 more" in str(caught.value)

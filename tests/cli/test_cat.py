@@ -162,7 +162,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     ("key", "arguments", "wanted", "hint"),
     [
         ("paramz/w", [], "has no leaf 'paramz/w'", "did you mean 'params/w'"),
-        ("params", [], "is no leaf of", "'params/w' is its first leaf"),
+        ("params", [], "is not a leaf of", "'params/w' is its first leaf"),
         ("", [], "but a branch of 16", "params/w"),
         ("zzz", [], "has no leaf 'zzz'", "treering ls"),
         ("params/w[4]", [], "index 4 is out of range: axis 0 has 4 items", "-4 to 3"),
@@ -171,7 +171,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
         ("params/w[]", [], "cannot be read", "KEY["),
         ("params/w[::0]", [], "a step cannot be 0", "KEY["),
         ("params/w[..., ...]", [], "'...' twice", "KEY["),
-        ("note[1]", [], "is no array but a Python value (str), and has no slices", None),
+        ("note[1]", [], "is not an array but a Python value (str), and has no slices", None),
         ("nan", ["--npy"], "cannot be written as .npy", None),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_terminal_gets_no_npy(checkpoint: Path) -> None:
     ) as process:
         os.close(child)
         assert process.stderr
-        assert "no text for a terminal" in process.stderr.read()
+        assert "cannot be shown on a terminal" in process.stderr.read()
     os.close(parent)
     assert process.returncode == 2
 
@@ -275,8 +275,8 @@ def test_any_text_is_slices_or_refused(cubes: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "wanted", "hint"),
     [
-        ("params/*", "cat takes one key, and no globs: 'params/*'", "treering ls lists what a glob matches"),
-        ("params/*[0]", "cat takes one key, and no globs: 'params/*'", "treering ls lists what a glob matches"),
+        ("params/*", "cat takes one key, not a glob: 'params/*'", "treering ls lists what a glob matches"),
+        ("params/*[0]", "cat takes one key, not a glob: 'params/*'", "treering ls lists what a glob matches"),
         ("params/w[0", "the bracket of 'params/w[0' is not closed", "'params/w[0]' closes it"),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_damaged_index_is_a_problem(form: str, tmp_path: Path) -> None:
     if form == "checkpoint":
         # Nobody can tell whether it names the data: nothing may be called a leftover.
         assert [attempt["life"] for attempt in found["attempts"]] == ["over"]
-        assert "leave them there" in found["attempts"][0]["advice"]
+        assert "keep them until" in found["attempts"][0]["advice"]
 
 
 # ------------------------------------------------------------------------------------------------- in flight and dead
@@ -270,7 +270,7 @@ def test_data_that_nothing_names_or_proves(tmp_path: Path) -> None:
     (path / data_name(A)).write_bytes(b"12345")
     (attempt,) = doctor(path, 1)["attempts"]
     assert "no journal proves" in attempt["reason"]
-    assert "by hand" in attempt["advice"]
+    assert "yourself" in attempt["advice"]
 
 
 @pytest.mark.usefixtures("all_seen")
@@ -356,7 +356,7 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
     (attempt,) = doctor(path, 1)["attempts"]
     assert (attempt["number"], attempt["who"], attempt["life"]) == (7, "node0, pid 10", "unknown")
     assert "another machine, node0, by process 10" in attempt["reason"]
-    assert "processes 1 and 4 did not hand in a part" in attempt["advice"]
+    assert "processes 1 and 4 did not vote" in attempt["advice"]
     states = [(each["process"], each["stage"], each["who"]) for each in attempt["processes"]]
     assert states == [
         (0, "written", "node0, pid 10"),
@@ -392,7 +392,7 @@ def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
 def test_a_process_that_started_later_is_another_one() -> None:
     locks = Locks("on nfs4 locks of other machines are not shown here", {})
     life, reason = life_of(None, locks, f"{HERE}, pid {os.getpid()}", time.time() - 1e6)
-    assert (life.value, "another one has its number" in reason) == ("dead", True)
+    assert (life.value, "another process has its number" in reason) == ("dead", True)
 
 
 @pytest.mark.usefixtures("all_seen")
@@ -424,7 +424,7 @@ def test_saves_without_an_index_wait_for_one(tmp_path: Path) -> None:
     leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)}, write_index=False)
     (attempt,) = doctor(tmp_path, 0)["attempts"]
     assert (attempt["form"], attempt["life"]) == ("leaves", "over")
-    assert attempt["advice"] == "treering.leaves.index_leaves takes it up"
+    assert attempt["advice"] == "treering.leaves.index_leaves adds it to the index"
     leaves.index_leaves(tmp_path)
     assert doctor(tmp_path, 0)["attempts"] == []
 
@@ -456,7 +456,7 @@ def test_a_commit_whose_moves_were_cut_short(tmp_path: Path, monkeypatch: pytest
         leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
     found = doctor(tmp_path, 1)
     assert found["problems"] == []
-    assert "not all its files are in their places" in found["attempts"][0]["reason"]
+    assert "not all of its files are moved to their key paths" in found["attempts"][0]["reason"]
     assert "moves the rest" in found["attempts"][0]["advice"]
 
 
@@ -465,7 +465,7 @@ def test_a_lost_index_of_leaves(tmp_path: Path) -> None:
     leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
     (tmp_path / "tensorstore_index.json").unlink()
     (attempt,) = doctor(tmp_path, 1)["attempts"]
-    assert "index_leaves makes the index anew" in attempt["advice"]
+    assert "index_leaves rebuilds the index" in attempt["advice"]
 
 
 # --------------------------------------------------------------------------------------------------------- hostile

@@ -129,7 +129,7 @@ def test_verify(whole: Path, copy: Path) -> None:
     assert lines[0] == f"'{copy}' is damaged: 2 findings"
     first, second = sorted(lines[1:])
     assert first == "  leaf 'ema/w' is damaged: bytes 0 to 96 of ema/w/0.0"
-    assert second.startswith("  leaf 'model/b' has lost a chunk file: bytes 0 to ")
+    assert second.startswith("  leaf 'model/b' lacks a chunk file: bytes 0 to ")
     assert second.endswith(" of model/b/1")
     (copy / "tensorstore_index.json").write_bytes(b"{")
     assert "tensorstore_index.json is damaged" in inside("verify", str(copy), code=1)[0]

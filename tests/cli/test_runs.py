@@ -86,20 +86,20 @@ def test_log_tells_age_save_time_metrics_and_which_rule_keeps_a_step(
 
 def test_log_of_a_rule_from_the_future_shows_the_steps(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", 1, 2, keep="KeepWise(7)")
-    assert "note: which steps stay cannot be told: 'KeepWise(7)'" in inside("log", str(run), code=0)[0]
+    assert "note: the retention rules cannot be read: 'KeepWise(7)'" in inside("log", str(run), code=0)[0]
     assert "this version" in inside("gc", str(run), code=2)[1]
 
 
 def test_log_and_gc_want_a_run(run: Path, tmp_path: Path) -> None:
     for verb in ("log", "gc"):
-        assert "is no run" in inside(verb, str(run / "step_00000001"), code=2)[1]
+        assert "is not a run" in inside(verb, str(run / "step_00000001"), code=2)[1]
         assert "nope" in inside(verb, str(tmp_path / "nope"), code=2)[1]
 
 
 def test_gc_plans_and_removes_only_with_yes(run: Path) -> None:
     out = inside("gc", str(run), code=0)[0].splitlines()
     assert [line.split()[:2] for line in out[:3]] == [["remove", "1"], ["keep", "2"], ["keep", "3"]]
-    assert out[-1].startswith("1 of 3 steps would go, ")
+    assert out[-1].startswith("1 of 3 steps would be removed, ")
     assert tr.Run(run).steps() == [1, 2, 3]
     found = told("gc", str(run), "--yes")
     assert (found["going"], found["removed"], found["keep"]) == (1, True, "KeepLast(2)")
@@ -157,7 +157,7 @@ def test_a_damaged_run_json_is_a_note(run: Path) -> None:
     found = told("log", str(run))
     assert (found["keep"], found["notes"]) == (
         None,
-        ["there is no run.json; the next save makes it anew from the steps"],
+        ["there is no run.json; the next save rebuilds it from the steps"],
     )
 
 
@@ -204,10 +204,10 @@ def test_doctor_tells_of_a_removal_that_was_cut_short(run: Path) -> None:
     (step / INDEX).rename(step / tombstone_of(attempt))
     found = told("doctor", str(run), code=1)["folders"][0]
     assert (found["step"], found["attempts"][0]["life"]) == (1, "dead")
-    assert found["attempts"][0]["reason"] == "it was removed, which was cut short"
+    assert found["attempts"][0]["reason"] == "its removal was interrupted"
     next(step.glob("data-*")).unlink()
     out = inside("doctor", str(run), code=0)[0]
-    assert f"note: a checkpoint was removed here, which was cut short: {tombstone_of(attempt)!r} goes last" in out
+    assert f"note: the removal of a checkpoint here was interrupted: {tombstone_of(attempt)!r} is removed last" in out
     inside("gc", str(run), "--keep-last", "9", "--yes", code=0)
     assert len(inside("doctor", str(run), code=0)[0].splitlines()) == 1
     assert not step.exists()
@@ -234,7 +234,7 @@ def test_gc_says_which_step_could_not_go(run: Path) -> None:
     with CheckpointFolder(run / "step_00000001", overwrite=True, names_in=read_names):
         out = inside("gc", str(run), "--yes", code=1)[0]
     assert "keep    1" in out
-    assert "somebody is saving to it" in out
+    assert "another process is saving to it" in out
     assert "0 of 3 steps were removed" in out
     assert tr.Run(run).steps() == [1, 2, 3]
 

@@ -58,5 +58,5 @@ def test_the_message_is_short() -> None:
     with pytest.raises(Unsupported) as caught:
         require_known_compressor({"id": "nonsense"})
     assert str(caught.value) == (
-        'the compressor {"id":"nonsense"} is none that TensorStore knows: "nonsense" is not registered'
+        'the compressor {"id":"nonsense"} is unknown to TensorStore: "nonsense" is not registered'
     )

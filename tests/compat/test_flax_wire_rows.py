@@ -402,7 +402,7 @@ def test_a_user_dict_with_the_chunk_marker_is_refused_when_writing(write: Any, t
         "no chunks",
         "a dim of text",
         "a dim of float",
-        "a chunk that is no array",
+        "a chunk that is not an array",
         "a shape over all memory",
         "nothing but the flag",
         "chunks that are no map",

@@ -308,10 +308,10 @@ ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 HOSTILE: dict[str, tuple[bytes, bytes]] = {
     name: (header if isinstance(header, bytes) else json.dumps(header).encode(), bytes(size))
     for name, header, size in [
-        ("no JSON", b"nonsense", 8),
-        ("no object", b"[]", 0),
+        ("not JSON", b"nonsense", 8),
+        ("not an object", b"[]", 0),
         ("white space first", b"  {}", 0),
-        ("no UTF-8", b'{"\xff": 1}', 0),
+        ("not UTF-8", b'{"\xff": 1}', 0),
         ("half a surrogate", b'{"\\ud800": {"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', 8),
         ("a name twice", b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8"}}', 0),
         ("an entry that is a list", {"a": [1]}, 0),

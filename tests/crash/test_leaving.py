@@ -34,9 +34,9 @@ WELL = {
     "garbage": 0,
     "terminated": 0,
 }
-FAILS = "the save to '{path}' failed, and nobody asked: RuntimeError: a progress that fails"
-STANDS = "the save to '{path}' is not done, and was given up: it makes no progress any more"
-TERMINATED = "the save to '{path}' is not done, and was given up: SystemExit was raised twice while it was waited for"
+FAILS = "the save to '{path}' failed, and its error was never raised: RuntimeError: a progress that fails"
+STANDS = "the save to '{path}' is not done, and was abandoned: it makes no more progress"
+TERMINATED = "the save to '{path}' is not done, and was abandoned: SystemExit was raised twice during the wait for it"
 # A way of ending, the status, and the lines on stderr.
 BADLY: dict[str, tuple[int, Sequence[str]]] = {
     "told": (0, []),

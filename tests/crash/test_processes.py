@@ -91,4 +91,4 @@ def test_a_broken_rule_is_noticed(broken: str, point: str, action: str, seen: st
 def test_numbers_of_processes_are_found_in_messages() -> None:
     assert names("no sign of processes 2, 4-6 and 9 (host, pid 7)") == (2, 4, 5, 6, 9)
     assert names("process 1 (vm, pid 28900) has not said") == (1,)
-    assert names("the processes did not come together") == ()
+    assert names("the processes did not synchronise") == ()

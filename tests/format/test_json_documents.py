@@ -114,12 +114,12 @@ def test_the_same_list_twice_is_no_circle() -> None:
     ],
 )
 def test_no_json(text: str) -> None:
-    with pytest.raises(Corrupt, match="it is no JSON"):
+    with pytest.raises(Corrupt, match="it is not JSON"):
         parse_json(text, "it")
 
 
 def test_members_that_stand_twice_are_named() -> None:
-    with pytest.raises(Corrupt, match="'b' stands twice"):
+    with pytest.raises(Corrupt, match="'b' is twice"):
         parse_json('[{"a": {"b": 1, "c": 2, "b": 1}}]', "it")
 
 

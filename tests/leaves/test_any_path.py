@@ -129,7 +129,7 @@ def test_a_save_meanwhile_is_told(saved: Path) -> None:
     with tr.open(saved) as ckpt:
         view = ckpt["ema/w"]
         tree_serialize_leaves(saved, {"w": W[:4]}, prefix="ema")
-        with pytest.raises(Busy, match="saved anew"):
+        with pytest.raises(Busy, match="saved again"):
             view[...]
         # What was not replaced is read as before.
         np.testing.assert_array_equal(ckpt["model/layers/0/w"][...], W)

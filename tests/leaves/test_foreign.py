@@ -188,7 +188,7 @@ def test_keys_that_met_in_one_folder_are_told(tmp_path: Path) -> None:
     index = index_at(tmp_path)
     index["arrays"] *= 2
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(Corrupt, match="two keys met"):
+    with pytest.raises(Corrupt, match="two keys were saved"):
         tree_deserialize_leaves(tmp_path)
 
 

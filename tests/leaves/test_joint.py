@@ -333,7 +333,7 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(pair: Job, tm
     for _ in range(2):
         error = pair.save(tmp_path / "new", tree, absent=(1,), timeout=0.2)[0]
         assert isinstance(error, Timeout)
-        assert "process 0 did not come" in str(error), error  # as process 1 said, not that process 1 did not come
+        assert "process 0 did not arrive" in str(error), error  # as process 1 said, not that process 1 did not come
     all_well(pair.save(tmp_path / "new", tree))
     assert notes_at(tmp_path / "new") == []
 

@@ -33,7 +33,7 @@ def test_jax_s_own_manager(tmp_path: Path) -> None:
         assert treering.verify(path).ok
     for name, text in {
         "alone": "works with all processes",
-        "compressor": "a manager has its own way",
+        "compressor": "not by a manager",
         "arguments": "different arguments",
     }.items():
         assert text in first[name]

@@ -203,7 +203,7 @@ def test_a_save_without_an_index_is_a_note(path: Path) -> None:
     tree_serialize_leaves(path, {"w": np.arange(3)}, prefix="late", write_index=False)
     found = tr.verify(path)
     assert found, str(found)
-    assert found.note == "1 save is not in the index; treering.leaves.index_leaves takes up what was saved without one"
+    assert found.note == "1 save is not in the index; treering.leaves.index_leaves adds saves without one"
     assert found.leaves == 5
 
 
@@ -231,7 +231,7 @@ def test_a_damaged_text_is_found_beside_its_checksum(tmp_path: Path) -> None:
     change(path, lambda index: index["treering"][""].update(record=forged))
     (finding,) = tr.verify(path).findings
     assert (finding.key, finding.file, finding.start) == ("t", "t/0", 4000)
-    assert "no UTF-8" in str(finding)
+    assert "not UTF-8" in str(finding)
     with pytest.raises(Corrupt, match="'t'"):
         tr.load(path)
 
@@ -262,7 +262,7 @@ def test_a_large_chunk_of_another_program_is_one_finding(tmp_path: Path) -> None
     document = {"format": "tensorstore", "prefixes": {}, "arrays": [{"path": "w"}]}
     (tmp_path / INDEX).write_text(json.dumps(document))
     (finding,) = tr.verify(tmp_path).findings
-    assert (finding.key, finding.file, finding.problem) == ("w", "w/0", "has lost a chunk file")
+    assert (finding.key, finding.file, finding.problem) == ("w", "w/0", "lacks a chunk file")
     (folder / "0").write_bytes(np.zeros(5_000_000, np.float32).tobytes())
     assert tr.verify(tmp_path)
     (folder / "0").write_bytes(bytes(12_000_000))

@@ -39,7 +39,7 @@ def test_calls_are_counted_and_a_folder_that_not_all_see_is_told(tmp_path: Path)
     every = results(run_job(calls, 4, devices=1, arguments=[str(tmp_path)]))
     for number, (apart, partly, refused, first, second, third) in enumerate(every):
         assert (apart["error"], apart["processes"]) == ("NotShared", [1, 2, 3])
-        assert "processes 1-3 do not see what process 0 writes there" in apart["message"]
+        assert "processes 1-3 do not see what process 0 writes" in apart["message"]
         assert f"{tmp_path}/{number}/ckpt" in apart["message"]
         assert (partly["error"], partly["processes"]) == ("NotShared", [1, 3])
         assert refused["error"] == "NotDirectory"
@@ -72,7 +72,7 @@ def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_p
         every = results(job.wait())
     for first, _, _ in every[:2]:
         assert (first["error"], first["missing"]) == ("Timeout", [2]), first
-        assert "process 2 did not come within 8 s" in first["message"]
+        assert "process 2 did not arrive within 8 s" in first["message"]
     late = every[2][0]
     assert late["error"] == "Timeout"
     assert "process 0 had given up" in late["message"]
@@ -129,7 +129,7 @@ def test_an_answer_to_another_question_is_none(tmp_path: Path) -> None:
     assert one[1]["error"] == "ZeroDivisionError"
     # What process 1 brings to its next call comes to process 0 in the call before.
     for met in (zero[1], one[2]):
-        assert "process 0 came to a call that the others had given up" in met.get("message", ""), met
+        assert "process 0 arrived at a call that the others had given up" in met.get("message", ""), met
     assert zero[-1]["result"] == one[-1]["result"] == ["last", "last"]
 
 

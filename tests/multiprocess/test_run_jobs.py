@@ -24,7 +24,7 @@ def test_all_processes_save_the_same_steps_and_hear_the_same_word(tmp_path: Path
     assert steps[-1] == last
     assert (step, count, initialised) == (last, last, ["new"])
     assert len(of_jax) == 1
-    assert of_jax[0][2] == "jax was told that a machine goes away"
+    assert of_jax[0][2] == "jax was told that a machine is going away"
     assert tr.Run(tmp_path / "other").steps() == [of_jax[0][0]]
 
 

@@ -140,7 +140,7 @@ def test_a_missing_step_names_those_that_are_there(run: Path, tmp_path: Path) ->
 def test_over_a_run_there_is_no_branch(run: Path, tmp_path: Path) -> None:
     save(step_path(tmp_path / "new", 3), 3)
     for new in (tmp_path / "new", run):
-        with pytest.raises(Exists, match="is a run already"):
+        with pytest.raises(Exists, match="is already a run"):
             branch(run, new)
     assert steps_of(tmp_path / "new") == [3]
 

@@ -174,8 +174,8 @@ def test_texts_are_what_one_would_write() -> None:
         (lambda: KeepBest(""), "metric is ''"),
         (lambda: KeepBest("loss", n=-1), "n is -1"),
         (lambda: KeepBest("loss", mode=wrong("least")), "mode is 'least'"),
-        (lambda: KeepSteps(1, -2), "-2 is no step"),
-        (lambda: KeepSteps(wrong("3")), "'3' is no step"),
+        (lambda: KeepSteps(1, -2), "-2 is not a step"),
+        (lambda: KeepSteps(wrong("3")), "'3' is not a step"),
         (lambda: best_steps([], "loss", wrong("most")), "mode is 'most'"),
     ],
 )

@@ -197,19 +197,19 @@ def test_metrics_that_json_has_no_number_for(run: tr.Run, text: str) -> None:
         ({"metrics": {"loss": 1j}}, "metrics are numbers"),
         ({"metrics": {"loss": np.complex64(1)}}, "metrics are numbers"),
         ({"metrics": {"loss": np.str_("1.5")}}, "metrics are numbers"),
-        ({"metrics": {"loss": np.zeros((), [("a", "f4")])}}, "no float"),
-        ({"metrics": {"loss": 10**400}}, "no float"),
+        ({"metrics": {"loss": np.zeros((), [("a", "f4")])}}, "is not a number"),
+        ({"metrics": {"loss": 10**400}}, "is not a number"),
         ({"metrics": {3: 0.5}}, "names are str"),
         ({"metrics": [0.5]}, "metrics is a list"),
-        ({"metadata": {"treering": 1}}, "may not have the member 'treering'"),
+        ({"metadata": {"treering": 1}}, "must not have the member 'treering'"),
         ({"metadata": {"f": abs}}, "metadata"),
         ({"metadata": "text"}, "metadata is a str"),
-        ({"step": -1}, "-1 is no step"),
-        ({"step": 1.0}, "1.0 is no step"),
-        ({"step": True}, "True is no step"),
-        ({"step": "1"}, "'1' is no step"),
-        ({"step": 2**63}, "is no step"),
-        ({"step": TREE}, r"a dict is no step; the step comes first: run\.save\(step, tree\)"),
+        ({"step": -1}, "-1 is not a step"),
+        ({"step": 1.0}, "1.0 is not a step"),
+        ({"step": True}, "True is not a step"),
+        ({"step": "1"}, "'1' is not a step"),
+        ({"step": 2**63}, "is not a step"),
+        ({"step": TREE}, r"a dict is not a step; the step is the first argument: run\.save\(step, tree\)"),
         ({"tree": {"x": object()}}, "x"),
     ],
 )
@@ -299,7 +299,7 @@ def test_overwriting_goes_on_from_an_older_step(run: tr.Run) -> None:
     for step in (10, 20, 30, 40):
         run.save(step, TREE | {"step": step})
     saved = run.save(20, TREE | {"step": 21}, overwrite=True)
-    assert saved.reason.endswith("; it replaces step 20; what was saved later goes, steps 30 and 40")
+    assert saved.reason.endswith("; it replaces step 20; it removes the later steps 30 and 40")
     run.save(30, TREE | {"step": 31})
     run.wait(60)
     assert run.steps() == [10, 20, 30]
@@ -309,10 +309,10 @@ def test_overwriting_goes_on_from_an_older_step(run: tr.Run) -> None:
 def test_overwriting_where_no_such_step_was(run: tr.Run) -> None:
     for step in (10, 30):
         run.save(step, TREE)
-    assert run.save(20, TREE, overwrite=True).reason.endswith("; what was saved later goes, step 30")
+    assert run.save(20, TREE, overwrite=True).reason.endswith("; it removes the later step 30")
     run.wait(60)
     assert run.steps() == [10, 20]
-    assert run.save(40, TREE, overwrite=True).reason == "each step that is offered"
+    assert run.save(40, TREE, overwrite=True).reason == "no save_every: each step is saved"
 
 
 def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, gate: Gate) -> None:

@@ -139,7 +139,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
         "old: unexpected, the checkpoint has float32[1]",
     )
     assert "between `init_fn` and the checkpoint" in str(caught.value)
-    assert 'extra="ignore" leaves out what only the checkpoint has; with run.load(like=...): cast=True' in str(
+    assert 'extra="ignore" ignores leaves that only the checkpoint has; with run.load(like=...): cast=True' in str(
         caught.value
     )
 
@@ -151,7 +151,7 @@ def test_a_leaf_that_was_renamed_is_named(tmp_path: Path) -> None:
     assert caught.value.differences == (
         "dense/w: unexpected, the checkpoint has float32[2, 3] (is it 'dense1/w' of `init_fn`?)",
     )
-    assert "with run.load(like=...): rename={wanted: saved} finds what was renamed" in str(caught.value)
+    assert "with run.load(like=...): rename={wanted: saved} maps renamed leaves" in str(caught.value)
 
 
 class State(NamedTuple):

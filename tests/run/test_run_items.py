@@ -141,9 +141,9 @@ def test_a_part_beside_an_object(run: tr.Run) -> None:
 def test_a_part_of_a_state_is_refused(run: tr.Run) -> None:
     saved(run)
     data = Data(3)
-    with pytest.raises(Mismatch, match="only= keeps a part of 'data'"):
+    with pytest.raises(Mismatch, match="only= selects a part of 'data'"):
         run.load(like={"data": data}, only=["data/order"])
-    with pytest.raises(Mismatch, match="only= keeps a part of the tree"):
+    with pytest.raises(Mismatch, match="only= selects a part of the tree"):
         run.load(like=data, only=["data/**"])
     assert data.times_set == 0
 

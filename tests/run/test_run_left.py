@@ -93,7 +93,7 @@ def test_gc_finishes_it(cut: Path) -> None:
 
 def test_going_back_further_finishes_it_first(cut: Path) -> None:
     with tr.Run(cut) as run:
-        assert run.save(10, {"step": 11}, overwrite=True).reason.endswith("what was saved later goes, step 20")
+        assert run.save(10, {"step": 11}, overwrite=True).reason.endswith("it removes the later step 20")
     assert (names(cut), run.load()) == ({"run.json", "step_00000010"}, {"step": 11})
 
 

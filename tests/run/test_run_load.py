@@ -51,7 +51,7 @@ def test_all_that_load_can_is_here(tmp_path: Path) -> None:
     assert run.load(2, mesh=mesh)["params"]["w"].sharding.mesh == mesh
     with pytest.raises(Unsupported, match="there is none"):
         run.load(1, cast=True)
-    with pytest.raises(Unsupported, match="'x' is no step"):
+    with pytest.raises(Unsupported, match="'x' is not a step"):
         run.load("x")  # type: ignore[call-overload]
 
 

@@ -25,7 +25,7 @@ def filled(path: Path, *metrics: dict[str, float]) -> tr.Run:
     [
         ([{"loss": 0.5}, {"loss": 0.25}, {}], "los", "has the metric 'los'; did you mean 'loss'"),
         ([{"loss": 0.5, "accuracy": 1.0}], "f1", "has the metric 'f1'; they have 'accuracy', 'loss'"),
-        ([{}, {}], "loss", "has the metric 'loss'; they have no metric at all"),
+        ([{}, {}], "loss", "has the metric 'loss'; they have no metric"),
         ([{"loss": np.nan}, {}], "loss", "'loss' is nan in all that have it"),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_rule_with_a_misspelt_metric_warns_once(tmp_path: Path, keep: tr.reten
 
 def test_one_save_is_enough(tmp_path: Path) -> None:
     run = tr.Run(tmp_path / "run", keep=tr.KeepBest("los"))
-    with pytest.warns(UnknownMetric, match="no step has the metric that KeepBest goes by"), run:
+    with pytest.warns(UnknownMetric, match="no step has the metric of KeepBest"), run:
         run.save(1, TREE)
     run = tr.Run(tmp_path / "other", keep=tr.KeepBest("los"))
     run.save(1, TREE)

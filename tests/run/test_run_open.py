@@ -80,7 +80,7 @@ def test_another_librarys_steps_are_refused_by_any_call(tmp_path: Path, call: st
     made(tmp_path / "run", OTHERS["manager"] + OTHERS["single"])
     there = sorted(tmp_path.rglob("*"))
     with pytest.raises(
-        Format, match=r"numbered steps.*'1000', '2000'; '2000' is an O.*; give the run a folder of its own"
+        Format, match=r"numbered steps.*'1000', '2000'; '2000' is an O.*; use another folder for the run"
     ):
         CALLS[call](tr.Run(tmp_path / "run"))
     assert sorted(tmp_path.rglob("*")) == there
@@ -97,7 +97,7 @@ def test_checkpoints_of_ours_with_other_names_are_refused(tmp_path: Path) -> Non
     for step in (900, 1000):
         tr.save(tmp_path / "run" / str(step), TREE)
     with pytest.raises(
-        Format, match=r"'1000' is a checkpoint of treering; call their folders .* 'step_00001000' for '1000'"
+        Format, match=r"'1000' is a checkpoint of treering; name the folders .* 'step_00001000' for '1000'"
     ):
         tr.Run(tmp_path / "run").latest()
     for step in (900, 1000):

@@ -68,5 +68,5 @@ def test_a_rule_is_read_from_its_own_text(rules: list[Policy]) -> None:
     ],
 )
 def test_what_is_no_rule_is_refused(text: str) -> None:
-    with pytest.raises(Format, match="is no rule"):
+    with pytest.raises(Format, match="is not a rule"):
         policy_of(text)

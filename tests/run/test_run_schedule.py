@@ -144,7 +144,7 @@ def test_what_is_said_between_meetings(patch: pytest.MonkeyPatch) -> None:
     for step in range(1, 40):
         decision = run.one(step)
         run.pass_time(0.05)
-    assert "all processes look again at step" in decision.reason
+    assert "all processes check again at step" in decision.reason
     assert decision.next == 70
 
 
@@ -158,7 +158,7 @@ def test_going_back_to_an_older_step_does_not_skip_meetings(patch: pytest.Monkey
 
 def test_processes_at_different_steps_are_told_so(patch: pytest.MonkeyPatch) -> None:
     run = Job(patch, SaveEvery(interval=10), 3)
-    with pytest.raises(Mismatch, match=r"of 'runs/a': process 0 is at step 7, process 2 at 8; all processes call save"):
+    with pytest.raises(Mismatch, match=r"of 'runs/a': process 0 is at step 7, process 2 at 8; call save"):
         run.offer(7, 7, 8)
 
 
@@ -219,7 +219,7 @@ def test_what_jax_has_heard_saves_at_once_and_no_signal_has_to_have_its_way(
     decision = run.one(2)
     assert run.meetings == met  # all have heard it from jax
     assert (decision.save, decision.final, decision.signum, decision.temporary) == (True, True, None, True)
-    assert decision.reason == "jax was told that a machine goes away"
+    assert decision.reason == "jax was told that a machine is going away"
     assert not run.one(3).save
 
 

@@ -239,7 +239,7 @@ def test_what_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch) -
     thread.join()
     assert "main thread" in str(refused[0])
     monkeypatch.setattr(signal, "getsignal", lambda signum: None)
-    with pytest.raises(Unsupported, match="Python could not put back"):
+    with pytest.raises(Unsupported, match="Python could not restore"):
         signals.watch(signal.SIGUSR1)
     assert not signals.watching
 

@@ -377,5 +377,5 @@ class TestReading:
 
 def test_a_missing_step_names_those_that_are_there() -> None:
     assert "its steps are 1, 2" in str(missing_step(Path("run"), 3, [1, 2]))
-    assert "no step at all" in str(missing_step(Path("run"), 3, []))
+    assert "it has no step" in str(missing_step(Path("run"), 3, []))
     assert len(str(missing_step(Path("run"), 3, range(10**6)))) < 200

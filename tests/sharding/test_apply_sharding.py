@@ -159,7 +159,7 @@ def test_trees_that_differ_warn_and_nothing_moves(places: Any, line: str) -> Non
         (jnp.float32(1), ROWS, r"bad: float32\[\] has 0 axes"),
         (jnp.ones(3), ROWS, r"bad: float32\[3\]: axis 0 of length 3 is not divisible by 8"),
         (jnp.ones(8), P("nope"), r"bad: float32\[8\]: the mesh has no axis 'nope'"),
-        (jnp.ones(8), "rows", "bad: a str is no sharding"),
+        (jnp.ones(8), "rows", "bad: a str is not a sharding"),
         (jnp.ones(8), ["d"], "a leaf, and its place is a list"),
         (np.array(["a"] * 8), ROWS, "bad: .*not a valid JAX array type"),
         (np.zeros(8, "M8[s]"), ROWS, "bad: .*not a valid JAX array type"),
@@ -179,7 +179,7 @@ def test_one_bad_leaf_harms_no_other(array: Any, place: Any, line: str) -> None:
 
 def test_a_spec_needs_a_mesh() -> None:
     array = eight()
-    with pytest.warns(NotSharded, match=r"a: .*says nothing without a mesh"):
+    with pytest.warns(NotSharded, match=r"a: .*needs a mesh"):
         assert apply_sharding_tree({"a": array}, {"a": P("d")})["a"] is array
 
 

@@ -170,14 +170,14 @@ def test_none_is_no_leaf() -> None:
 
 @pytest.mark.parametrize("spec", [None, "x", 3])
 def test_a_rule_without_a_spec_is_a_type_error_when_strict(spec: Any) -> None:
-    with pytest.raises(TypeError, match=r"rule 'a' has no PartitionSpec .* for param: a/w"):
+    with pytest.raises(TypeError, match=r"rule 'a' has .* for param: a/w"):
         match_partition_rules([("a", spec)], {"a": {"w": shaped(4)}})
 
 
 def test_a_bad_pattern_is_told_when_it_is_reached() -> None:
     rules = [("a", P("x")), ("(", P("y"))]
     assert match_partition_rules(rules, {"a": shaped(4)}) == {"a": P("x")}
-    with pytest.raises(re.error, match=r"the partition rule '\(' is no regular expression") as caught:
+    with pytest.raises(re.error, match=r"the partition rule '\(' is not a regular expression") as caught:
         match_partition_rules(rules, {"b": shaped(4)})
     assert isinstance(caught.value, TreeringError)
     assert (caught.value.pattern, caught.value.pos) == ("(", 0)

@@ -221,7 +221,7 @@ def test_a_spec_of_other_axes_than_the_mesh_is_refused(saved: Path) -> None:
 
 
 def test_a_spec_without_a_mesh_is_refused(saved: Path) -> None:
-    with pytest.raises(ValueError, match="without a mesh; give mesh="):
+    with pytest.raises(ValueError, match="needs a mesh; pass mesh="):
         create_sharding_tree_from_index(saved, default_sharding=P("d"))
     with pytest.raises(Unsupported, match="mesh is a str"):
         create_sharding_tree_from_index(saved, "d")  # type: ignore[arg-type]

@@ -237,7 +237,7 @@ class TestEverywhere:
     def test_a_name_of_another_attempt_is_a_mistake(self, tmp_path: Path) -> None:
         with folder_at(tmp_path / "a") as saving:
             for name in (data_names(DEAD)[0], "treering.json", f"../{data_names(saving.attempt)[0]}"):
-                with pytest.raises(ValueError, match="no data file of attempt"):
+                with pytest.raises(ValueError, match="not a data file of attempt"):
                     saving.write_file(name, [b""], 0)
 
     def test_another_size_than_announced_is_an_error(self, tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_folder_that_always_vanishes_is_an_error(tmp_path: Path, monkeypatch: 
         return True
 
     monkeypatch.setattr(descriptors, "lock", lock)
-    with pytest.raises(Busy, match="disappears again and again"):
+    with pytest.raises(Busy, match="disappears repeatedly"):
         save(path, b"new")
     assert names(tmp_path) == []
 
@@ -565,7 +565,7 @@ def test_too_little_space_is_refused_before_work(tmp_path: Path) -> None:
 
 def test_no_room_is_told_in_units_and_says_that_the_old_checkpoint_stays(tmp_path: Path) -> None:
     save(tmp_path / "a", b"old")
-    wanted = r"1152921504606846976 bytes \(1.00 EiB\) are needed, .*; free some space; what stood there"
+    wanted = r"1152921504606846976 bytes \(1.00 EiB\) are needed, .*; free some space; the path is unchanged"
     with pytest.raises(StoreFailed, match=wanted), folder_at(tmp_path / "a", overwrite=True) as saving:
         saving.require_space(1 << 60)
     assert load(tmp_path / "a") == b"old"
@@ -575,7 +575,7 @@ def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pyte
     save(tmp_path, b"old")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     monkeypatch.setattr(descriptors, "is_read_only", lambda _: True)
-    with pytest.raises(StoreFailed, match="Read-only file system; save to another place") as caught:
+    with pytest.raises(StoreFailed, match="Read-only file system; save to another path") as caught:
         save(tmp_path, b"new", overwrite=True)
     assert caught.value.errno == errno.EROFS
     assert load(tmp_path) == b"old"

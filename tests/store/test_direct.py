@@ -108,12 +108,12 @@ def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: p
 
 def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
-    with pytest.raises(StoreFailed, match="takes no more bytes"):
+    with pytest.raises(StoreFailed, match="accepts no more bytes"):
         save(tmp_path / "a.bin")
     monkeypatch.setattr(writing, "DIRECT_FROM", 1 << 62)
     monkeypatch.setattr(writing, "FREE_SHARE", 0)
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
-    with pytest.raises(StoreFailed, match="takes no more bytes"):
+    with pytest.raises(StoreFailed, match="accepts no more bytes"):
         save(tmp_path / "a.bin")
     assert names(tmp_path) == []
 

@@ -54,7 +54,7 @@ def test_new_files_take_the_rights_of_the_old_index(tmp_path: Path) -> None:
 def test_only_names_of_the_attempt_are_written(tmp_path: Path) -> None:
     with JoinedFolder(tmp_path, ATTEMPT) as joined:
         for name in ("treering.json", f"data-{OTHER}-00001-of-00002.safetensors", "../x"):
-            with pytest.raises(ValueError, match="no data file of attempt"):
+            with pytest.raises(ValueError, match="not a data file of attempt"):
                 joined.write_file(name, [b""], 0)
     assert names(tmp_path) == []
 

@@ -132,7 +132,7 @@ def test_troubled_stores_only_make_it_slower(seed: int) -> None:
 
 def test_a_process_that_never_comes(tmp_path: Path) -> None:
     recorder = Recorder()
-    with Folder(str(tmp_path)) as folder, pytest.raises(Timeout, match=r"process 1 did not come within 0\.2 s"):
+    with Folder(str(tmp_path)) as folder, pytest.raises(Timeout, match=r"process 1 did not arrive within 0\.2 s"):
         run_protocol(
             coordinate(call_of(0, 2, timeout=0.2), SIGNATURE), FolderMessageBoard(PosixStore.over(folder)), recorder
         )
@@ -152,7 +152,7 @@ def test_process_0_hears_at_once_that_the_others_gave_up_before_it_made_the_fold
     recorder, begun = Recorder(), time.monotonic()
     with (
         CheckpointFolder(path, overwrite=False, names_in=lambda index: [], attempt=derive_attempt(JOB, 1)) as folder,
-        pytest.raises(Timeout, match="process 0 did not come within") as error,
+        pytest.raises(Timeout, match="process 0 did not arrive within") as error,
     ):
         run_protocol(coordinate(call_of(0, 3), SIGNATURE), folder.board, recorder)
     assert error.value.missing == (1,)
@@ -245,7 +245,7 @@ def test_a_note_that_cannot_be_read_is_not_there_yet_and_then_the_cause() -> Non
 
     broken, time = Broken(), Time()
     steps = participate(call_of(1, 2, timeout=9.0), check)
-    with pytest.raises(Timeout, match="process 0 did not come within 9 s") as caught:
+    with pytest.raises(Timeout, match="process 0 did not arrive within 9 s") as caught:
         run_protocol(steps, broken, Recorder(), clock=time.clock, sleep=time.sleep)
     assert isinstance(caught.value.__cause__, OSError)
     assert str(caught.value.__cause__) == "[Errno 5] broken"

@@ -90,9 +90,9 @@ def test_only_names_of_notes_are_written_and_removed(opened: Folder, tmp_path: P
     (tmp_path / "config.json").write_text("{}")
     store = FolderMessageBoard(PosixStore.over(opened))
     for name in ("config.json", "../x", "treering.json"):
-        with pytest.raises(ValueError, match="no name of a message"):
+        with pytest.raises(ValueError, match="not the name of a message"):
             store.put(name, b"")
-        with pytest.raises(ValueError, match="no name of a message"):
+        with pytest.raises(ValueError, match="not the name of a message"):
             store.remove(name)
     assert (tmp_path / "config.json").read_text() == "{}"
 
@@ -285,7 +285,7 @@ def test_a_note_of_a_job_that_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        Exists("it is there", hint="pass overwrite=True"),
+        Exists("differs from that of process 0", hint="pass overwrite=True"),
         Mismatch("leaf differs", path=("a", "b")),
         StoreFailed.of(OSError(errno.ENOSPC, "No space"), "x", "write"),
         StoreFailed.of(OSError(errno.EACCES, "No"), "x", "write"),

@@ -141,13 +141,13 @@ def test_files_once_open_stay_whole_during_an_overwrite(tmp_path: Path) -> None:
     save(path, b"treering")
     with OpenFolder(path) as opened:
         files = opened.open_files(json.loads(opened.read_index())[0])
-        save(path, b"something else", overwrite=True)
+        save(path, b"something other", overwrite=True)
         assert b"".join(file.read(0, file.size) for file in files.values()) == b"treering"
         with pytest.raises(DataFileMissing):
             opened.open_files(files)
         # The newer index names files that are there.
         newer = opened.open_files(json.loads(opened.read_index())[0])
-        assert b"".join(file.read(0, file.size) for file in newer.values()) == b"something else"
+        assert b"".join(file.read(0, file.size) for file in newer.values()) == b"something other"
     for file in [*files.values(), *newer.values()]:
         file.close()
 
@@ -174,7 +174,7 @@ def test_nothing_and_a_file_at_the_path(tmp_path: Path) -> None:
         OpenFolder(tmp_path / "a")
     assert caught.value.filename == str(tmp_path / "a")
     (tmp_path / "a").write_bytes(b"")
-    with pytest.raises(NotDirectory, match="a file stands there"):
+    with pytest.raises(NotDirectory, match="it is a file"):
         OpenFolder(tmp_path / "a")
 
 
@@ -213,5 +213,5 @@ def test_what_is_there_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "listdir", refused)
-    with OpenFolder(tmp_path) as opened, pytest.raises(NotFound, match="what is there cannot be read"):
+    with OpenFolder(tmp_path) as opened, pytest.raises(NotFound, match="the content cannot be read"):
         opened.read_index()

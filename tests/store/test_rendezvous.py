@@ -121,7 +121,7 @@ def test_those_who_did_not_come_are_named_to_all() -> None:
     for error in errors.values():
         assert isinstance(error, Timeout)
         assert error.missing == (2, 3)
-        assert "could not save 'ckpt': processes 2 and 3 did not come within 20 s; nothing was saved" in str(error)
+        assert "could not save 'ckpt': processes 2 and 3 did not arrive within 20 s; nothing was saved" in str(error)
         assert "not be shared" in (error.hint or "")
         assert "TREERING_TIMEOUT_S" in (error.hint or "")
     assert meeting.who("commit") == []
@@ -140,7 +140,9 @@ def test_who_is_still_at_work_is_told_from_those_who_never_came() -> None:
     meeting.lead(3, timeout=20.0)
     meeting.follow(1, 3, before=die_before(PrepareData))
     error = meeting.run()[0]
-    assert "process 2 did not come within 20 s; process 1 (host 1, pid 71) has not ended its part" in message(error)
+    assert "process 2 did not arrive within 20 s; process 1 (host 1, pid 71) has not finished its part" in message(
+        error
+    )
 
 
 def test_process_0_never_comes() -> None:
@@ -149,14 +151,12 @@ def test_process_0_never_comes() -> None:
     error = meeting.run()[1]
     assert isinstance(error, Timeout)
     assert error.missing == (0,)
-    assert "process 0 did not come within 20 s; nothing was saved, and what stood at the path is untouched" in str(
-        error
-    )
+    assert "process 0 did not arrive within 20 s; nothing was saved, and the path is unchanged" in str(error)
     assert meeting.who("prepare") == meeting.who("roll back") == []
     assert 20 <= meeting.now < 21
     # Should it come after all, it learns at once that nobody waits.
     meeting.lead(2)
-    assert "process 1 (host 1, pid 71): could not save 'ckpt': process 0 did not come" in message(meeting.run()[0])
+    assert "process 1 (host 1, pid 71): could not save 'ckpt': process 0 did not arrive" in message(meeting.run()[0])
     assert meeting.now < 21
 
 
@@ -167,7 +167,7 @@ def test_process_0_dies_before_it_has_written() -> None:
     error = meeting.run()[1]
     assert isinstance(error, Timeout)
     assert error.missing == (0,)
-    assert "process 0 (host 0, pid 70) has not ended its part within 20 s" in str(error)
+    assert "process 0 (host 0, pid 70) has not finished its part within 20 s" in str(error)
     assert "not known" in str(error)
     assert meeting.who("roll back") == []
 
@@ -177,7 +177,7 @@ def test_process_0_dies_before_it_commits() -> None:
     meeting.lead(2, before=die_before(Commit))
     meeting.follow(1, 2, timeout=20.0)
     error = meeting.run()[1]
-    assert "process 0 (host 0, pid 70) has not said whether it committed" in message(error)
+    assert "process 0 (host 0, pid 70) has not announced its decision" in message(error)
     assert "whether it was saved is not known" in message(error)
     # Process 0 may be asleep, and commit when it wakes up.
     assert meeting.who("roll back") == []
@@ -463,11 +463,11 @@ def test_a_damaged_note_is_waited_out_and_then_named() -> None:
     meeting.lead(2, timeout=20.0)
     error = meeting.run()[0]
     assert isinstance(error, Timeout)
-    assert "what process 1 says cannot be read (the message of a process is no JSON" in str(error)
+    assert "the message of process 1 cannot be read (the message of a process is not JSON" in str(error)
     meeting = Meeting()
     meeting.notes[prepare_name(JOB)] = b"\xff"
     meeting.follow(1, 2, timeout=20.0)
-    assert "what it says cannot be read (the message of process 0 is no JSON in ASCII" in message(meeting.run()[1])
+    assert "its message cannot be read (the message of process 0 is not JSON in ASCII" in message(meeting.run()[1])
 
 
 def test_a_damaged_note_that_is_written_anew() -> None:

@@ -227,7 +227,7 @@ def test_a_link_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match="give the name of a file") as caught:
+    with pytest.raises(IsADirectoryError, match="pass the name of a file") as caught:
         replace_file(tmp_path, [b"new"], 3)
     assert isinstance(caught.value, StoreFailed)
     assert names(tmp_path) == []

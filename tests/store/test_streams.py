@@ -56,7 +56,7 @@ def test_a_pipe_is_not_synced() -> None:
 def test_a_pipe_that_is_full_and_does_not_wait() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    full = pytest.raises(StoreFailed, match="takes no more bytes")
+    full = pytest.raises(StoreFailed, match="accepts no more bytes")
     with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as start, full:
         write_stream(start, [bytes(1 << 20)])
 

@@ -255,7 +255,7 @@ def test_a_class_that_cannot_be_made_says_what_to_do() -> None:
     with pytest.raises(Unsupported, match=r"norm.*make="):
         there_and_back(Derived(1))
     register_node(eqx.nn.Linear)
-    with pytest.raises(Unsupported, match="Linear cannot be made"):
+    with pytest.raises(Unsupported, match="Linear cannot be constructed"):
         there_and_back(eqx.nn.Linear(2, 3, key=jax.random.key(0)))
 
 

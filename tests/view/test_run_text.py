@@ -79,7 +79,7 @@ def test_what_goes_and_why() -> None:
     assert lines[7].endswith("goes: no rule keeps it")
     *plan, total = gc_lines(shown, removed=False)
     assert [line.split()[0] for line in plan] == ["remove", "remove", "keep"]
-    assert total == "2 of 3 steps would go, 3.00 KiB; --yes removes them"
+    assert total == "2 of 3 steps would be removed, 3.00 KiB; --yes removes them"
     assert list(gc_lines(shown, removed=True))[-1] == "2 of 3 steps removed, 3.00 KiB"
     assert "temporary" in list(step_lines(shown))[2]
 

@@ -72,7 +72,7 @@ def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = Non
     results = iter([_put(step) for step in steps])
     stayed = [f"{step.key or '.'}: {step.trouble}" for step in steps if step.trouble]
     if stayed:
-        warn_of("these arrays cannot be laid out as wanted, and stay as they are", stayed, NotSharded)
+        warn_of("these arrays cannot have their shardings, and stay as they are", stayed, NotSharded)
     return map_with_path(lambda _path, _leaf: next(results), arrays, None)
 
 
@@ -98,7 +98,7 @@ def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
     if place is None:
         place = SingleDeviceSharding(jax.local_devices()[0]) if mesh is None else NamedSharding(mesh, spec_of())
     if not is_placement(place):
-        return _Step(key, leaf, trouble=f"{kind_of(place)} is no sharding")
+        return _Step(key, leaf, trouble=f"{kind_of(place)} is not a sharding")
     try:
         found = resolve_shardings(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
     except Mismatch as error:

@@ -45,7 +45,8 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         room = np.empty(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
         raise NoMemory(
-            f"there is no memory for {bytes_text(nbytes)}", hint="load a part with only=, or slices of it with open"
+            f"there is not enough memory for {bytes_text(nbytes)}",
+            hint="load a part with only=, or slices of it with open",
         ) from error
     skip = -room.ctypes.data % ALIGNMENT
     return room[skip : skip + nbytes]

@@ -137,7 +137,7 @@ def take_parts(delivery: Delivery) -> PartedLeaf:
     """Return the rows that were read of a leaf for its devices to exchange; its arrays are let go."""
     sharding: Any = delivery.sharding
     if delivery.parts is None:
-        raise AssertionError("nobody planned an exchange of it")
+        raise AssertionError("no exchange was planned for it")
     dtype = _dtype_of(delivery)
     return PartedLeaf(delivery.shape, dtype, sharding, delivery.parts, _take(delivery))
 
@@ -146,7 +146,7 @@ def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
     """Return the dtype of a leaf of whose items this process may have none."""
     dtype = delivery.fit.dtype or delivery.dtype
     if dtype is None:
-        raise AssertionError("the dtype is noted where there may be no array")
+        raise AssertionError("the dtype is set where there may be no array")
     return dtype
 
 
@@ -175,7 +175,7 @@ def _wrap_key(data: Any, delivery: Delivery) -> Any:
         return jax.random.wrap_key_data(data, impl=delivery.fit.impl)
     except (TypeError, ValueError) as error:
         raise Unsupported(
-            f"this jax makes no key of the implementation {delivery.fit.impl!r} of {data.dtype.name}{list(data.shape)}",
+            f"this jax has no keys {delivery.fit.impl!r} of {data.dtype.name}{list(data.shape)}",
             path=split_key(delivery.key),
             hint="register the implementation, or read the numbers with treering.open",
         ) from error

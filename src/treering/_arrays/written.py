@@ -185,8 +185,8 @@ def merge_checksums(files: FilesOfProcesses, parts: Sequence[array[int]]) -> arr
     wrong = [process for process, part in enumerate(parts) if len(part) != taken[process]]
     if wrong:
         error = ProcessFailed(
-            f"{format_processes(wrong)} handed in the checksums of other chunks than were planned here",
-            hint="let all processes run the same version of treering, on the same tree",
+            f"{format_processes(wrong)} sent checksums for other chunks than planned here",
+            hint="run the same version of treering on all processes, with the same tree",
         )
         error.processes = tuple(wrong)
         raise error

@@ -218,8 +218,8 @@ class SaveJob:
         """
         if os.getpid() != self._owner:
             raise TreeringError(
-                f"the save to {self.shown!r} belongs to process {self._owner}, of which this one is a fork",
-                hint="only that process can tell what becomes of it",
+                f"the save to {self.shown!r} belongs to process {self._owner}, of which this process is a fork",
+                hint="only that process knows its outcome",
             )
 
 

@@ -73,11 +73,12 @@ def leave() -> None:
     saves = writer()
     if not _ending.waited:
         why = _wait(saves)
-        lost = f"is not done, and was given up: {why}"
+        lost = f"is not done, and was abandoned: {why}"
         _ending.lines += [f"the save to {job.shown!r} {lost}" for job in saves.jobs if why]
         _ending.waited = True
     _ending.lines += [
-        f"the save to {job.shown!r} failed, and nobody asked: {error_text(job.error)}" for job in saves.take_failed()
+        f"the save to {job.shown!r} failed, and its error was never raised: {error_text(job.error)}"
+        for job in saves.take_failed()
     ]
     if _ending.lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))
@@ -95,12 +96,12 @@ def _wait(saves: Writer) -> str | None:
         try:
             saves.wait(None, None)
         except Timeout:
-            return "it makes no progress any more"
+            return "it makes no more progress"
         except KeyboardInterrupt:
             return "the program was interrupted"
         except BaseException as error:  # noqa: BLE001 - it is the end already: there is nothing more to end
             if raised:
-                return f"{type(error).__name__} was raised twice while it was waited for"
+                return f"{type(error).__name__} was raised twice during the wait for it"
             raised = True
         else:
             return None

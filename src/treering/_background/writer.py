@@ -43,7 +43,7 @@ def async_bytes(environment: Mapping[str, str] = os.environ) -> int:
     text = environment.get(_VARIABLE)
     if text:
         if not (text.isascii() and text.isdigit()):
-            raise Unsupported(f"{_VARIABLE} is {text!r:.100}, it has to be a number of bytes")
+            raise Unsupported(f"{_VARIABLE} is {text!r:.100}, but must be a number of bytes")
         return int(text)
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -100,7 +100,7 @@ def detect(path: str | os.PathLike[str]) -> Form:
     shown = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(shown, str) or not shown:
         what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
-        raise Unsupported(f"{what} names no checkpoint and no file", hint="give the path of one, as text")
+        raise Unsupported(f"{what} is not the name of a checkpoint or file", hint="pass the path of one, as text")
     if is_url(shown):
         raise Unsupported(f"{shown!r} is a URL, and this version reads local paths", hint="copy it here first")
     place = located(shown)
@@ -139,22 +139,26 @@ def _file(shown: str, first: bytes, size: int) -> Form:
     for magic, other in _OTHER_FILES.items():
         if first.startswith(magic):
             is_index = magic == b'{"treering"' or located(shown).name in _LEAVES
-            hint = "give the folder that it is in" if is_index else _READ_HERE
+            hint = "pass the folder that it is in" if is_index else _READ_HERE
             raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
     if shown.endswith(".safetensors"):
         return Form.SAFETENSORS
     # What is called .msgpack and is none is damaged, and its reader says how.
     if not shown.endswith(".msgpack"):
         if not size:
-            raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint="it is empty")
+            raise Format(f"{shown!r} is in no form that treering reads ({_FORMS})", hint="it is empty")
         _require_holder(shown, first)
     return Form.MSGPACK
 
 
 def _require_holder(shown: str, first: bytes) -> None:
     if first and first[0] not in _HOLDERS:
-        what = "it looks like text" if _is_text(first) else "a bare value is msgpack only in a file that is called so"
-        raise Format(f"{shown!r} is none of the forms that treering reads ({_FORMS})", hint=what)
+        what = (
+            "it looks like text"
+            if _is_text(first)
+            else "a bare value is msgpack only in a file with the suffix .msgpack"
+        )
+        raise Format(f"{shown!r} is in no form that treering reads ({_FORMS})", hint=what)
 
 
 def _is_text(first: bytes) -> bool:
@@ -191,7 +195,7 @@ def _folder(place: Path) -> Form:
     if around is not None and (holds_arrays or is_seen(place / ".zarray")):
         raise NotFound(
             f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}",
-            hint="give that one; a glob or at= chooses what lies here",
+            hint="pass that one; a glob or at= selects this part",
         )
     other = other_folder(place)
     if other is not None:

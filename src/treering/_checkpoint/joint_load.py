@@ -32,7 +32,7 @@ from treering.errors import Busy, Mismatch, NotFound, NotShared, TreeringError
 
 T = TypeVar("T")
 
-_SHARE: Final = "let the path lead to one folder for all processes, on a file system that they share"
+_SHARE: Final = "use one folder for all processes, on a file system that they share"
 
 
 class GivenShardings:
@@ -121,7 +121,7 @@ class LoadGroup:
         others = _differing(said, "state")
         if others:
             error = NotShared(
-                f"could not {self._doing}: {format_processes(others)} found another state of it there than process 0",
+                f"could not {self._doing}: {format_processes(others)} found another state of it than process 0",
                 hint=_SHARE,
             )
             error.processes = others
@@ -130,7 +130,7 @@ class LoadGroup:
         if others:
             self.over = True
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
-            raise Mismatch(f"could not {self._doing}: {text}", hint="all processes have to ask for the same")
+            raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")
 
     def end(self) -> None:
         """Meet for the last time: each process has what it wanted, or all fail."""
@@ -208,7 +208,7 @@ class LoadGroup:
         if failed:
             self.over = True
             self._require_one_folder(heard)
-            first = Failure.from_node(heard[failed[0]]["failure"], "what a process said")
+            first = Failure.from_node(heard[failed[0]]["failure"], "the message of a process")
             raise first.blamed_on(f"process {failed[0]}").error(f"could not {self._doing}", failed)
         if any("again" in one for one in heard):
             if not self._repeats:
@@ -226,7 +226,7 @@ class LoadGroup:
         nothing = tuple(n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFound.__name__)
         if nothing and any("state" in one for one in heard):
             error = NotShared(
-                f"could not {self._doing}: {format_processes(nothing)} did not find there what others found",
+                f"could not {self._doing}: {format_processes(nothing)} did not find what the others found",
                 hint=_SHARE,
             )
             error.processes = nothing

@@ -81,9 +81,13 @@ class LoadOptions:
         pairs: Mapping[Any, Any] = rename or {}
         odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
         if odd:
-            raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint="a key is one text, its parts joined by '/'")
+            raise Unsupported(
+                f"rename= has the key {odd[0]!r:.100}", hint="a key is one text with its parts joined by '/'"
+            )
         if not isinstance(self.cast, bool | np.bool_):
-            raise Unsupported(f"cast={self.cast!r:.100} is neither True nor False", hint="`like` has the wanted dtypes")
+            raise Unsupported(
+                f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
+            )
         if self.missing not in ("error", "keep"):
             raise Unsupported(f'missing={self.missing!r:.100} is neither "error" nor "keep"')
         if self.extra not in ("error", "ignore"):
@@ -91,8 +95,8 @@ class LoadOptions:
         _require_tree(like)
         if like is None and (rename or self.cast or self.missing == "keep" or self.extra == "ignore"):
             raise Unsupported(
-                "rename=, cast=, missing= and extra= say how stored leaves fit `like`, and there is none",
-                hint="give like=, for instance jax.eval_shape(init)",
+                "rename=, cast=, missing= and extra= need `like`, and there is none",
+                hint="pass like=, for example jax.eval_shape(init)",
             )
 
 

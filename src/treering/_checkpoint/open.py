@@ -158,7 +158,7 @@ class Checkpoint(Mapping[str, Any]):
         if self._closed:
             raise ClosedCheckpoint(
                 f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it",
-                hint="read what is needed before it is closed, inside the `with` block",
+                hint="read what you need before it is closed, inside the `with` block",
             )
         request = ReadRequest(number, (box,), steps=steps)
         try:
@@ -166,7 +166,7 @@ class Checkpoint(Mapping[str, Any]):
         except (Corrupt, NotFound) as error:
             if self._source.is_current():
                 raise
-            message = f"{self._path!r} was saved anew after it was opened, and {self.index.keys[number]!r} is gone"
+            message = f"{self._path!r} was saved again after it was opened, and {self.index.keys[number]!r} is gone"
             raise Busy(message, hint="open it again") from error
         return request.arrays[0].copy() if self._source.held else request.arrays[0]
 

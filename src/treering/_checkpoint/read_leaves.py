@@ -171,7 +171,7 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Se
             if not same_value(saved, here):
                 lines.append(f"{key}: saved as {difference(saved, here, called)}")
     if lines:
-        what = f"what lies in no file comes from `{called}`, and differs from what was saved"
+        what = f"what no file holds comes from `{called}`, and differs from what was saved"
         warn_of(what, lines, StaticFieldsDiffer)
 
 

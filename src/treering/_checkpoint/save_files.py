@@ -58,7 +58,7 @@ class MsgpackSave:
         """
         if metadata:
             hint = "save to a folder or a .safetensors file"
-            raise Unsupported("a msgpack file has no place for metadata", hint=hint)
+            raise Unsupported("a msgpack file cannot hold metadata", hint=hint)
         return cls(encode_state(to_state_dict(tree), chunk_size=_CHUNK_BYTES))
 
     def snapshot(self) -> MsgpackSave:

@@ -130,4 +130,4 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         Unsupported: it is none of them.
     """
     if value not in known:
-        raise Unsupported(f"{name} is {value!r:.100}, it has to be {' or '.join(map(repr, known))}")
+        raise Unsupported(f"{name} is {value!r:.100}, but must be {' or '.join(map(repr, known))}")

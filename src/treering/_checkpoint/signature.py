@@ -94,8 +94,8 @@ def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]
         >>> check_signature(b"12345678", ["w"], lambda leaf: "an int")(b"87654321")
         Traceback (most recent call last):
             ...
-        treering.errors.Mismatch: process 0 has another tree:
-          leaf 'w' is not what it is there; here it is an int
+        treering.errors.Mismatch: the tree of process 0 differs:
+          leaf 'w' differs from that of process 0; here it is an int
     """
 
     def check(theirs: bytes) -> None:
@@ -104,11 +104,13 @@ def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]
         differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
         if len(theirs) != len(mine):
             found = f"process 0 has {pluralize(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
-            first = f"; the first that is not the same is {keys[differing[0]]!r:.200}" if differing else ""
+            first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
             raise Mismatch(f"the processes have different trees: {found}{first}")
-        lines = [f"leaf {keys[n]!r:.200} is not what it is there; here it is {text(n)}" for n in differing[:_SHOWN]]
+        lines = [
+            f"leaf {keys[n]!r:.200} differs from that of process 0; here it is {text(n)}" for n in differing[:_SHOWN]
+        ]
         more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
-        error = Mismatch("process 0 has another tree:" + "".join(f"\n  {line}" for line in [*lines, *more]))
+        error = Mismatch("the tree of process 0 differs:" + "".join(f"\n  {line}" for line in [*lines, *more]))
         error.differences = tuple(lines)
         raise error
 
@@ -183,7 +185,7 @@ def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     shown = "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
     hint = 'host_local="first" saves what process 0 has'
-    error = Mismatch(f"leaves that each process holds alone are not those of process 0:{shown}\n{hint}")
+    error = Mismatch(f"leaves that each process holds alone differ from those of process 0:{shown}\n{hint}")
     error.differences = tuple(lines)
     raise error
 

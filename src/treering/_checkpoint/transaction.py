@@ -104,8 +104,8 @@ class CheckpointFolder:
                     raise
                 else:
                     return self
-        hint = "another process removes it, or folders cannot be made there"
-        raise self._busy("the folder disappears again and again", hint)
+        hint = "another process removes it, or folders cannot be created there"
+        raise self._busy("the folder disappears repeatedly", hint)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -174,7 +174,7 @@ class CheckpointFolder:
         """
         store, claim = self._open_store, self._claim
         if claim is None:
-            raise RuntimeError("commit belongs into the with block, once")
+            raise RuntimeError("call commit once, inside the with block")
         with naming(self._shown, "write"):
             if not store.is_current():
                 raise self._busy("another process moved or removed the folder")
@@ -190,7 +190,7 @@ class CheckpointFolder:
         try:
             store.flush()
         except OSError as error:
-            hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
+            hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
         for name in self.superseded:
             with contextlib.suppress(OSError):  # the index lists it: the next save tries again
@@ -231,7 +231,7 @@ class CheckpointFolder:
     def _listed(self, old: Entry) -> tuple[str, ...] | None:
         """Return the names in the old index, None when it is damaged; refuse what may not be overwritten."""
         if not old.is_file:
-            self._refuse(f"{INDEX!r} there is not a file of its own", "save to another place")
+            self._refuse(f"{INDEX!r} there is not a file of its own", "save to another path")
         if not self._overwrite:
             raise self._exists()
         self._store.require_writable(INDEX)

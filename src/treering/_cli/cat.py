@@ -42,14 +42,14 @@ _COLUMNS = 100
 @click.argument("key", metavar="KEY[SLICES]")
 @click.option("--npy", is_flag=True, help="Write the array to stdout as a .npy file.")
 @JSON
-@click.option("--all", "everything", is_flag=True, help="Print every value, also of more than 1000.")
+@click.option("--all", "everything", is_flag=True, help="Print every value, even of more than 1000.")
 def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
-    """Print the leaf KEY of PATH, or the part of it in brackets; only what is needed is read, and checked.
+    """Print the leaf KEY of PATH, or the part of it in brackets; only the blocks that it needs are read and checked.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest step
-    is meant; treering inspect names its keys. In the brackets stand integers, start:stop:step and ..., with commas
-    between them, as in Python. Arrays of more than 1000 items are shown by their edges, unless --all says otherwise.
-    Python values are printed as Python writes them.
+    PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
+    step is read; treering inspect lists its keys. The brackets take integers, start:stop:step and ..., separated by
+    commas, as in Python. Arrays of more than 1000 items are shown by their edges, unless you pass --all. Python values
+    are printed as Python writes them.
     """
     path = latest_of(path)
     with open_tree(path) as leaves:
@@ -58,7 +58,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
         if record.dtype is None:
             if slices is not None or npy:
                 without = "has no slices" if slices is not None else "cannot be written as .npy"
-                raise Format(f"{name!r} is no array but a Python value ({record.kind}), and {without}")
+                raise Format(f"{name!r} is not an array but a Python value ({record.kind}), and {without}")
             _show_value(leaves, path, name, leaf, as_json=as_json)
             return GOOD
         view = leaves.array(record)
@@ -81,13 +81,13 @@ def _find_leaf(leaves: OpenTree, path: str, request: str) -> tuple[Any, str, str
     if key in known:
         return known[key], key, slices
     if "*" in key:
-        raise NotFound(f"cat takes one key, and no globs: {key!r}", hint="treering ls lists what a glob matches")
+        raise NotFound(f"cat takes one key, not a glob: {key!r}", hint="treering ls lists what a glob matches")
     if "[" in key and slices is None and not key.endswith("]"):
         raise Format(f"the bracket of {key!r} is not closed", hint=f"{key + ']'!r} closes it")
     below = [text for text in known if text.startswith(f"{key}/")] if key else list(known)
     if below:
         raise NotFound(
-            f"{key!r} is no leaf of {path!r} but a branch of {len(below):,}", hint=f"{below[0]!r} is its first leaf"
+            f"{key!r} is not a leaf of {path!r} but a branch of {len(below):,}", hint=f"{below[0]!r} is its first leaf"
         )
     near = difflib.get_close_matches(key, list(known)[:10_000], n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "treering ls names its leaves"
@@ -191,7 +191,7 @@ def _write_npy(view: ArrayView, parts: list[Selected]) -> None:
     from treering._inspect.diff import blocks_of
 
     if sys.stdout.isatty():
-        raise Unsupported("a .npy file is no text for a terminal", hint="write it to a file: --npy > array.npy")
+        raise Unsupported("a .npy file cannot be shown on a terminal", hint="write it to a file: --npy > array.npy")
     dtype = view.dtype
     stored = dtype if np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)) == dtype else None
     if stored is None:

@@ -28,9 +28,9 @@ from treering.errors import Corrupt
 def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
 
-    Each is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest step
-    is meant; what only one of the two forms keeps is no difference. Exit code 0: they are the same; 1: they differ; 2:
-    they could not be compared.
+    Each is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
+    step is compared; information that only one of the two forms stores is no difference. Exit code 0: they are the
+    same; 1: they differ; 2: they could not be compared.
     """
     a, b = latest_of(a), latest_of(b)
     try:

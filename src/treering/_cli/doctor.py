@@ -17,16 +17,15 @@ from treering._view.doctor_text import doctor_json, doctor_lines, run_doctor_jso
 @PATH
 @JSON
 def doctor(path: str, as_json: bool) -> int:
-    """Say what stands in the folder PATH, which saves into it are in flight or dead, and what to do about each.
+    """Show the state of the folder PATH: what is committed, which saves are in flight or dead, and what to do.
 
-    PATH is a checkpoint's folder, a leaves directory or a run, also one in which no save ever ended; of a run the
-    folder of every step is looked at, and those in which there is more than a checkpoint are told of. Of a save by
-    several processes it says which of them have handed in their part, failed or not come, and where they run. That the
-    files of the committed state are there, and as large as the index says, is looked at too; `treering verify` reads
-    them.
+    PATH is the folder of a checkpoint, a leaves directory or a run; a save need not have been committed there yet. Of a
+    run, every step is inspected, and folders that hold more than a checkpoint are reported. For a save by several
+    processes it shows which of them have voted, failed or not arrived, and where they run. It also checks that the
+    committed files exist with the size that the index gives; `treering verify` reads them.
 
-    Nothing is locked, written or removed: a save that is running does not notice. Exit code 0: nothing has to be done;
-    1: files are missing or damaged, or a dead save holds bytes; 2: it could not be looked at.
+    Nothing is locked, written or removed, so a running save is not disturbed. Exit code 0: there is nothing to do; 1:
+    files are missing or damaged, or a dead save holds bytes; 2: PATH could not be inspected.
     """
     if holds_run(path):
         run = diagnose_run(path, diagnose)

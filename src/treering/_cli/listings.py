@@ -32,10 +32,10 @@ _USUAL_DU_DEPTH = 2
 def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """Show the tree in PATH: dtype, shape and size of every leaf, totals of every branch.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which the latest
-    step is shown. Only headers are read, so any size takes a moment. With GLOBs only the leaves that one of them
-    matches are shown, and everything below a branch that one matches: * is any run inside a part of a key, ** any
-    number of parts. Quote them, or the shell expands them.
+    PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
+    step is shown. Only headers are read, so the time does not depend on the size. GLOBs select leaves, and everything
+    below a branch that one matches: * matches inside a part of a key, ** any number of parts. Quote them, or the shell
+    expands them.
     """
     path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
@@ -60,12 +60,11 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
 @GLOBS
 @JSON
 def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
-    """List the leaves in PATH, one a line: key, dtype, shape or value, bytes; of a run its steps.
+    """List the leaves in PATH, one a line: key, dtype, shape or value, bytes; of a run, its steps.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file or a msgpack file. With GLOBs only the leaves
-    that one of them matches, and everything below a branch that one matches: * is any run inside a part of a key, **
-    any number of parts. Quote them, or the shell expands them. Of a run its steps are listed, with GLOBs the leaves of
-    the latest one.
+    PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file or a run. GLOBs select
+    leaves, and everything below a branch that one matches: * matches inside a part of a key, ** any number of parts.
+    Quote them, or the shell expands them. With GLOBs, the leaves of the latest step of a run are listed.
     """
     if not globs and is_run(path):
         return _steps(path, as_json=as_json)
@@ -97,13 +96,13 @@ def _steps(path: str, *, as_json: bool) -> int:
 @PATH
 @GLOBS
 @JSON
-@depth(_USUAL_DU_DEPTH, "Add up what lies deeper than N levels.")
+@depth(_USUAL_DU_DEPTH, "Add up everything deeper than N levels.")
 def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """Show where the bytes in PATH are: the branches N levels down and the leaves above them, the largest first.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which the latest
-    step is shown; treering log shows the bytes of every step. The lines add up to the whole, no byte is counted twice;
-    names, headers, checksums and compressors are not counted. GLOBs choose leaves as in treering ls.
+    PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
+    step is shown; treering log shows the bytes of every step. The lines add up to the total, and no byte is counted
+    twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls.
     """
     path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]

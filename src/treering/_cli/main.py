@@ -21,11 +21,11 @@ from treering.errors import Corrupt, TreeringError
 _VERBS = {
     "cat": ("cat", "Print one leaf, or a part of an array."),
     "diff": ("diff", "Compare two checkpoints or files."),
-    "doctor": ("doctor", "Say which saves are in flight or dead, and what to do about each."),
-    "du": ("listings", "Show where the bytes are."),
-    "gc": ("steps", "Show which steps of a run go, and by which rule; remove them with --yes."),
-    "inspect": ("listings", "Show what is in a checkpoint or file, from its headers alone."),
-    "log": ("steps", "Show the steps of a run, and what is known of each."),
+    "doctor": ("doctor", "Show which saves are in flight or dead, and what to do about each."),
+    "du": ("listings", "Show which branches take how many bytes."),
+    "gc": ("steps", "Show which steps of a run would be removed; --yes removes them."),
+    "inspect": ("listings", "Show the content of a checkpoint or file, from its headers alone."),
+    "log": ("steps", "Show the steps of a run, their metrics, and which rule keeps each."),
     "ls": ("listings", "List the leaves, or the steps of a run, one a line."),
     "verify": ("verify", "Read every byte and compare the checksums."),
 }
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
         code = NOT_DONE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        explain(error.format_message(), f"{context.command_path} --help shows what it takes" if context else None)
+        explain(error.format_message(), f"{context.command_path} --help shows its arguments" if context else None)
         code = NOT_DONE
     except (click.Abort, KeyboardInterrupt):
         explain("stopped")

@@ -37,5 +37,5 @@ class WholeNumber(click.IntRange):
             checked: int = super().convert(int(value), param, ctx)
         except (ValueError, click.BadParameter):
             upper = "on" if self.max is None else f"to {self.max}"
-            self.fail(f"{str(value)!r} is no whole number from {self.min} {upper}", param, ctx)
+            self.fail(f"{str(value)!r} is not a whole number from {self.min} {upper}", param, ctx)
         return checked

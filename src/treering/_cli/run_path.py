@@ -36,4 +36,4 @@ def require_run(path: str) -> None:
         Unsupported: it is something else; and as ``detect``.
     """
     if not is_run(path):
-        raise Unsupported(f"{path!r} is no run", hint="a run is the folder that treering.Run saves its steps in")
+        raise Unsupported(f"{path!r} is not a run", hint="a run is the folder that treering.Run saves its steps in")

@@ -81,10 +81,10 @@ def _part(item: str, text: str) -> Part:
         return int(item)
     bounds = [bound.strip() for bound in item.split(":")]
     if len(bounds) not in (2, 3) or not all(not bound or _INT.fullmatch(bound) for bound in bounds):
-        raise Format(f"[{text}] is no slice: {item!r} cannot be read", hint=_EXAMPLES)
+        raise Format(f"[{text}] is not a slice: {item!r} cannot be read", hint=_EXAMPLES)
     start, stop, step = [int(bound) if bound else None for bound in [*bounds, ""][:3]]
     if step == 0:
-        raise Format(f"[{text}] is no slice: a step cannot be 0", hint=_EXAMPLES)
+        raise Format(f"[{text}] is not a slice: a step cannot be 0", hint=_EXAMPLES)
     return slice(start, stop, step)
 
 

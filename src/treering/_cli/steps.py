@@ -19,7 +19,7 @@ from treering._cli.terminal import GOOD, NO, look_of, write_lines
 if TYPE_CHECKING:
     from treering.retention import Policy
 
-_STAYS = "no rule keeps it, but somebody is saving to it, or has saved it anew"
+_STAYS = "no rule keeps it, but another process is saving to it, or has saved it again"
 
 
 @verb(
@@ -29,9 +29,10 @@ _STAYS = "no rule keeps it, but somebody is saving to it, or has saved it anew"
 @RUN
 @JSON
 def log(path: str, as_json: bool) -> int:
-    """Show the steps of RUN, the newest first: age, bytes, how long the save took, metrics, and which rule keeps it.
+    """Show the steps of RUN, the newest first: age, bytes, duration of the save, metrics, and which rule keeps it.
 
-    RUN is the folder that treering.Run saves its steps in. A step that no rule keeps goes when the next one is saved.
+    RUN is the folder in which treering.Run saves its steps. A step that no rule keeps is removed when the next one is
+    saved.
     """
     require_run(path)
     from treering._runs.reports import list_run
@@ -51,10 +52,10 @@ def log(path: str, as_json: bool) -> int:
 @RUN
 @click.option("--keep-last", type=WholeNumber(1), metavar="N", help="Keep the last N steps.")
 @click.option("--keep-every", type=WholeNumber(1), metavar="N", help="Keep the steps that are multiples of N.")
-@click.option("--keep-best", multiple=True, metavar="METRIC", help="Keep the step where METRIC is least.")
+@click.option("--keep-best", multiple=True, metavar="METRIC", help="Keep the step with the smallest METRIC.")
 @click.option("--keep-step", type=WholeNumber(0), multiple=True, metavar="STEP", help="Keep this step.")
-@click.option("--keep", metavar="RULES", help="Keep what these rules keep, as Python writes them.")
-@click.option("--yes", is_flag=True, help="Remove the steps that no rule keeps; without it nothing is changed.")
+@click.option("--keep", metavar="RULES", help="Keep what these rules keep, in Python's syntax.")
+@click.option("--yes", is_flag=True, help="Remove the steps that no rule keeps; without it nothing changes.")
 @JSON
 def gc(
     path: str,
@@ -67,11 +68,11 @@ def gc(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Show which steps of RUN go, and which rule keeps each of the others; with --yes, remove those that go.
+    """Show which steps of RUN would be removed, and which rule keeps each of the others; with --yes, remove them.
 
-    Without options the run's own rules say it, else those that are given, all together: a step stays that any of them
-    keeps. The newest always stays. Only what treering wrote is removed; a removal that was cut short is ended. Exit
-    code 1: a step that should go is still there, because somebody is saving to it.
+    Without options, the rules of the run apply, else those that you give: a step stays if any rule keeps it. The newest
+    always stays. Only files of treering are removed; a removal that was interrupted is completed. Exit code 1: a step
+    could not be removed, because another process is saving to it.
     """
     require_run(path)
     from treering._runs.gc import collect

@@ -21,11 +21,11 @@ _LONGEST = 1000
 @PATH
 @JSON
 def verify(path: str, as_json: bool) -> int:
-    """Read every byte of PATH and compare it with its checksums; every damaged place is one line.
+    """Read every byte of PATH and compare it with its checksums; every finding is one line.
 
-    PATH is a checkpoint's folder, a leaves directory, a safetensors file, a msgpack file, or a run, of which every step
-    is checked. What another program wrote, and msgpack, has no checksums: then only headers and sizes are checked, and
-    the answer says so. Exit code 0: nothing is wrong; 1: it is damaged; 2: it could not be read.
+    PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose steps
+    are all checked. Files of other programs, and msgpack, have no checksums: then only headers and sizes are checked,
+    and the answer says so. Exit code 0: PATH is whole; 1: it is damaged; 2: it could not be read.
     """
     found = check(path, progress=True)
     if as_json:

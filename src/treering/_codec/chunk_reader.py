@@ -20,7 +20,7 @@ class ChunkReader:
         >>> file.take(2)
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the file of a chunk is cut short; use another copy of the file
+        treering.errors.Corrupt: a chunk file is cut short; use another copy of the file
     """
 
     __slots__ = ("_read", "left")
@@ -68,19 +68,19 @@ def fill(target: memoryview, pieces: Iterable[bytes]) -> None:
 
 def damaged_error(reason: object) -> Corrupt:
     """Return the error for a file that its codec cannot undo."""
-    return Corrupt(f"the file of a chunk is damaged: {reason}", hint=DAMAGED)
+    return Corrupt(f"a chunk file is damaged: {reason}", hint=DAMAGED)
 
 
 def cut_short_error() -> Corrupt:
     """Return the error for a file that ends too early."""
-    return Corrupt("the file of a chunk is cut short", hint=DAMAGED)
+    return Corrupt("a chunk file is cut short", hint=DAMAGED)
 
 
 def overlong_error() -> Corrupt:
     """Return the error for a file that goes on behind its compressed data."""
-    return Corrupt("the file of a chunk goes on behind its compressed data", hint=DAMAGED)
+    return Corrupt("a chunk file has extra bytes after its compressed data", hint=DAMAGED)
 
 
 def wrong_size_error(found: str, target: memoryview) -> Corrupt:
     """Return the error for compressed data that holds something else than one chunk."""
-    return Corrupt(f"the file of a chunk unpacks to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)
+    return Corrupt(f"a chunk file decompresses to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)

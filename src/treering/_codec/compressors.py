@@ -34,7 +34,7 @@ def require_known_compressor(config: Mapping[str, Any]) -> str:
         >>> known_compressor({"id": "lz4"})
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: the compressor {"id":"lz4"} is none that TensorStore knows: "lz4" is not registered
+        treering.errors.Unsupported: the compressor {"id":"lz4"} is unknown to TensorStore: "lz4" is not registered
     """
     return complete(check_compressor(config))
 
@@ -53,7 +53,7 @@ def complete(text: str) -> str:
     level = config.get("level", usual)
     if not config.keys() <= {"id", "level"} or type(level) is not int or not least <= level <= greatest:
         raise Unsupported(
-            f"the compressor {text[:200]} is none that TensorStore knows",
+            f"the compressor {text[:200]} is unknown to TensorStore",
             hint=f"{config['id']} takes a 'level' from {least} to {greatest}, and nothing else",
         )
     return check_compressor({"id": config["id"], "level": level})
@@ -100,7 +100,7 @@ def check_chunk_file(array: ZarrArray, nbytes: int) -> None:
         return
     codec = codec_of(array.compressor)
     if codec not in _RATIOS:
-        raise Unsupported(f"the chunks are compressed with {show(codec)}, which cannot be undone here")
+        raise Unsupported(f"the chunks are compressed with {show(codec)}, which treering cannot decompress")
     if nbytes * _RATIOS[codec] < wanted:
         raise Corrupt(
             f"a chunk has {pluralize(wanted, 'bytes')}, which no {codec} of {pluralize(nbytes, 'bytes')} holds",

@@ -39,7 +39,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise Corrupt(f"the member {show(twice)} stands twice in one JSON object")
+        raise Corrupt(f"the member {show(twice)} is twice in one JSON object")
     return found
 
 
@@ -51,7 +51,7 @@ def _float(text: str) -> float:
 
 
 def _constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
@@ -73,18 +73,18 @@ def parse_json(text: str, what: str) -> Any:
         >>> parse_json('{"a": 1, "a": 2}', "the note")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the note: the member 'a' stands twice in one JSON object
+        treering.errors.Corrupt: the note: the member 'a' is twice in one JSON object
     """
     try:
         return _DECODER.decode(text)
     except Corrupt as error:
         raise Corrupt(f"{what}: {error.message}") from None
     except json.JSONDecodeError as error:
-        raise Corrupt(f"{what} is no JSON: {error.msg}", offset=error.pos) from None
+        raise Corrupt(f"{what} is not JSON: {error.msg}", offset=error.pos) from None
     except RecursionError:
         raise Corrupt(f"{what} is nested too deep") from None
     except ValueError as error:
-        raise Corrupt(f"{what} is no JSON that can be read: {error}") from None
+        raise Corrupt(f"{what} is not JSON: {error}") from None
 
 
 def json_text(value: Any) -> str:
@@ -108,12 +108,12 @@ def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
         3
     """
     if type(node) is not dict:
-        raise Corrupt(f"{what} is no JSON object")
+        raise Corrupt(f"{what} is not a JSON object")
     if name not in node:
         raise Corrupt(f"{what} has no member {name!r}")
     found = node[name]
     if type(found) is not kind:
-        raise Corrupt(f"{what}: the member {name!r} is {show(found)}, it has to be of type {kind.__name__}")
+        raise Corrupt(f"{what}: the member {name!r} is {show(found)}, but must be of type {kind.__name__}")
     return found
 
 

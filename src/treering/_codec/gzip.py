@@ -91,7 +91,7 @@ def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             if total > limit:
                 most = pluralize(limit, "bytes")
                 raise Corrupt(
-                    f"the gzip data of {pluralize(len(view), 'bytes')} unpacks to more than {most}",
+                    f"the gzip data of {pluralize(len(view), 'bytes')} decompresses to more than {most}",
                     hint="pass max_bytes= if you trust it",
                 )
             pieces.append(piece)

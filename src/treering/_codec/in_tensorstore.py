@@ -40,7 +40,7 @@ def fill_in_compressor(compressor: str) -> dict[str, Any]:
         store = _in_memory(compressor, "|u1", 1)
     except ValueError as error:
         reason = _reason(error).rsplit("object member ", 1)[-1].split(": ", 1)[-1]
-        raise Unsupported(f"the compressor {compressor[:200]} is none that TensorStore knows: {reason}") from None
+        raise Unsupported(f"the compressor {compressor[:200]} is unknown to TensorStore: {reason}") from None
     full: dict[str, Any] = json.loads(store.kvstore[".zarray"])["compressor"]
     return full
 

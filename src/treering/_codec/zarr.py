@@ -131,11 +131,11 @@ def parse_zarray(data: bytes) -> ZarrArray:
 
 def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
-        raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, which no array needs", hint=_DAMAGED)
+        raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs", hint=_DAMAGED)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Corrupt(".zarray is no UTF-8", offset=error.start, hint=_DAMAGED) from None
+        raise Corrupt(".zarray is not UTF-8", offset=error.start, hint=_DAMAGED) from None
     node = parse_json(text, ".zarray")
     version = member(node, "zarr_format", int, ".zarray")
     if version != 2:
@@ -148,7 +148,9 @@ def _parse(data: bytes) -> ZarrArray:
         )
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
-        raise Unsupported(".zarray names filters, which this cannot undo", hint="write the array again without them")
+        raise Unsupported(
+            ".zarray names filters, which treering cannot decode", hint="write the array again without filters"
+        )
     compressor = _compressor(node)
     _check_padding(shape, chunks, _MOST_PADDING if compressor is None else _MOST_PACKED_PADDING)
     return ZarrArray(
@@ -170,11 +172,11 @@ def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     sizes = member(node, name, list, ".zarray")
     if len(sizes) > _MOST_AXES:
         raise Unsupported(
-            f".zarray: {pluralize(len(sizes), 'axes are')} more than {_MOST_AXES}, the most that numpy and jax take"
+            f".zarray: {pluralize(len(sizes), 'axes are')} more than {_MOST_AXES}, the maximum of numpy and jax"
         )
     for size in sizes:
         if type(size) is not int or not least <= size < _SIZE_LIMIT:
-            raise Corrupt(f".zarray: {show(size)} in {name!r} is no size", hint=_DAMAGED)
+            raise Corrupt(f".zarray: {show(size)} in {name!r} is not a size", hint=_DAMAGED)
     return tuple(sizes)
 
 
@@ -194,7 +196,7 @@ def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
     text = member(node, "dtype", str, ".zarray")
     found = _READ.get(text)
     if found is None:
-        raise Unsupported(f".zarray: the dtype {show(text)} is none that arrays are read in")
+        raise Unsupported(f".zarray: the dtype {show(text)} is not supported")
     return found
 
 
@@ -205,14 +207,14 @@ def _compressor(node: dict[str, Any]) -> str | None:
     if config is None:
         return None
     if type(config) is not dict or type(config.get("id")) is not str:
-        raise Corrupt(".zarray: its compressor is no object with an 'id'", hint=_DAMAGED)
+        raise Corrupt(".zarray: its compressor is not an object with an 'id'", hint=_DAMAGED)
     return check_compressor(config)
 
 
 def _choice(node: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
     text = member(node, name, str, ".zarray")
     if text not in choices:
-        raise Corrupt(f".zarray: {name!r} is {show(text)}, it has to be one of {', '.join(choices)}", hint=_DAMAGED)
+        raise Corrupt(f".zarray: {name!r} is {show(text)}, but must be one of {', '.join(choices)}", hint=_DAMAGED)
     return text
 
 
@@ -221,7 +223,7 @@ def _marker(node: dict[str, Any]) -> str | None:
         return None
     text = member(node, "treering", str, ".zarray")
     if not _MARKER.fullmatch(text):
-        raise Corrupt(f".zarray: the marker {show(text)} is none that this writes", hint=_DAMAGED)
+        raise Corrupt(f".zarray: the marker {show(text)} is unknown", hint=_DAMAGED)
     return text
 
 
@@ -264,7 +266,7 @@ def stored_dtype(name: str) -> str:
         return name
     dtype = lookup(name)
     if dtype is None or dtype.itemsize > 8:
-        raise Unsupported(f"zarr v2 has no form for the dtype {name[:60]}", hint="convert it to float64 or complex128")
+        raise Unsupported(f"zarr v2 cannot represent the dtype {name[:60]}", hint="convert it to float64 or complex128")
     return f"uint{8 * dtype.itemsize}"
 
 
@@ -280,7 +282,7 @@ def check_compressor(config: Mapping[str, Any]) -> str:
     """
     if not isinstance(config, Mapping):
         raise Unsupported(
-            f"compressor is {show(config)}, it has to be a mapping", hint='for example {"id": "zstd", "level": 1}'
+            f"compressor is {show(config)}, but must be a mapping", hint='for example {"id": "zstd", "level": 1}'
         )
     node = dict(config)
     check_json(node, "compressor")
@@ -288,7 +290,7 @@ def check_compressor(config: Mapping[str, Any]) -> str:
         raise Unsupported("compressor has no 'id', the name of a codec", hint='for example {"id": "zstd", "level": 1}')
     text = json.dumps(node, sort_keys=True, separators=(",", ":"))
     if len(text) > _LONGEST_COMPRESSOR:
-        raise Unsupported(f"compressor takes {pluralize(len(text), 'bytes')} as JSON, which no codec needs")
+        raise Unsupported(f"compressor takes {pluralize(len(text), 'bytes')} as JSON, more than any codec needs")
     return text
 
 
@@ -379,7 +381,7 @@ def chunk_bytes(array: ZarrArray) -> int:
     """Return how many bytes the items of a full chunk take, before any compressor."""
     dtype = lookup(array.dtype)
     if dtype is None:
-        raise Unsupported(f"zarr v2 has no form for the dtype {array.dtype[:60]}")
+        raise Unsupported(f"zarr v2 cannot represent the dtype {array.dtype[:60]}")
     return math.prod(array.chunks) * dtype.itemsize
 
 

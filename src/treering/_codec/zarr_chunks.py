@@ -119,7 +119,7 @@ def _unpack(compressor: str | None, file: ChunkReader, target: memoryview) -> No
 
 def _check_memory(array: ZarrArray, chunk: NDArray[Any]) -> None:
     if chunk.shape != array.chunks or chunk.nbytes != chunk_bytes(array) or not chunk.flags.c_contiguous:
-        raise ValueError(f"{chunk.dtype} {chunk.shape} is no full chunk of {array.dtype} {array.chunks}")
+        raise ValueError(f"{chunk.dtype} {chunk.shape} is not a full chunk of {array.dtype} {array.chunks}")
 
 
 def _other_byte_order(array: ZarrArray) -> bool:

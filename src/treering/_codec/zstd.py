@@ -142,6 +142,6 @@ class _ZstdFrame:
         self._last = bool(header & 1)
         kind, size = header >> 1 & 3, header >> 3
         if kind == _NO_KIND or size > _LARGEST_BLOCK:
-            raise damaged_error("a block of zstd data is of no known kind, or too large")
+            raise damaged_error("a block of zstd data is of an unknown kind, or too large")
         behind = self._checksum if self._last else _BLOCK_HEADER
         return (1 if kind == _REPEATED_BYTE else size) + behind

@@ -146,7 +146,7 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
     if behind:
         # All raise, and all are at the same call again.
         _order.given_up = latest
-        text = f"could not {doing}: {format_processes(behind)} came to a call that the others had given up"
+        text = f"could not {doing}: {format_processes(behind)} arrived at a call that the others had given up"
         error = _MissedCall(text) if processes.this in behind else Timeout(text)
         error.missing = tuple(number for number in behind if number != processes.this)
         raise error
@@ -236,11 +236,11 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
         reason = f"{text.splitlines()[0]:.200}"
         if "DEADLINE_EXCEEDED" in text:
             # jax connects processes when they first need each other, and gives them 30 s on CPU.
-            late = Timeout(f"could not {doing}: {who} did not come before jax gave up ({reason})")
+            late = Timeout(f"could not {doing}: {who} did not arrive before jax gave up ({reason})")
             late.missing = silent
             raise late from error
         # A process that is elsewhere, and has not heard of it, gives no sign either.
-        several = f"one of {format_processes(silent)} broke off: none gave a sign of life"
+        several = f"one of {format_processes(silent)} broke off: none sent a heartbeat"
         what = several if silent[1:] else f"{who} broke off"
         failed = ProcessFailed(f"could not {doing}: {what} ({reason})")
         failed.processes = silent
@@ -250,14 +250,16 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
 def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
     silent = signs.silent()
     if silent:
-        what = f"{format_processes(silent)} did not come within {timeout:g} s"
+        what = f"{format_processes(silent)} did not arrive within {timeout:g} s"
     elif silent is None:
         what = (
-            f"other processes did not come within {timeout:g} s; which, cannot be told: no messages can be left there"
+            f"other processes did not arrive within {timeout:g} s; which, cannot be told: no messages can be left there"
         )
     else:
-        what = f"the processes did not come together within {timeout:g} s, though all give signs of life"
-    error = Timeout(f"could not {doing}: {what}", hint="look what became of them, or give them more time (timeout=)")
+        what = f"the processes did not synchronise within {timeout:g} s, although all send heartbeats"
+    error = Timeout(
+        f"could not {doing}: {what}", hint="find out what happened to them, or give them more time (timeout=)"
+    )
     error.missing = silent or ()
     return error
 

@@ -135,10 +135,10 @@ def _report_missing(
     """Tell all that some processes did not come, and return what to raise."""
     missing = tuple(waiting)
     absent = [process for process in missing if waiting[process] is None]
-    reasons = [f"{format_processes(absent)} did not come within {call.timeout:g} s"] if absent else []
+    reasons = [f"{format_processes(absent)} did not arrive within {call.timeout:g} s"] if absent else []
     for process, vote in waiting.items():
         if isinstance(vote, VoteMessage):
-            reasons.append(f"{describe_process(process, vote.who)} has not ended its part within {call.timeout:g} s")
+            reasons.append(f"{describe_process(process, vote.who)} has not finished its part within {call.timeout:g} s")
         elif vote is not None:
             reasons.append(f"what process {process} says cannot be read ({vote})")
     message = f"{'; '.join(reasons)}; {NOTHING_SAVED}"

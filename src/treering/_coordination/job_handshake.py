@@ -217,7 +217,7 @@ class _JobHandshake:
         if unseen:
             verb = "does" if len(unseen) == 1 else "do"
             error = NotShared(
-                f"could not {self._doing}: {format_processes(unseen)} {verb} not see what process 0 writes there",
+                f"could not {self._doing}: {format_processes(unseen)} {verb} not see what process 0 writes",
                 hint="use a file system that all processes share",
             )
             error.processes = unseen
@@ -239,7 +239,8 @@ class _JobHandshake:
         if failed and self._failed is not None:
             raise self._failed
         if failed:
-            failure = Failure.from_node(parse_json(failed.decode(), "what process 0 says"), "what process 0 says")
+            what = "the message of process 0"
+            failure = Failure.from_node(parse_json(failed.decode(), what), what)
             raise failure.error(f"process 0 could not {self._doing}", (0,))
 
     def _begin(self) -> None:
@@ -277,7 +278,8 @@ class _JobHandshake:
                     gone.append(number)
         if gone:
             give_up()
-            error = Timeout(f"could not {self._doing}: {format_processes(gone)} had given up before this process came")
+            what = f"{format_processes(gone)} had given up before this process arrived"
+            error = Timeout(f"could not {self._doing}: {what}")
             error.missing = tuple(gone)
             raise error
 
@@ -307,7 +309,7 @@ class _JobHandshake:
                     return True
                 if int(given_up[1]) >= self._number:  # else it is of an earlier call, and process 0 is on its way
                     give_up()
-                    raise Timeout(f"could not {self._doing}: process 0 had given up before this process came")
+                    raise Timeout(f"could not {self._doing}: process 0 had given up before this process arrived")
             now = time.monotonic()
             if now >= deadline:
                 return False

@@ -95,7 +95,7 @@ class FolderMessageBoard:
 
 def _require_message(name: str) -> None:
     if not is_message(name):
-        raise ValueError(f"{name!r} is no name of a message")
+        raise ValueError(f"{name!r} is not the name of a message")
 
 
 class PathMessageBoard:

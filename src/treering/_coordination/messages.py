@@ -301,12 +301,12 @@ def _decode_vote(data: bytes) -> VoteMessage:
 
 
 def _decode_decision(data: bytes) -> DecisionMessage:
-    what = "the verdict of process 0"
+    what = "the decision of process 0"
     node = _parse_object(data, what)
     who = member(node, "who", str, what)
     if member(node, "committed", bool, what):
         if "failure" in node:
-            raise Corrupt(f"{what} says that it is committed, and that it failed")
+            raise Corrupt(f"{what} says both that it is committed and that it failed")
         return DecisionMessage(who=who)
     return DecisionMessage(
         who=who,
@@ -320,16 +320,16 @@ def _parse_object(data: bytes, what: str) -> dict[str, Any]:
     try:
         node = parse_json(data.decode("ascii"), what)
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{what} is no JSON in ASCII", offset=error.start) from None
+        raise Corrupt(f"{what} is not JSON in ASCII", offset=error.start) from None
     if type(node) is not dict:
-        raise Corrupt(f"{what} is no JSON object")
+        raise Corrupt(f"{what} is not a JSON object")
     return node
 
 
 def _read_numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]:
     numbers = member(node, name, list, what)
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise Corrupt(f"{what} names a process that is no number")
+        raise Corrupt(f"{what} names a process that is not a number")
     return tuple(numbers)
 
 
@@ -341,7 +341,7 @@ def _decode_bytes(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise Corrupt(f"{what} holds bytes that are no base64") from None
+        raise Corrupt(f"{what} holds bytes that are not base64") from None
 
 
 def _message_with_place(error: TreeringError) -> str:

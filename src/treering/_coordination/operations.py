@@ -151,13 +151,13 @@ MAKE_FOLDER: Final = MakeFolder()
 NOW: Final = Now()
 PREPARE_DATA: Final = PrepareData()
 ROLLBACK: Final = Rollback()
-NOTHING_SAVED: Final = "nothing was saved, and what stood at the path is untouched"
+NOTHING_SAVED: Final = "nothing was saved, and the path is unchanged"
 """What is left, for messages."""
 LOOK: Final = (
-    "look what became of them; should they live, the path may not be shared by all machines, or the time is too short: "
-    "raise timeout= or TREERING_TIMEOUT_S"
+    "find out what happened to them; if they still run, the path may not be shared by all machines, or the time is too "
+    "short: raise timeout= or TREERING_TIMEOUT_S"
 )
-"""What to do about those who did not come."""
+"""What to do about processes that did not arrive."""
 
 
 class OutcomeKnown(Exception):

@@ -33,7 +33,7 @@ from treering._coordination.operations import (
 from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
 from treering.errors import Corrupt, Timeout
 
-_NOT_KNOWN: Final = "this process had done its part, so whether it was saved is not known here"
+_NOT_KNOWN: Final = "this process had voted, so whether it was saved is not known here"
 
 
 def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
@@ -105,8 +105,8 @@ def _await_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage]:
         if isinstance(prepare, PrepareMessage):
             return prepare
         if now >= end:
-            damage = f"; what it says cannot be read ({prepare})" if isinstance(prepare, Corrupt) else ""
-            what = f"process 0 did not come within {call.timeout:g} s{damage}; {NOTHING_SAVED}"
+            damage = f"; its message cannot be read ({prepare})" if isinstance(prepare, Corrupt) else ""
+            what = f"process 0 did not arrive within {call.timeout:g} s{damage}; {NOTHING_SAVED}"
             raise _coordinator_missing(call, what)
         yield Sleep(min(next(pause), end - now))
 
@@ -172,7 +172,7 @@ def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
                 return
             raise _out_of_step(call, latest, _NOT_KNOWN)
         if now >= end:
-            did = "has not said whether it committed" if has_written else "has not ended its part"
+            did = "has not announced its decision" if has_written else "has not finished its part"
             raise _coordinator_missing(
                 call, f"{describe_process(0, prepare.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
             )
@@ -224,7 +224,7 @@ def _coordinator_missing(call: Call, what: str) -> Timeout:
 def _out_of_step(call: Call, prepare: PrepareMessage, left: str) -> OutOfStep:
     there = f"{describe_process(0, prepare.who)} is at its joint save number {prepare.number}"
     what = f"{there}, this process at number {call.number}"
-    hint = "all processes have to make the same saves in the same order"
+    hint = "all processes must make the same saves in the same order"
     error = OutOfStep(f"{describe_failure(call)}: {what}; {left}", hint=hint)
     error.number = prepare.number
     error.missing = (0,)

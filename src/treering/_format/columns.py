@@ -63,10 +63,10 @@ def check_ints(column: list[Any], limit: int, what: str) -> None:
         >>> check_ints([0, True], 4, "the column")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the column holds something else than whole numbers
+        treering.errors.Corrupt: the column holds something other than whole numbers
     """
     if not set(map(type, column)) <= {int}:
-        raise Corrupt(f"{what} holds something else than whole numbers")
+        raise Corrupt(f"{what} holds something other than whole numbers")
     if column and (min(column) < 0 or max(column) >= limit):
         raise Corrupt(f"{what} holds a number that is not from 0 to {limit - 1}")
 
@@ -100,7 +100,7 @@ def _decode_box(node: Any, number: int) -> Box:
     try:
         return tuple([(start, stop) for start, stop in node])
     except (TypeError, ValueError):
-        raise Corrupt(f"the box of chunk {number} is no list of pairs") from None
+        raise Corrupt(f"the box of chunk {number} is not a list of pairs") from None
 
 
 def check_chunks(index: Index) -> None:
@@ -117,7 +117,7 @@ def check_chunks(index: Index) -> None:
         _check_parts(index, expected)
     _check_sizes(index)
     if not set(chunks.block) <= _BLOCKS:
-        raise Corrupt(f"a block of the chunks is no power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
+        raise Corrupt(f"a block of the chunks is not a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
     _check_tiles(index)
     if index.verified:
         blocks = first_blocks(chunks)[-1]
@@ -134,7 +134,7 @@ def _check_parts(index: Index, expected: list[int]) -> None:
     wrong = next((pair for pair in itertools.zip_longest(found, expected) if pair[0] != pair[1]), (None, None))
     if wrong[1] is not None and wrong[1] not in set(found):
         raise Corrupt(f"leaf {index.keys[wrong[1]]!r:.200} lies in no file")
-    raise Corrupt(f"the chunks of leaf {index.keys[wrong[0] or 0]!r:.200} stand where those of another leaf belong")
+    raise Corrupt(f"the chunks of leaf {index.keys[wrong[0] or 0]!r:.200} are in the place of those of another leaf")
 
 
 def _check_sizes(index: Index) -> None:
@@ -171,7 +171,7 @@ def _check_sizes(index: Index) -> None:
             continue
         wrong = find_cover_error(index.type_of(leaf).shape or (), boxes)
         if wrong is not None:
-            raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not make it up: {wrong}")
+            raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
         whole_again.add(cut)
 
 
@@ -229,7 +229,7 @@ def check_texts(nodes: list[Any], what: str) -> list[str]:
         Corrupt: something else is in it.
     """
     if not set(map(type, nodes)) <= {str}:
-        raise Corrupt(f"{what} holds something else than text")
+        raise Corrupt(f"{what} holds something other than text")
     return nodes
 
 
@@ -244,7 +244,7 @@ def check_name(pattern: re.Pattern[str], text: str, what: str) -> str:
         'fade'
     """
     if not pattern.fullmatch(text):
-        raise Corrupt(f"{what} is called {text[:100]!r}, which no writer would")
+        raise Corrupt(f"{what} is called {text[:100]!r}, which is not a valid name")
     return text
 
 

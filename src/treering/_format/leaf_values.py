@@ -185,7 +185,7 @@ def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     form = known.pop()
     found = None if known else _typed_key(form, node[form], what, levels)
     if found is None:
-        raise Corrupt(f"{what} is {show(node[form])}, which is no form of {form}")
+        raise Corrupt(f"{what} is {show(node[form])}, which is not a form of {form}")
     return found[0]
 
 
@@ -241,7 +241,7 @@ def _text_of(node: Any, what: str) -> str:
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise Corrupt(f"{what} is no UTF-8") from None
+        raise Corrupt(f"{what} is not UTF-8") from None
 
 
 def _int_of(node: Any) -> int | None:
@@ -356,7 +356,7 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
     if len(lengths) > _MOST_AXES:
         raise Corrupt(f"{what} has {pluralize(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:
-        raise Corrupt(f"{what} has a length of an axis that is no whole number from 0 on")
+        raise Corrupt(f"{what} has a length of an axis that is not a whole number from 0 on")
     # numpy asks this of an array without items too, with the axes of length 0 left out.
     if known.itemsize * math.prod(filter(None, lengths)) >= _LIMIT:
         raise Corrupt(f"{what} has the shape {str(lengths)[:200]}, larger than any memory")

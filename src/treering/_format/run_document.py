@@ -27,7 +27,7 @@ LATEST_TIME: Final = 253_402_300_799.0
 """The last second that the text of a time can say, in POSIX seconds."""
 
 _FORM: Final = SignedForm(
-    member="treering_run", version=1, name=RUN_DOCUMENT, hint="remove it: it is made again from the steps"
+    member="treering_run", version=1, name=RUN_DOCUMENT, hint="remove it: it is rebuilt from the steps"
 )
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 _DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
@@ -36,7 +36,7 @@ _LIMIT: Final = 1 << 63
 # What JSON has no numbers for.
 _NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LEFT_FORM: Final = SignedForm(
-    member="treering_left", version=1, name=LEFT_DOCUMENT, hint="it says which steps are there no more"
+    member="treering_left", version=1, name=LEFT_DOCUMENT, hint="it lists the steps that were removed"
 )
 
 
@@ -108,7 +108,7 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
         ('1970-01-01T00:00:00.500000Z', {'loss': 'nan'})
     """
     if MEMBER in metadata:
-        raise Unsupported(f"the metadata of a step may not have the member {MEMBER!r}: the run's own is called so")
+        raise Unsupported(f"the metadata of a step must not have the member {MEMBER!r}, which the run reserves")
     branch = None if note.branch is None else {"run": note.branch.run, "step": note.branch.step}
     members: dict[str, Any] = {
         "step": note.step,
@@ -239,7 +239,7 @@ def _record(node: Any) -> StepRecord:
     what = "the record of a step"
     seconds = node.get("seconds") if type(node) is dict else None
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < _LIMIT):
-        raise Corrupt(f"{what}: {show(seconds)} is no number of seconds")
+        raise Corrupt(f"{what}: {show(seconds)} is not a number of seconds")
     return StepRecord(
         step=read_step(node, what),
         attempt=check_name(_ATTEMPT, member(node, "attempt", str, what), "the attempt"),
@@ -291,7 +291,7 @@ def _metrics(node: dict[str, Any]) -> dict[str, float]:
             except OverflowError:
                 raise Corrupt(f"the metric {show(name)} is too large for a number") from None
         else:
-            raise Corrupt(f"the metric {show(name)} is {show(value)}, which is no number")
+            raise Corrupt(f"the metric {show(name)} is {show(value)}, which is not a number")
     return metrics
 
 
@@ -299,17 +299,17 @@ def _time_text(seconds: float) -> str:
     try:
         moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise Unsupported(f"{seconds!r} seconds are no time that could be written ({error})") from None
+        raise Unsupported(f"{seconds!r} seconds cannot be written as a time ({error})") from None
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def _time(text: str) -> float:
     if not _TIME.fullmatch(text):
-        raise Corrupt(f"{show(text)} is no time")
+        raise Corrupt(f"{show(text)} is not a time")
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        raise Corrupt(f"{show(text)} is no time") from None
+        raise Corrupt(f"{show(text)} is not a time") from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

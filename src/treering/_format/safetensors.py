@@ -68,7 +68,7 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
         ...
         treering.errors.Unsupported: a safetensors file cannot hold:
           leaf 'b': a str
-        save to a folder instead; it holds them all
+        save to a folder instead, which can hold them all
     """
     reasons = [_reason(kind) for kind in types]
     problems = [
@@ -78,7 +78,7 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
         more = len(problems) - _SHOWN_PROBLEMS
         lines = [*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         listed = "".join(f"\n  {line}" for line in lines)
-        raise Unsupported(f"a safetensors file cannot hold:{listed}\nsave to a folder instead; it holds them all")
+        raise Unsupported(f"a safetensors file cannot hold:{listed}\nsave to a folder instead, which can hold them all")
 
 
 def _reason(kind: LeafType) -> str | None:
@@ -103,12 +103,12 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         >>> check_single_metadata({"format": "np"})
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: metadata of a safetensors file has the member 'format'; that name is the file's own
+        treering.errors.Unsupported: metadata of a safetensors file has the member 'format'; the file reserves that name
     """
     for name in (_FORMAT, _NOTE, _INDEX):
         if name in metadata:
             raise Unsupported(
-                f"metadata of a safetensors file has the member {name!r}", hint="that name is the file's own"
+                f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name"
             )
 
 
@@ -152,7 +152,7 @@ def single_file(index: Index) -> tuple[Index, bytes]:
     size = round_up(8 + len(_single_header(_move(index, guess))))
     if size - 8 > LARGEST_HEADER:
         raise Unsupported(
-            f"a header of {pluralize(size, 'bytes')} is larger than safetensors readers take, {LARGEST_HEADER}",
+            f"a header of {pluralize(size, 'bytes')} is too large for safetensors readers (at most {LARGEST_HEADER})",
             hint="save to a folder instead",
         )
     moved = _move(index, size)
@@ -208,7 +208,7 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Corrupt("the header is no UTF-8", offset=8 + error.start, hint=_DAMAGED) from None
+        raise Corrupt("the header is not UTF-8", offset=8 + error.start, hint=_DAMAGED) from None
     if not text.startswith("{"):
         raise Corrupt("the header does not begin with '{'", offset=8, hint=_DAMAGED)
     header = parse_json(text, "the header")
@@ -216,11 +216,11 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
     if note is None:
         note = {}
     if type(note) is not dict or not set(map(type, note.values())) <= {str}:
-        raise Corrupt("'__metadata__' in the header holds something else than text", hint=_DAMAGED)
+        raise Corrupt("'__metadata__' in the header holds something other than text", hint=_DAMAGED)
     if _NOTE not in note and _INDEX not in note:
         return _foreign(header, note, size, 8 + length)
     if note.get(_NOTE) == DATA_NOTE:
-        raise Format("this file holds a part of a checkpoint", hint="give the folder that it belongs to")
+        raise Format("this file holds a part of a checkpoint", hint="pass the folder that it belongs to")
     return _ours(member(note, _INDEX, str, "'__metadata__' in the header"), size, raw)
 
 
@@ -228,7 +228,7 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     try:
         document = text.encode("utf-8")
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
-        raise Corrupt("the index in the header is no text", hint=_DAMAGED) from None
+        raise Corrupt("the index in the header is not text", hint=_DAMAGED) from None
     index = parse_index(document, embedded=True)
     if not is_first_version(document) and not {_FORMAT, _NOTE, _INDEX}.isdisjoint(index.metadata):
         raise Corrupt("the metadata has a member that is the file's own", hint=_DAMAGED)
@@ -287,7 +287,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
     check_hashes([kind.shape for kind in types], "the shapes in the header")
     names = tuple(header)
     if any(map(_SURROGATE.search, names)):
-        raise Corrupt("a name in the header is no text: it holds half a surrogate pair", hint=_DAMAGED)
+        raise Corrupt("a name in the header is not text: it holds half a surrogate pair", hint=_DAMAGED)
     index = Index(
         attempt=_NO_ATTEMPT,
         written={},
@@ -319,7 +319,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
 def _describe(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
     name, shape = member(entry, "dtype", str, what), member(entry, "shape", list, what)
     if not set(map(type, shape)) <= {int}:  # before anything looks it up: 1.0 and True are as good as 1 there
-        raise Corrupt(f"{what}: its shape holds something else than whole numbers", hint=_DAMAGED)
+        raise Corrupt(f"{what}: its shape holds something other than whole numbers", hint=_DAMAGED)
     dtype = _NAMES.get(name)
     if dtype is not None:
         return dtype, tuple(shape)
@@ -334,7 +334,7 @@ def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
         case [int(start), int(stop)] if 0 <= start <= stop < _LIMIT and bool not in map(type, offsets):
             return start, stop
         case _:
-            raise Corrupt(f"{what}: its data_offsets are no two bytes of the file", hint=_DAMAGED)
+            raise Corrupt(f"{what}: its data_offsets are not two bytes of the file", hint=_DAMAGED)
 
 
 def _keys(names: Sequence[str]) -> list[str]:

@@ -53,7 +53,7 @@ def select(
         return whole
     globs = [Glob.parse(text) for text in ([only] if isinstance(only, str) else only)]
     if not globs:
-        raise Mismatch("only= holds no glob, so nothing is wanted", hint="leave it out to load everything")
+        raise Mismatch("only= holds no glob, so it selects nothing", hint="omit it to load everything")
     return _thin(whole, globs, below=bool(at))
 
 

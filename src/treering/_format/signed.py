@@ -93,14 +93,14 @@ class SignedForm:
             newer = None if first is not None else other
             if newer is not None and int(newer[1]) != self.version:
                 raise self._newer(int(newer[1]))
-            problem = "its digest is not that of its bytes" if first else "it does not begin as an index does"
+            problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
             raise Corrupt(f"{self.name} is damaged: {problem}", hint=self.hint)
         if int(first[1]) != self.version:
             raise self._newer(int(first[1]))
         try:
             text = data.decode("ascii")
         except UnicodeDecodeError as error:
-            raise Corrupt(f"{self.name} is no ASCII", offset=error.start, hint=self.hint) from None
+            raise Corrupt(f"{self.name} is not ASCII", offset=error.start, hint=self.hint) from None
         try:
             return parse_json(text, self.name)
         except Corrupt as error:
@@ -110,7 +110,7 @@ class SignedForm:
     def _newer(self, version: int) -> Format:
         return Format(
             f"{self.name} is of version {version}; this treering reads version {self.version}",
-            hint="it was written by a newer treering: use that one",
+            hint="it was written by a newer treering: use that version",
         )
 
 

@@ -130,8 +130,8 @@ def register_node(cls: type, make: Make | None = None) -> type:
     if make is None:
         if not (dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):
             raise Unsupported(
-                f"{class_name(cls)} is neither a dataclass nor a namedtuple, so how to make one is not known",
-                hint="pass make=, a function of the children by name and the static fields by name",
+                f"{class_name(cls)} is neither a dataclass nor a namedtuple, so treering cannot construct it",
+                hint="pass make=, a function of two dicts: the children by name and the static fields by name",
             )
         make = functools.partial(_make_of_fields, cls)
     _MAKERS[class_name(cls)] = (cls, make)
@@ -161,7 +161,7 @@ def _make_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -
     except TypeError as error:
         names = ", ".join(map(printable, values)) or "nothing"
         raise Unsupported(
-            f"{class_name(cls)} cannot be made of {names}: {printable(str(error))}",
+            f"{class_name(cls)} cannot be constructed from {names}: {printable(str(error))}",
             hint="call register_node with make=, or load with like=",
         ) from error
     return cls(**values)
@@ -205,7 +205,7 @@ def iter_keys(tokens: Iterable[Token]) -> Iterator[str]:
     for token in tokens:
         _drop_done(names, done, prefixes)
         if not names:
-            raise Format("the structure goes on behind its end")
+            raise Format("the structure continues after its end")
         if isinstance(token, Container):
             _check_level(len(names))
             done[-1] += 1
@@ -280,7 +280,7 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
     taken = 0
     for token in tokens:
         if not open_nodes:
-            raise Format("the structure goes on behind its end")
+            raise Format("the structure continues after its end")
         if isinstance(token, Container):
             _check_level(len(open_nodes))
             open_nodes.append((token, len(token.keys), []))

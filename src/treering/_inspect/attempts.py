@@ -259,5 +259,5 @@ def _content(store: Store, name: str) -> bytes:
     """
     with store.open_file(name) as file:
         if file.size > LARGEST_MESSAGE:
-            raise Corrupt(f"{name!r} is larger than any note")
+            raise Corrupt(f"{name!r} is larger than any message")
         return file.read(0, file.size)

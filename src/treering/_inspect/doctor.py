@@ -86,18 +86,20 @@ def _diagnosed(path: str, looked: Looked) -> Diagnosis:
     elif not (looked.saved or looked.staged or looked.notes or looked.lock_file or looked.trouble or removed):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known
-            raise NotFound(f"there is nothing of treering's in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
+            raise NotFound(f"there are no files of treering in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
         notes.append("nothing was saved here")
     else:
         notes.append("nothing is committed here")
     if removed:
-        notes.append(f"a checkpoint was removed here, which was cut short: {shown_names(removed)} goes last")
+        notes.append(f"the removal of a checkpoint here was interrupted: {shown_names(removed)} is removed last")
     if looked.trouble is not None:
-        problems.append(f"staged files cannot be looked at: {looked.trouble}")
+        problems.append(f"staged files cannot be inspected: {looked.trouble}")
     attempts = judge_attempts(looked, known, time.time())
     if looked.lock_file:
         lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
-        (notes if lives else problems).append(_LOCKED if lives else f"{_LOCKED}; if nobody is saving here, remove it")
+        (notes if lives else problems).append(
+            _LOCKED if lives else f"{_LOCKED}; if no process is saving here, remove it"
+        )
     return Diagnosis(
         path=path,
         committed=committed,
@@ -115,7 +117,5 @@ def _waiting(looked: Looked) -> Iterator[str]:
             if age < _SIGN_OF_LIFE_S:
                 yield f"process {note.process} of a job is waiting for others"
             else:
-                since = (
-                    f"process {note.process} of a job waited for others {duration_text(age)} ago and gives no sign now"
-                )
-                yield f"{since}: it was killed or sleeps; its note goes with the next save"
+                since = f"process {note.process} of a job waited for others {duration_text(age)} ago"
+                yield f"{since} and sends no heartbeat now: it was killed or sleeps; the next save removes its message"

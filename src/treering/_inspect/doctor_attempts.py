@@ -21,13 +21,15 @@ from treering.errors import ProcessFailed
 
 _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
 _SWEPT: Final = "the next save removes it: nothing to do"
-_NOTES_GO: Final = "its notes go when all its processes know, or with the next save: nothing to do"
+_NOTES_GO: Final = (
+    "its messages are removed when all its processes have seen the decision, or by the next save: nothing to do"
+)
 _WAIT: Final = "wait: it ends by itself"
-_REMOVED: Final = "it was removed, which was cut short"
+_REMOVED: Final = "its removal was interrupted"
 _GOES_ON: Final = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
-_TAKEN_UP: Final = "treering.leaves.index_leaves takes it up"
-_NO_LOCK: Final = "nothing but notes is there, which have none"
-_LOOK: Final = "look there whether it still runs; if not, the next save removes it"
+_TAKEN_UP: Final = "treering.leaves.index_leaves adds it to the index"
+_NO_LOCK: Final = "only messages are there, which have no lock"
+_LOOK: Final = "check there whether it still runs; if not, the next save removes it"
 _MISSING: Final = "missing"
 _MOST_PROCESSES: Final = 100_000
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
@@ -151,14 +153,14 @@ def _journaled(remains: Remains, looked: Looked, known: Known, said: _Notes | No
 def _without_journal(files: Mapping[str, int], looked: Looked, known: Known) -> _Judgement:
     """Judge data files that no journal proves to be leftovers."""
     if known.damaged:
-        reason = "the index is damaged: nobody can tell whether it names these files"
-        return _Judgement(Life.OVER, reason, "leave them there until the index is replaced, or found in a copy")
+        reason = "the index is damaged: it is unknown whether it names these files"
+        return _Judgement(Life.OVER, reason, "keep them until the index is replaced, or restored from a copy")
     if looked.saver is not None:
         return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
     if set(files) <= set(known.replaced):
         return _Judgement(Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT)
     reason = "no index names these files, and no journal proves that they are leftovers"
-    return _Judgement(Life.DEAD, reason, "no save removes them; if nobody is saving here, remove them by hand")
+    return _Judgement(Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself")
 
 
 def _being_removed(looked: Looked) -> _Judgement:
@@ -188,12 +190,12 @@ def _staged(remains: Remains, looked: Looked, known: Known, said: _Notes | None)
     if life is Life.IN_FLIGHT:
         return _Judgement(life, reason, _WAIT)
     if remains.attempt in known.moving:
-        reason = f"it is committed, but not all its files are in their places; {reason}"
-        advice = "treering reads it as it is; the next save, or treering.leaves.index_leaves, moves the rest"
+        reason = f"it is committed, but not all of its files are moved to their key paths; {reason}"
+        advice = "treering can read it; the next save, or treering.leaves.index_leaves, moves the rest"
         return _Judgement(life, reason, advice)
     if RECORD in remains.files and (known.damaged or LEAVES_INDEX not in looked.names):
-        reason = f"there is no index that can be read, so nobody can tell whether it named this save; {reason}"
-        return _Judgement(life, reason, "treering.leaves.index_leaves makes the index anew from what lies there")
+        reason = f"there is no readable index, so it is unknown whether it named this save; {reason}"
+        return _Judgement(life, reason, "treering.leaves.index_leaves rebuilds the index from the files")
     return _Judgement(life, reason, _SWEPT if life is Life.DEAD else _LOOK)
 
 
@@ -221,7 +223,7 @@ def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | 
     advice = judged.advice
     silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
     if judged.life is Life.UNKNOWN and silent:
-        advice = f"{format_processes(state.process for state in silent)} did not hand in a part: {advice}"
+        advice = f"{format_processes(state.process for state in silent)} did not vote: {advice}"
     elif judged.life is Life.IN_FLIGHT and silent and said is not None and said.has_written(0):
         late = format_processes(state.process for state in silent)
         advice = f"wait: it ends at its deadline at the latest; waited for: {late}"
@@ -297,7 +299,7 @@ def life_of(holder: int | None, locks: Locks, who: str | None, since: float) -> 
         return Life.DEAD, "no process holds its lock"
     named = _WHO.fullmatch(who or "")
     if named is None:
-        return Life.UNKNOWN, f"nobody is seen to hold its lock, but {locks.gap}"
+        return Life.UNKNOWN, f"no process is seen to hold its lock, but {locks.gap}"
     if named[1] != platform.node():
         return Life.UNKNOWN, f"it was begun on another machine, {named[1]}, by process {named[2]} there"
     return _on_this_machine(int(named[2]), since)
@@ -307,9 +309,9 @@ def _on_this_machine(process: int, since: float) -> tuple[Life, str]:
     try:
         start = started(process)
     except OSError:
-        return Life.UNKNOWN, f"process {process} began it, and this system does not say whether that still runs"
+        return Life.UNKNOWN, f"process {process} began it, and this system does not show whether it still runs"
     if start is None:
-        return Life.DEAD, f"process {process}, which began it, runs no more"
+        return Life.DEAD, f"process {process}, which began it, no longer runs"
     if start > since + _CLOCK_STEP:
-        return Life.DEAD, f"process {process}, which began it, has ended; another one has its number now"
+        return Life.DEAD, f"process {process}, which began it, has ended; another process has its number now"
     return Life.IN_FLIGHT, f"process {process} of this machine, which began it, runs"

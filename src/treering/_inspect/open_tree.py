@@ -136,7 +136,7 @@ class _MsgpackArray:
 
         known = lookup(record.dtype or "")
         if known is None or record.shape is None:
-            raise TypeError(f"{record} is no array")
+            raise TypeError(f"{record} is not an array")
         self.shape = record.shape
         self.dtype = numpy_dtype(known)
         self._parts = record.parts or ((record.offset or 0, record.nbytes),)

@@ -33,7 +33,7 @@ from treering.errors import Corrupt, NotFound, StoreFailed
 _PIECE_BYTES: Final = 2 << 20
 _TEXT_BYTES: Final = 1 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
-_NO_CHECKSUMS: Final = "its form has no checksums: nothing to check its arrays against"
+_NO_CHECKSUMS: Final = "its form has no checksums, so its arrays were not checked"
 _WRONG_BYTES: Final = "is damaged"
 
 
@@ -335,7 +335,7 @@ def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[in
             try:
                 decoder.decode(b"" if file is None else file.read(chunks.offset[chunk] + start, stop - start), last)
             except UnicodeDecodeError:
-                return BadBlock(chunk, start, stop, "is no UTF-8, which a text has to be")
+                return BadBlock(chunk, start, stop, "is not UTF-8, as text must be")
             except (Corrupt, StoreFailed):
                 return None  # that it cannot be read was found before
     return None
@@ -361,7 +361,7 @@ def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None)
             return _broken(shown, shown, error)
         leaves = len(index.keys)
         if not index.verified:
-            note = "it was not written by treering and has no checksums: nothing to check its arrays against"
+            note = "it was not written by treering and has no checksums, so its arrays were not checked"
             return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=note)
         nbytes, bad = _check_blocks(index, [file], progress)
         findings = tuple(merge_blocks(index, bad, [shown]))

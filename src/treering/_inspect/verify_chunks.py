@@ -153,7 +153,7 @@ class ChunkCheck:
                 self._check_blocks(leaf, piece, file)
         except DataFileMissing:
             if not piece.start:
-                self.findings.add(leaf, piece.number, (0, piece.size), "has lost a chunk file")
+                self.findings.add(leaf, piece.number, (0, piece.size), "lacks a chunk file")
         except (Corrupt, LinkRefused, StoreFailed) as error:
             self.findings.add(leaf, piece.number, (piece.start, piece.stop), cannot_be_read(error))
         return piece.stop - piece.start

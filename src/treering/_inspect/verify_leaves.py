@@ -24,7 +24,7 @@ from treering._store.failures import LinkRefused
 from treering.errors import Corrupt
 
 _SHOWN: Final = 8
-_UNCHECKED: Final = "was written by another program and has no checksums: nothing to check its arrays against"
+_UNCHECKED: Final = "was written by another program and has no checksums, so its arrays were not checked"
 
 
 def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Verification:

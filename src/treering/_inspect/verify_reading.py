@@ -66,7 +66,7 @@ def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number
             source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt).close()
         source.read([ReadRequest(leaf.leaf, boxes)], None)
     except DataFileMissing:
-        return "has lost a chunk file"
+        return "lacks a chunk file"
     except (Corrupt, LinkRefused, StoreFailed) as error:
         return cannot_be_read(error)
     return None
@@ -117,4 +117,4 @@ def _read_text(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> Non
     except UnicodeDecodeError as error:
         number, place = divmod(error.start, leaf.zarr.chunks[0])
         span = (place, place + 1) if leaf.zarr.plain else (0, leaf.sizes[number])
-        findings.add(leaf, number, span, "is no UTF-8, which a text has to be")
+        findings.add(leaf, number, span, "is not UTF-8, as text must be")

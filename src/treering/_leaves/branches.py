@@ -92,7 +92,7 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: LeavesFolder) -> list[In
     if isinstance(prefix, _Every):
         return list(index.branches.values())
     if not isinstance(prefix, str | None):
-        raise Unsupported(f"prefix is {kind_of(prefix)}, it has to be a str or None")
+        raise Unsupported(f"prefix is {kind_of(prefix)}, but must be a str or None")
     branch = index.branches.get(prefix or None)
     if branch is not None:
         return [branch]
@@ -110,7 +110,7 @@ def _no_branch_error(prefix: str | None, there: list[str], folder: LeavesFolder)
         hint = f"for example prefix={there[0]!r}"
         return Mismatch(f"{where} holds only trees with prefixes: {shown}{waiting}", hint=hint)
     if not there:
-        return Mismatch(f"{where} has no prefix {prefix!r}: its tree has none{waiting}", hint="leave prefix= out")
+        return Mismatch(f"{where} has no prefix {prefix!r}: its tree has none{waiting}", hint="omit prefix=")
     close = near(prefix, there)
     return Mismatch(
         f"{where} has no prefix {prefix!r:.200}; there are {shown}{waiting}",
@@ -189,7 +189,7 @@ def read_zarray(folder: LeavesFolder, name: str, attempt: str | None) -> bytes:
             return data
     with folder.open(name, ZARRAY, attempt) as file:
         if file.size > _LARGEST_ZARRAY:
-            raise Corrupt(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, which no array needs")
+            raise Corrupt(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, more than any array needs")
         return file.read(0, file.size)
 
 

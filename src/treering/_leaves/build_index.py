@@ -128,7 +128,7 @@ def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str])
     if lost:
         return None
     raise NotFound(
-        f"nothing in {str(folder.path)!r} can be indexed: there is neither a whole save of treering nor a zarr v2 array"
+        f"nothing in {str(folder.path)!r} can be indexed: there is no complete save of treering and no zarr v2 array"
     )
 
 

@@ -227,7 +227,7 @@ class ManagerReader:
                 raise Unsupported(
                     f"the manager gave {found.dtype}{list(found.shape)} for {dtype.name}{list(delivery.shape)}",
                     path=split_key(delivery.key),
-                    hint="leave the manager out",
+                    hint="omit the manager",
                 )
         return arrays
 
@@ -271,7 +271,7 @@ def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> Managed
             checksums += _checksums_of(file)
     if len(names) > len(sizes) + 1:
         extra = min(names.difference(chunk_names(found), [ZARRAY]))
-        raise Unsupported(f"the manager wrote {extra!r}, which is no part of a zarr v2 array")
+        raise Unsupported(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
     return ManagedArray(zarr=found, sizes=sizes, checksums=checksums)
 
 

@@ -127,7 +127,7 @@ def _check_options(
 ) -> DeserializeOptions:
     """Refuse arguments that make no sense, before anything is opened."""
     if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
-        raise Unsupported(f"manager is {kind_of(manager)}, which has no wait_until_finished()")
+        raise Unsupported(f"manager is {kind_of(manager)}, which has no method wait_until_finished()")
     if callback is not None and not callable(callback):
         raise Unsupported(f"callback is {kind_of(callback)}, not a function of (array, key)")
     for name, given, choices in (("structure", structure, ("dicts", "exact")), ("x64", x64, ("error", "numpy"))):
@@ -152,7 +152,7 @@ def _batch(chunk_size: Any) -> int | None:
     try:
         count = operator.index(chunk_size)
     except TypeError as error:
-        raise Unsupported(f"chunk_size={chunk_size!r:.100} is no whole number of arrays") from error
+        raise Unsupported(f"chunk_size={chunk_size!r:.100} is not a whole number of arrays") from error
     return count if count > 0 else None
 
 
@@ -173,7 +173,7 @@ def _opened(path: Path, prefix: str | None) -> Iterator[LeavesSource]:
 Callback: TypeAlias = Callable[[Any, str], Any]
 """Called as ``callback(array, dotted key)``; what it returns is the leaf."""
 
-_WORDING: Final = Wording("target", "treering.load reads the directory too, and takes more: ")
+_WORDING: Final = Wording("target", "treering.load reads the directory too, and has more options: ")
 _SHOWN: Final = 20
 
 
@@ -287,7 +287,7 @@ def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
     shown = [f"{to_dotted(key) or '.'} ({dtype.name})" for key, dtype in list(wide.items())[:_SHOWN]]
     more = f" and {len(wide) - _SHOWN} more" if len(wide) > _SHOWN else ""
     raise Unsupported(
-        f"jax, as it is configured, cannot hold {', '.join(shown)}{more}, and nothing is cast",
+        f"jax as configured cannot hold {', '.join(shown)}{more}, and treering casts nothing",
         hint='set jax_enable_x64 for 64-bit numbers, or x64="numpy" for numpy arrays',
     )
 

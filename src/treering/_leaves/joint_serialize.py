@@ -102,8 +102,8 @@ class _LeavesShare:
 
     def check(self, signature: bytes) -> None:
         if signature[:_DIGEST_BYTES] != self._options.digest():
-            hint = "prefix, write_index, compressor, chunk_bytes and host_local have to be the same everywhere"
-            raise Mismatch("the processes were given different arguments", hint=hint)
+            hint = "prefix, write_index, compressor, chunk_bytes and host_local must be the same on all processes"
+            raise Mismatch("the processes passed different arguments", hint=hint)
         theirs = signature[_DIGEST_BYTES:]
         flat = self._flat
         leaves = claim_leaves(flat, self._leaves, theirs, self._call.processes.this)

@@ -67,16 +67,16 @@ def describe_state(folder: LeavesFolder, read: Sequence[IndexBranch]) -> list[st
     moving = [repr(branch.prefix) if branch.prefix else "no prefix" for branch in read if branch.moving is not None]
     notes = []
     if moving:
-        what = f"the save of {', '.join(moving)} has not moved all its files to their places"
-        notes.append(f"{what}; the next save does, until then other programs do not see it whole")
+        what = f"the save of {', '.join(moving)} has not moved all its files to their key paths"
+        notes.append(f"{what}; the next save does, and until then other programs do not see it whole")
     try:
         waiting = len(folder.pending())
     except (LinkRefused, StoreFailed) as error:
         # No reader needs what lies there.
-        return [*notes, f"saves without an index cannot be looked for: {error}"]
+        return [*notes, f"saves without an index cannot be listed: {error}"]
     if waiting:
         saves = "1 save is" if waiting == 1 else f"{waiting} saves are"
-        notes.append(f"{saves} not in the index; treering.leaves.index_leaves takes up what was saved without one")
+        notes.append(f"{saves} not in the index; treering.leaves.index_leaves adds saves without one")
     return notes
 
 

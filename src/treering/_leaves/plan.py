@@ -209,7 +209,7 @@ def _plan_layouts(
     """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
     limit = options.chunk_bytes
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise Unsupported(f"chunk_bytes is {limit!r:.100}, it has to be a number of bytes of at least 1")
+        raise Unsupported(f"chunk_bytes is {limit!r:.100}, but must be a number of bytes of at least 1")
     codec = None if options.compressor is None else require_known_compressor(options.compressor)
     # Chunks that several processes could write are small enough for them to share the work.
     balanced = limit
@@ -240,7 +240,7 @@ def _check_type(leaf_type: LeafType) -> tuple[tuple[int, ...], int]:
     """Return the shape of leaves of a type, and the bytes of an item as it is stored."""
     dtype = lookup(stored_dtype(leaf_type.dtype or ""))
     if dtype is None:
-        raise Unsupported(f"zarr v2 has no form for the dtype {leaf_type.dtype}")
+        raise Unsupported(f"zarr v2 cannot represent the dtype {leaf_type.dtype}")
     shape = leaf_type.shape or ()
     if len(shape) > MOST_AXES:
         raise Unsupported(f"an array of {pluralize(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")

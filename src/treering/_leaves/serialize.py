@@ -34,8 +34,8 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
     require_one_of("host_local", options.host_local, ("first", "equal"))
     for name in ("compressor", "chunk_bytes", "progress") if manager is not None else ():
         if getattr(options, name) is not None:
-            hint = "leave it or the manager out"
-            raise Unsupported(f"{name} is for saves by treering itself; a manager has its own way", hint=hint)
+            hint = "omit it or the manager"
+            raise Unsupported(f"{name} is for saves by treering itself, not by a manager", hint=hint)
     flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
     with showing(options.progress):
         if job.count > 1:
@@ -47,8 +47,8 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
             with report("save", place):
                 _serialize_alone(place, flat, options)
         elif this_processes(flat.leaves).count > 1:
-            hint = "leave the manager out, or let all processes save"
-            raise Unsupported("a manager works with all processes of a job, and this one is to save alone", hint=hint)
+            hint = "omit the manager, or save on all processes"
+            raise Unsupported("a manager works with all processes of a job, but this save is of one process", hint=hint)
         else:
             serialize_by_manager(place, flat, manager, options)
 

@@ -146,7 +146,7 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
     if shardings is None:
         return lambda _key, _aval: None
     if is_rules(shardings):
-        raise Unsupported("shardings= holds partition rules", hint="give them as partition_rules=")
+        raise Unsupported("shardings= holds partition rules", hint="pass them as partition_rules=")
     found: dict[tuple[str, ...], Any] = {}
 
     def note(path: tuple[str, ...], leaf: Any) -> None:
@@ -195,7 +195,7 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
     more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
     error = Mismatch(
         f"shardings has {', '.join(shown)}{more}, which the tree does not have",
-        hint="keys are nested as the tree is, or flat with dots, without the prefix",
+        hint="keys are nested like the tree, or flat with dots, without the prefix",
     )
     error.differences = tuple(map(printable, stray))
     raise error
@@ -207,8 +207,8 @@ def _unplaced_error(keys: Sequence[str], mesh: Any) -> Mismatch:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     error = Mismatch(
         f"the mesh has the axes {axes}, and there is no sharding for {', '.join(keys[:_SHOWN])}{more}",
-        hint="give partition_rules=, which match these keys, or shardings=, nested or flat with dots; "
-        "PartitionSpec() is replicated",
+        hint="pass partition_rules= that match these keys, or shardings=, nested or flat with dots; "
+        "PartitionSpec() replicates",
     )
     error.differences = tuple(keys)
     return error
@@ -272,7 +272,7 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
         return lambda _path, kind: everywhere if kind.kind in ("jax", "key") else None
     if isinstance(default, PartitionSpec):
         if mesh is None:
-            raise Unsupported(f"default_sharding is {default}, which says nothing without a mesh", hint="give mesh=")
+            raise Unsupported(f"default_sharding is {default}, which needs a mesh", hint="pass mesh=")
         default = _on(mesh, default)
     if is_placement(default):
         return lambda _path, kind: _cut(default, len(_shape(kind)))

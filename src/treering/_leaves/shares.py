@@ -111,7 +111,7 @@ class LeafShares:
                     at += count
             if (sized, at) != (len(sizes), len(checksums)):
                 error = ProcessFailed(
-                    f"{format_processes([process])} did not write what it was to write by the plan of process 0"
+                    f"{format_processes([process])} did not write what the plan of process 0 assigned to it"
                 )
                 error.processes = (process,)
                 raise error
@@ -287,9 +287,9 @@ def _group_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _Le
     for number, owners in enumerate(_holders(layout, chunk)):
         if not owners:
             raise Unsupported(
-                f"an array of shape {layout.shape} lies with several processes in parts that are no grid, so that none"
+                f"an array of shape {layout.shape} lies with several processes in parts that form no grid, so that none"
                 " of them holds a whole chunk",
-                hint="lay it out as a grid, or save with treering.save",
+                hint="use a sharding that forms a grid, or save with treering.save",
             )
         if not 0 <= owners[0] <= owners[-1] < processes:
             raise Unsupported(

@@ -243,7 +243,7 @@ def _kind_of(layout: LeafLayout, processes: int) -> _LeafGroup:
         boxes = [(whole(layout.shape), (min(holders, default=0),))]
     wrong = find_cover_error(layout.shape, [box for box, _ in boxes])
     if wrong is not None:
-        raise Unsupported(f"the parts of an array of shape {layout.shape} do not make it up: {wrong}")
+        raise Unsupported(f"the parts of an array of shape {layout.shape} do not cover it: {wrong}")
     for box, owners in boxes:
         if not owners or not 0 <= owners[0] <= owners[-1] < processes:
             raise Unsupported(

@@ -46,7 +46,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
     """
     there = steps_of(new)
     if there:
-        raise Exists(f"{os.fspath(new)!r} is a run already: it has the step {there[-1]}", hint="branch to a new path")
+        raise Exists(f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}", hint="branch to a new path")
     with contextlib.suppress(NotFound), RunFolder(new) as begun:
         # A branch that died here had the attempt of this one.
         tidy_step(begun, step, read_names)

@@ -166,6 +166,6 @@ def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -
     at = "/".join(filter(None, (options.at, stored)))
     all_of_it = select(index.structure, index.keys, at=at, only=None)
     if len(found.keys) != len(all_of_it.keys):
-        what = f"only= keeps a part of {repr(at) if at else 'the tree'}, whose state is given back as a whole"
-        raise Mismatch(what, hint="name all of it, or leave the object out of `like`")
+        what = f"only= selects a part of {repr(at) if at else 'the tree'}, whose state is restored as a whole"
+        raise Mismatch(what, hint="select all of it, or omit the object from `like`")
     return all_of_it

@@ -33,7 +33,7 @@ def latest_step(path: str | os.PathLike[str]) -> Path:
     """
     latest = latest_of(Path(path))
     if latest is None:
-        raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor says what lies there")
+        raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor shows what is there")
     return step_path(Path(path), latest)
 
 
@@ -52,4 +52,4 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
         except NotFound:
             if step == latest_step(path):
                 raise
-    raise NotFound(f"the steps of the run {os.fspath(path)!r} went {_TRIES} times while they were being read")
+    raise NotFound(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")

@@ -47,7 +47,7 @@ def load_or_initialise(
         TreeringError: as ``treering.load``.
     """
     if not callable(init_fn):
-        raise Unsupported(f"init_fn is {kind_of(init_fn)}, it has to be a function without arguments")
+        raise Unsupported(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
     fresh = _Fresh.of(init_fn, options.shardings, options.mesh)
     if path is None:
         return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
@@ -86,7 +86,7 @@ class _Fresh:
             traced = [number for number, kind in enumerate(flat.kinds) if kind in _TRACED]
             if "abstract" in flat.kinds:
                 key = flat.keys[flat.kinds.index("abstract")]
-                raise Unsupported(f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it has to make the array")
+                raise Unsupported(f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it must create the array")
             # No tracer may outlive the trace: of the tree only the containers are kept, and what jax does not trace.
             leaves = list(flat.leaves)
             for number in traced:
@@ -129,7 +129,7 @@ class _Fresh:
         def arrays() -> list[jax.Array]:
             flat = flatten_like(self.init_fn())
             if flat.keys != self.flat.keys:
-                raise Mismatch("init_fn returns another tree each time", hint="it has to make the same keys each time")
+                raise Mismatch("init_fn returns another tree each time", hint="it must return the same keys each time")
             return [flat.leaves[number] for number in numbers]
 
         places = [self.shardings[self.flat.keys[number]] for number in numbers]

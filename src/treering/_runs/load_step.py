@@ -43,7 +43,9 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: Loa
 
     def read(latest: int | None) -> Any:
         if latest is None:
-            raise NotFound(f"the run {run.shown!r} has no step yet", hint="load_or_init begins where nothing was saved")
+            raise NotFound(
+                f"the run {run.shown!r} has no step yet", hint="load_or_init starts a run if nothing was saved"
+            )
         return _loaded(run, latest, like, options)
 
     return _of_latest(run, read)
@@ -76,7 +78,7 @@ def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | 
     if metric in names:
         raise NotFound(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
     close = near(metric, names)
-    there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric at all"
+    there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric"
     raise NotFound(
         f"no step of the run {run.shown!r} has the metric {metric!r}",
         hint=f"did you mean {close!r}?" if close else there,

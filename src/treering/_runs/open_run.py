@@ -55,7 +55,7 @@ def require_run(run: RunFolder) -> None:
     shown = os.fspath(run.path)
     names = set(run.names())
     if INDEX in names:
-        hint = f"treering.load({shown!r}) loads it; give the run another folder"
+        hint = f"treering.load({shown!r}) loads it; use another folder for the run"
         raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
     if RUN_DOCUMENT in names or run.latest() is not None:
         return
@@ -66,11 +66,11 @@ def require_run(run: RunFolder) -> None:
         if other is None:
             continue
         if other == _OWN:
-            hint = f"call their folders as a run does, {step_name(number)!r} for {name!r}, or give the run another one"
+            hint = f"name the folders as a run does, {step_name(number)!r} for {name!r}, or use another folder"
         else:
-            hint = "give the run a folder of its own; docs/coming-from-orbax.md says how to take steps over"
+            hint = "use another folder for the run; docs/coming-from-orbax.md says how to convert steps"
         raise Format(
-            f"{shown!r} is no run: it holds numbered steps of another kind, {_listed(numbered)}; {name!r} is {other}",
+            f"{shown!r} is not a run: it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}",
             hint=hint,
         )
 
@@ -80,7 +80,7 @@ def _other(place: Path) -> str | None:
     with contextlib.suppress(OSError):
         found = find_at(place)
         if found is not None and found.is_file:
-            return "a file as flax.training.checkpoints writes it" if _FLAX.fullmatch(place.name) else None
+            return "a file of flax.training.checkpoints" if _FLAX.fullmatch(place.name) else None
         if is_seen(place / INDEX):
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None

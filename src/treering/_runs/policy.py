@@ -52,9 +52,9 @@ def policy_of(text: str) -> Policy:
         rules.append(_rule(parsed))
         return functools.reduce(operator.or_, reversed(rules))
     except TreeringError as error:
-        raise Format(f"{text!r:.200} is no rule: {error.message}", hint=error.hint or _HINT) from error
+        raise Format(f"{text!r:.200} is not a rule: {error.message}", hint=error.hint or _HINT) from error
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise Format(f"{text!r:.200} is no rule that this version knows", hint=_HINT) from error
+        raise Format(f"{text!r:.200} is not a rule that this version knows", hint=_HINT) from error
 
 
 def own_rules(records: Records) -> Policy | None:

@@ -59,7 +59,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if found is None:
             return False
         if not found.is_file:
-            raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it by hand")
+            raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it yourself")
         index = index_document(folder)
         attempt = attempt_of(index.data)
         if attempt is None:

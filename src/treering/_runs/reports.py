@@ -56,7 +56,7 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
         rules = own_rules(records)
     except Format as error:
         rules = None
-        notes.append(f"which steps stay cannot be told: {error.message}")
+        notes.append(f"the retention rules cannot be read: {error.message}")
     for metric, close in unknown_metrics(rules, records).items():
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")

@@ -136,7 +136,7 @@ class RunState:
         heard = [json.loads(row) for row in rows]
         failures = tuple(number for number, one in enumerate(heard) if "failure" in one)
         if failures:
-            first = Failure.from_node(heard[failures[0]]["failure"], "what a process said")
+            first = Failure.from_node(heard[failures[0]]["failure"], "the message of a process")
             raise first.blamed_on(f"process {failures[0]}").error(f"could not {doing}", failures)
         answer: T = heard[0]["answer"]
         return answer
@@ -167,7 +167,7 @@ class RunState:
             lines = [
                 f"{name!r}; did you mean {close!r}?" if close else repr(name) for name, close in self.unmeasured.items()
             ]
-            warn_of("no step has the metric that KeepBest goes by, so it keeps all", lines, UnknownMetric)
+            warn_of("no step has the metric of KeepBest, so it keeps all", lines, UnknownMetric)
 
     def close(self, *, removals: bool = True) -> None:
         """Wait, put handlers of signals back, and save no more.
@@ -195,7 +195,7 @@ class RunState:
         try:
             self.close(removals=False)
         except TreeringError as failed:
-            error.add_note(f"Beside this, in the run {self.shown!r}: {failed}")
+            error.add_note(f"In addition, in the run {self.shown!r}: {failed}")
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.
@@ -208,7 +208,7 @@ class RunState:
         while going := [verdict.step for verdict in collect(self.path, self.keep, dry_run=True) if not verdict.kept]:
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
-                error = Timeout(what, hint="look what became of it; all processes have to pass the same `keep`")
+                error = Timeout(what, hint="find out what happened to it; all processes have to pass the same `keep`")
                 error.missing = (0,)
                 raise error
             time.sleep(timing.current.removal_pause)
@@ -226,4 +226,6 @@ class RunState:
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:
     if given is not None and not isinstance(given, kind):
-        raise Unsupported(f"{name} is {given!r:.100}, which is no rule", hint=f"write {name}=treering.{example}, say")
+        raise Unsupported(
+            f"{name} is {given!r:.100}, which is not a rule", hint=f"write {name}=treering.{example}, say"
+        )

@@ -50,7 +50,7 @@ class Order:
     def text(self, step: int) -> str:
         """Return what becomes of them, to follow the reason of a save."""
         replaced = f"; it replaces step {step}" if self.replaced else ""
-        gone = f"; what was saved later goes, {steps_text(self.left)}" if self.left else ""
+        gone = f"; it removes the later {steps_text(self.left)}" if self.left else ""
         return replaced + gone
 
 
@@ -172,12 +172,12 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
     later = [number for number in there if number > step]
     if not overwrite and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
-        raise Exists(what, hint=f"a loop that goes on from it begins at {step + 1}; overwrite=True replaces it")
+        raise Exists(what, hint=f"a loop that resumes from it begins at {step + 1}; overwrite=True replaces it")
     if not overwrite and later:
         raise Exists(
             f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}",
-            hint=f"run.branch(step, path) goes on from an older step in a new run; overwrite=True goes on here, and "
-            f"removes the steps after {step}",
+            hint="run.branch(step, path) continues from an older step in a new run; overwrite=True continues here, "
+            f"and removes the steps after {step}",
         )
     return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if leads and later else None)
 
@@ -226,7 +226,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
         run.unmeasured = find_unmeasured(run.keep, run.known.metrics)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
-        raise reword(error, f"the save to {shown!r} is committed; what comes after it failed") from error
+        raise reword(error, f"the save to {shown!r} is committed; a later part of it failed") from error
 
 
 def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:

@@ -89,7 +89,7 @@ class SaveSchedule:
         elif self._talks() and not told:
             by_steps = self._ruled(step, 0.0, force=force)
             if not by_steps.save and self._met_at.step <= step < self._met_at.ask:
-                reason = f"{self._cadence!r}: all processes look again at step {self._met_at.ask}"
+                reason = f"{self._cadence!r}: all processes check again at step {self._met_at.ask}"
                 return dataclasses.replace(by_steps, reason=reason)
             passed, signum = self._meet(step, processes)
         decision = self._ended(self._ruled(step, passed, force=force), signum, told=told)
@@ -111,7 +111,7 @@ class SaveSchedule:
     def _ruled(self, step: int, passed: float, *, force: bool) -> Decision:
         """Return what the rules say, so many seconds after the last save."""
         if self._cadence is None:
-            return Decision(save=True, reason="each step that is offered")
+            return Decision(save=True, reason="no save_every: each step is saved")
         last = LastSave(step=step - 1 if self._step is None else self._step, time=0.0)
         decision = self._cadence.decide(step, passed, last)
         if force and (decision.temporary or not decision.save):
@@ -122,7 +122,7 @@ class SaveSchedule:
         """Return a decision with what the job was told: it saves, and has to be waited for."""
         if signum is None and not told:
             return decision
-        reason = "jax was told that a machine goes away" if signum is None else f"{signal_text(signum)} came"
+        reason = "jax was told that a machine is going away" if signum is None else f"{signal_text(signum)} came"
         # Out of turn, where there are such steps at all: it goes when the next one is there.
         out_of_turn = self._cadence is not None and self._cadence.seconds is not None
         temporary = decision.temporary if decision.save else out_of_turn
@@ -145,7 +145,7 @@ class SaveSchedule:
             there = ", ".join(str(one) for one in sorted({heard[number]["step"] for number in others})[:3])
             raise Mismatch(
                 f"could not {doing}: process 0 is at step {heard[0]['step']}, {format_processes(others)} at {there}",
-                hint="all processes call save at the same steps",
+                hint="call save at the same steps on all processes",
             )
         self._met_at = _SyncPoint(step=step, ask=step + heard[0]["ahead"], time=self._clock())
         return heard[0]["passed"], next((one["signum"] for one in heard if one["signum"] is not None), None)

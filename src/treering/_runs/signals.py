@@ -63,14 +63,14 @@ class Signals:
             before = signal.getsignal(signum)
             if before is None:
                 hint = "catch it in a handler of your own, and save with force=True"
-                raise Unsupported(f"{signal_text(signum)} has a handler that Python could not put back", hint=hint)
+                raise Unsupported(f"{signal_text(signum)} has a handler that Python could not restore", hint=hint)
             if before != self._handle:
                 signal.signal(signum, self._handle)
                 self._before.setdefault(signum, []).append(before)
         except (ValueError, TypeError, OSError) as error:
             if isinstance(error, Unsupported):
                 raise
-            raise Unsupported(f"{signal_text(signum)} cannot be waited for here: {error}") from error
+            raise Unsupported(f"{signal_text(signum)} cannot be caught here: {error}") from error
         self._passing = False
         self._pid = os.getpid()
 

@@ -34,11 +34,11 @@ def require_step_number(step: Any) -> int:
         number = operator.index(step)
     except TypeError:
         if isinstance(step, str | float | None):
-            raise Unsupported(f"{step!r:.100} is no step", hint=hint) from None
-        hint = "the step comes first: run.save(step, tree), run.load(step, like=tree)"
-        raise Unsupported(f"{kind_of(step)} is no step", hint=hint) from None
+            raise Unsupported(f"{step!r:.100} is not a step", hint=hint) from None
+        hint = "the step is the first argument: run.save(step, tree), run.load(step, like=tree)"
+        raise Unsupported(f"{kind_of(step)} is not a step", hint=hint) from None
     if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
-        raise Unsupported(f"{step!r:.100} is no step", hint=hint)
+        raise Unsupported(f"{step!r:.100} is not a step", hint=hint)
     return number
 
 
@@ -93,6 +93,6 @@ def _number(name: str, value: Any) -> float:
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}, which is no float") from error
+            raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}, which is not a number") from error
     hint = "metrics are numbers: int, float, or an array without axes"
     raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)

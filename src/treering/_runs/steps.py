@@ -31,7 +31,7 @@ from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupporte
 from treering.retention import StepFacts
 
 _SHOWN_STEPS: Final = 6
-_ANEW: Final = "the next save makes it anew from the steps"
+_ANEW: Final = "the next save rebuilds it from the steps"
 
 NOT_READ: Final = (Corrupt, Format, Unsupported)
 """The errors of an index, or a ``run.json``, that says nothing that this version could read."""
@@ -117,7 +117,7 @@ def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
     else:
         shown = ", ".join(map(str, steps))
     message = f"the run {os.fspath(path)!r} has no step {step}"
-    return NotFound(message, hint=f"its steps are {shown}" if steps else "it has no step at all")
+    return NotFound(message, hint=f"its steps are {shown}" if steps else "it has no step")
 
 
 def facts_of(path: Path) -> list[StepFacts]:
@@ -233,7 +233,7 @@ def cache_trouble(path: Path) -> str | None:
     Example:
         >>> import pathlib, tempfile
         >>> cache_trouble(pathlib.Path(tempfile.mkdtemp()))
-        'there is no run.json; the next save makes it anew from the steps'
+        'there is no run.json; the next save rebuilds it from the steps'
     """
     with RunFolder(path) as run:
         data = run.read_document()

@@ -19,9 +19,9 @@ _HINTS = {
     errno.EFBIG: "the file system or the limit of this process (ulimit -f) allows no file of that size",
     errno.EACCES: "the folder must be readable and writable, and so must the file if there is one",
     errno.EPERM: "the folder must be readable and writable, and so must the file if there is one",
-    errno.EROFS: "save to another place",
+    errno.EROFS: "save to another path",
     errno.EMFILE: "this process has too many files open",
-    errno.EISDIR: "give the name of a file in that folder",
+    errno.EISDIR: "pass the name of a file in that folder",
     errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
 }
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -68,7 +68,7 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
 def _hint(reason: int, shown: str) -> str | None:
     hint = _HINTS.get(reason)
     if hint and reason in _NO_ROOM and _holds_something(shown):
-        return f"{hint}; what stood there before is untouched"
+        return f"{hint}; the path is unchanged"
     return hint
 
 

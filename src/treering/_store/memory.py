@@ -127,7 +127,7 @@ class MemoryStore(Store):
         """
         with self._contents.lock:
             if self._prefix and self._prefix.rstrip("/") in self._contents.by_name:
-                raise NotADirectoryError(errno.ENOTDIR, "a file stands there, not a folder")
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder")
             if self._prefix and not self._contents.below(self._prefix):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 

@@ -114,7 +114,7 @@ class OpenFolder:
         try:
             names = sorted(self._store.names())
         except OSError as error:
-            return f"what is there cannot be read: {error.strerror}"
+            return f"the content cannot be read: {error.strerror}"
         if not names:
             return "it is empty"
         checkpoints = [name for name in names if self._holds_index(name)]
@@ -123,7 +123,7 @@ class OpenFolder:
         if any(attempt_of_tombstone(name) for name in names):
             return "it holds the remains of one that was removed"
         if any(name.startswith(f".{INDEX}.") for name in names):
-            return "it holds the files of a save that is running, or did not end; try again"
+            return "it holds the files of a save that is running or was interrupted; try again"
         return f"it holds {shown_names(names)}"
 
 

@@ -63,5 +63,5 @@ def write_all(descriptor: int, piece: memoryview) -> None:
     while piece:
         written = os.write(descriptor, piece)
         if not written:
-            raise OSError(errno.EIO, "the system takes no more bytes and does not say why")
+            raise OSError(errno.EIO, "the system accepts no more bytes and gives no reason")
         piece = piece[written:]

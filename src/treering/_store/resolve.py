@@ -57,7 +57,7 @@ def file_path(path: str | os.PathLike[str]) -> Path:
             hint="copy it here first, or save here and copy it there",
         )
     if not text or text.endswith(("/", os.sep)):
-        raise Unsupported(f"{text!r} names no file", hint="give the name of a file")
+        raise Unsupported(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
 
 

@@ -251,7 +251,7 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
             raise Unsupported(f"a dict key has no text: {error}") from error
         if text in texts:
             raise Unsupported(
-                f"the dict keys {texts[text]!r:.200} and {key!r:.200} are alike once they are text",
+                f"the dict keys {texts[text]!r:.200} and {key!r:.200} have the same text",
                 hint="rename one of them",
             )
         texts[text] = key
@@ -330,7 +330,7 @@ def _open_dataclass(x: Any) -> OpenNode | None:
     place = hidden_array(x, fields)
     if place is not None:
         raise Unsupported(
-            f"a {class_name(type(x))} holds an array in {place!r}, which is no field of it",
+            f"a {class_name(type(x))} holds an array in {place!r}, which is not a field of it",
             hint="make it a field, or register the class as a pytree node",
         )
 

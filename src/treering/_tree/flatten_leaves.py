@@ -64,8 +64,8 @@ _REGISTER: Final = (
     "register its class with jax.tree_util.register_dataclass or register_pytree_node, "
     "or with treering.serialization.register_serialization_state"
 )
-_LEAVE_OUT: Final = f"leave it out, or put what it holds into the tree; for a class of yours, {_REGISTER}"
-_PARTIAL: Final = "pass them as arguments: a jax.tree_util.Partial(function, arrays) holds them in the open"
+_LEAVE_OUT: Final = f"omit it, or put its content into the tree; for your own class, {_REGISTER}"
+_PARTIAL: Final = "pass them as arguments: a jax.tree_util.Partial(function, arrays) holds them visibly"
 _MOST_SEEN: Final = 1000
 
 # Code that may hold arrays: what a function closes over, whose method it is, what is bound to it.
@@ -148,8 +148,8 @@ def _numpy_kind(x: Any) -> str:
         return "numpy scalar"
     if type(x) not in (np.ndarray, np.memmap):
         raise Unsupported(
-            f"a {class_name(type(x))} is more than its numbers and would come back as a plain array",
-            hint="save np.asarray(x), and beside it what is more",
+            f"a {class_name(type(x))} holds more than its numbers and would come back as a plain array",
+            hint="save np.asarray(x), and the rest beside it",
         )
     WRITABLE.add(x.dtype)
     return "numpy"
@@ -165,7 +165,7 @@ def _check_opaque(x: Any) -> None:
     if isinstance(x, type):
         return
     if _is_array(x):
-        raise Unsupported(f"a {kind} is no array of numpy or jax", hint="save np.asarray(x)")
+        raise Unsupported(f"a {kind} is not an array of numpy or jax", hint="save np.asarray(x)")
     # jit and the like are C, and hold the function that they were made of.
     place = hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)
     if place is not None:
@@ -174,7 +174,7 @@ def _check_opaque(x: Any) -> None:
             hint=_PARTIAL if isinstance(x, functools.partial | types.FunctionType | types.MethodType) else _REGISTER,
         )
     if not (is_code(x) or callable(x) or _is_key_dtype(x)):
-        raise Unsupported(f"a {kind} is no array, number or text, and a file cannot hold it", hint=_LEAVE_OUT)
+        raise Unsupported(f"a {kind} is not an array, number or text, and a file cannot hold it", hint=_LEAVE_OUT)
 
 
 def _is_key_dtype(x: Any) -> bool:

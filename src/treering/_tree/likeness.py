@@ -157,7 +157,9 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
                 idle.discard(text)
                 break
     if idle:
-        raise Mismatch(f"rename has {min(idle)!r}, and `like` has nothing there", hint="it maps wanted to saved")
+        raise Mismatch(
+            f"rename has {min(idle)!r}, but `like` has no such key", hint="it maps wanted keys to saved keys"
+        )
     return result
 
 
@@ -217,14 +219,16 @@ class _Report:
             return "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function; at= loads a part"
         hints = []
         if self.castable:
-            hints.append(f"cast=True makes numbers what `{self.wording.called}` has, within a category")
+            hints.append(f"cast=True converts numbers to the dtypes of `{self.wording.called}`, within a category")
         if not all(line.keep for line in missing):
             hints.append(f'missing="keep" keeps what `{self.wording.called}` has')
-        leave = 'extra="ignore" leaves out what only the checkpoint has' if self.unexpected and not self.ignored else ""
+        leave = (
+            'extra="ignore" ignores leaves that only the checkpoint has' if self.unexpected and not self.ignored else ""
+        )
         if leave and not self.wording.takes_extra:
             hints.append(f"{leave}, only= and at= load a part")
         if (missing or self.kept) and self.unexpected:
-            hints.append("rename={wanted: saved} finds what was renamed")
+            hints.append("rename={wanted: saved} maps renamed leaves")
         advice = self.wording.advice + "; ".join(hints) if hints else ""
         return "; ".join(filter(None, (leave, advice))) if self.wording.takes_extra else advice
 

@@ -66,7 +66,7 @@ def resolve_shardings(
         if shardings is None and mesh is not None:
             error.hint = "the specs are those of the target; shardings=PartitionSpec() replicates on the mesh"
         if any(line.endswith(_NO_RULE) for line in error.differences):
-            error.hint = '(".*", PartitionSpec()) as the last rule replicates what is left'
+            error.hint = '(".*", PartitionSpec()) as the last rule replicates the other arrays'
         raise
     if rules is not None and avals:
         rules.tell(known)
@@ -206,7 +206,7 @@ def _by_prefix(tree: Any, known: Sequence[str]) -> Choice:
         for end in range(len(path), -1, -1):
             if path[:end] in found:
                 return found[path[:end]]
-        raise _NoFit("shardings has nothing for it; None there means the default device")
+        raise _NoFit("shardings has no entry for it; None there means the default device")
 
     return choose
 
@@ -229,18 +229,18 @@ def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeSt
     if isinstance(given, jax.Device):
         return jax.sharding.SingleDeviceSharding(given)
     if not isinstance(given, Sharding):
-        hint = "give mesh=" if isinstance(given, jax.sharding.Mesh) else "a Sharding, Device or PartitionSpec"
-        raise Unsupported(f"{kind_of(given)} is no sharding", hint=hint)
+        hint = "pass mesh=" if isinstance(given, jax.sharding.Mesh) else "a Sharding, Device or PartitionSpec"
+        raise Unsupported(f"{kind_of(given)} is not a sharding", hint=hint)
     if isinstance(given, NamedSharding):
         given = _concrete(given, mesh, aval)
         if not is_concrete(given):
-            raise _NoFit(f"{_text(aval)}: {given.spec} is for partial sums, and what is stored is whole")
+            raise _NoFit(f"{_text(aval)}: {given.spec} is for partial sums, but the stored array is whole")
         _require_divisible(given, aval)
     sharding: Sharding = given
     try:
         sharding.shard_shape(aval.shape)
     except (ValueError, IndexError) as error:
-        raise _NoFit(f"{_text(aval)} cannot be laid out as {sharding}: {error}") from error
+        raise _NoFit(f"{_text(aval)} cannot have the sharding {sharding}: {error}") from error
     return sharding
 
 
@@ -248,7 +248,7 @@ def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.Shap
     mesh = current_mesh() if mesh is None else mesh
     if mesh is None:
         raise Unsupported(
-            f"{spec} says nothing without a mesh", hint="give mesh=, jax.set_mesh, or NamedSharding(mesh, spec)"
+            f"{spec} needs a mesh", hint="pass mesh=, use jax.set_mesh, or pass NamedSharding(mesh, spec)"
         )
     for name in [name for part in spec for name in _names(part)]:
         if name not in mesh.axis_names:
@@ -271,7 +271,7 @@ def _concrete(given: NamedSharding, mesh: jax.sharding.Mesh | None, aval: jax.Sh
         if mesh is None:
             raise Unsupported(
                 f"{given.spec} is for an abstract mesh of {axes}, which has no devices",
-                hint="give mesh=, or jax.set_mesh",
+                hint="pass mesh=, or use jax.set_mesh",
             )
         if dict(mesh.shape) != axes:
             raise _NoFit(f"{_text(aval)}: {given.spec} is for a mesh of {axes}, the current one has {dict(mesh.shape)}")

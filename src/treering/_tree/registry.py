@@ -259,8 +259,7 @@ def key_by_text(xs: Mapping[Any, Any]) -> dict[str, Any]:
         counts = collections.Counter(map(_text, xs))
         clash = sorted(repr(key) for key in xs if counts[_text(key)] > 1)
         raise Unsupported(
-            "Dict keys do not have a unique string representation: "
-            f"{', '.join(clash)[:400]} are alike once they are text"
+            f"Dict keys do not have a unique string representation: {', '.join(clash)[:400]} have the same text"
         )
     return texts
 

@@ -309,7 +309,7 @@ def _restore_key(target: Any, state: Any) -> Any:
         return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
     except (TypeError, ValueError) as error:
         raise NotItems(
-            f"the target is a PRNG key ({kind}), the state {_describe(state)} is no data for one,"
+            f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data,"
             f" at path {current_path()}: {error}",
             path=_here(),
         ) from error

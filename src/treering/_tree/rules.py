@@ -39,7 +39,9 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
         try:
             pattern, spec = rule
         except (TypeError, ValueError) as error:
-            raise Unsupported(f"{rule!r:.100} is no partition rule", hint="write (pattern, PartitionSpec)") from error
+            raise Unsupported(
+                f"{rule!r:.100} is not a partition rule", hint="write (pattern, PartitionSpec)"
+            ) from error
         if not isinstance(pattern, str | re.Pattern):
             raise Unsupported(f"the pattern of a partition rule is {kind_of(pattern)}", hint="str or re.Pattern")
         pairs.append((pattern, spec))
@@ -50,7 +52,7 @@ def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
     except re.error as cause:
-        error = BadPattern(f"the partition rule {pattern!r} is no regular expression: {cause}")
+        error = BadPattern(f"the partition rule {pattern!r} is not a regular expression: {cause}")
         error.msg, error.pattern, error.pos = cause.msg, cause.pattern, cause.pos
         error.lineno, error.colno = cause.lineno, cause.colno
         raise error from cause
@@ -130,16 +132,16 @@ class Rules:
         if key in _told:
             return
         found = self.report(names)
-        lines = [f"{pattern!r} is found in no key" for pattern in found.unmatched]
+        lines = [f"{pattern!r} matches no key" for pattern in found.unmatched]
         if found.caught:
             more = len(found.caught) - _SHOWN
             shown = ", ".join(found.caught[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-            lines.append(f"only a catch-all fits {shown}")
+            lines.append(f"only a catch-all matches {shown}")
         if lines:
             if len(_told) >= _MOST_TOLD:
                 _told.clear()
             _told.add(key)
-            warn_of("partition rules and keys do not fit", [*lines, *found.hints], RulesUnmatched)
+            warn_of("partition rules and keys do not match", [*lines, *found.hints], RulesUnmatched)
 
 
 def _matches_any(pattern: str | re.Pattern[str], names: Iterable[str]) -> bool:
@@ -175,8 +177,8 @@ def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest:
     if not isinstance(spec, PartitionSpec | tuple):
         leaf = printable(name)
         raise Unsupported(
-            f"the partition rule {_text(pattern)!r} has no PartitionSpec but {kind_of(spec)} for param: {leaf}",
-            hint="PartitionSpec() is replicated",
+            f"the partition rule {_text(pattern)!r} has {kind_of(spec)}, no PartitionSpec, for param: {leaf}",
+            hint="PartitionSpec() replicates",
         )
     if math.prod(shape) < smallest:
         return spec_of()

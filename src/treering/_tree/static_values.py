@@ -327,7 +327,7 @@ def key_value(key: object) -> Any:
 def _refuse_sets(key: object) -> None:
     if isinstance(key, AbstractSet):
         raise Unsupported(
-            f"a dict key is {kind_of(key)}: a set has no order, so its text is another one in each process",
+            f"a dict key is {kind_of(key)}: a set has no order, so its text differs between processes",
             hint="make it a sorted tuple",
         )
     if isinstance(key, tuple):

@@ -90,7 +90,7 @@ def require_data_name(attempt: str, name: str) -> None:
         ValueError: it is none.
     """
     if not data_of(attempt, [name]):
-        raise ValueError(f"{name!r} is no data file of attempt {attempt}")
+        raise ValueError(f"{name!r} is not a data file of attempt {attempt}")
 
 
 def prepare_name(job: str) -> str:

@@ -29,9 +29,9 @@ def interval_of(given: datetime.timedelta | float, name: str) -> datetime.timede
         try:
             interval = datetime.timedelta(seconds=given)
         except (OverflowError, ValueError):  # more than timedelta holds, or nan
-            raise Unsupported(f"{name}={given!r} are no seconds that can be counted") from None
+            raise Unsupported(f"{name}={given!r} is not a number of seconds") from None
     if not isinstance(interval, datetime.timedelta) or interval <= datetime.timedelta():
-        raise Unsupported(f"{name} is {given!r:.100}, it has to be a timedelta or seconds, more than 0")
+        raise Unsupported(f"{name} is {given!r:.100}, but must be a timedelta or seconds, more than 0")
     return interval
 
 

@@ -40,7 +40,7 @@ def unescape_part(text: str) -> str:
         'a/b~c'
     """
     if text.count("~") != text.count("~0") + text.count("~1"):
-        raise Format(f"{text!r} is no part of a key: a '~' stands alone", hint="write '~0' for '~' and '~1' for '/'")
+        raise Format(f"{text!r} is not a part of a key: a '~' stands alone", hint="write '~0' for '~' and '~1' for '/'")
     return text.replace("~1", "/").replace("~0", "~")
 
 

@@ -77,5 +77,5 @@ def parts_of(folder: str) -> tuple[str, ...]:
         return ()
     parts = tuple(folder.split("/"))
     if not _NO_PARTS.isdisjoint(parts) or not _NEVER.isdisjoint(folder) or parts[0] == ATTEMPTS:
-        raise Corrupt(f"{folder!r} is no folder of a leaf")
+        raise Corrupt(f"{folder!r} is not a folder of a leaf")
     return parts

@@ -89,5 +89,5 @@ def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.e
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise Unsupported(f"{name} is {given!r:.100}, it has to be a positive number of seconds")
+        raise Unsupported(f"{name} is {given!r:.100}, but must be a positive number of seconds")
     return seconds

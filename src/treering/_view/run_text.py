@@ -136,7 +136,7 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
         ...     print(line)
         remove  1  1.00 KiB  no rule keeps it
         keep    2  1.00 KiB  newest
-        1 of 2 steps would go, 1.00 KiB; --yes removes them
+        1 of 2 steps would be removed, 1.00 KiB; --yes removes them
     """
     numbers = max((len(str(step.step)) for step in listing.steps), default=0)
     sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
@@ -151,7 +151,7 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
         yield f"{count} {'were' if removed else 'would be'} removed: nothing to do"
         return
     size = bytes_text(sum(step.nbytes for step in going))
-    yield f"{count} removed, {size}" if removed else f"{count} would go, {size}; --yes removes them"
+    yield f"{count} removed, {size}" if removed else f"{count} would be removed, {size}; --yes removes them"
 
 
 # -------------------------------------------------------------------------------------------------------------- JSON

@@ -85,7 +85,7 @@ def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any
     if isinstance(wanted, dict) and key not in wanted:
         return None
     raise Mismatch(
-        "shardings is not a prefix of the tree: it has nothing for this leaf",
+        "shardings is not a prefix of the tree: it has no entry for this leaf",
         path=unwind(trail),
         hint="None there means the default device",
     )
@@ -96,10 +96,10 @@ def _put_all(slots: list[_Slot]) -> None:
     arrays = [holder[slot] for holder, slot, _, _ in slots]
     for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True):
         if isinstance(sharding, dict):
-            raise Mismatch("shardings is not a prefix of the tree: it goes on below this array", path=unwind(trail))
+            raise Mismatch("shardings is not a prefix of the tree: it continues below this array", path=unwind(trail))
         if not jax_holds(array.dtype):
             raise Unsupported(
-                f"jax cannot hold {array.dtype.name} as it is configured, and nothing is cast",
+                f"jax cannot hold {array.dtype.name} as configured, and treering casts nothing",
                 path=unwind(trail),
                 hint="set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert",
             )

@@ -39,7 +39,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
     """Read a file into ``target``'s structure."""
     if not isinstance(filepath, str | os.PathLike):
         if mapped:
-            raise Unsupported("an open file cannot be mapped", hint="give its path")
+            raise Unsupported("an open file cannot be mapped", hint="pass its path")
         return restore_into(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
     path = file_path(filepath)
     with report("load", path):
@@ -53,7 +53,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
 
 
 def _neither(given: object) -> Unsupported:
-    return Unsupported(f"a file is given by its path, or as an open binary file, not as {type(given).__name__}")
+    return Unsupported(f"a file is a path or an open binary file, not {type(given).__name__}")
 
 
 def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:

@@ -274,18 +274,18 @@ def test_odd_paths_of_other_programs(path: str) -> None:
         ({"format": "zarr", "arrays": []}, Format, "of the format 'zarr'"),
         ({"arrays": []}, Format, "of the format None"),
         ({"format": ["tensorstore"]}, Format, "of the format a list"),
-        ([], Corrupt, "no JSON object"),
+        ([], Corrupt, "not a JSON object"),
         ({"format": "tensorstore", "arrays": {}}, Corrupt, "'arrays'"),
-        ({"format": "tensorstore", "arrays": [7]}, Corrupt, "no JSON object"),
+        ({"format": "tensorstore", "arrays": [7]}, Corrupt, "not a JSON object"),
         ({"format": "tensorstore", "arrays": [{"shape": []}]}, Corrupt, "no member 'path'"),
         ({"format": "tensorstore", "arrays": [{"path": 5}]}, Corrupt, "'path'"),
         ({"format": "tensorstore", "prefixes": None}, Corrupt, "'prefixes'"),
         ({"format": "tensorstore", "prefixes": {"p": {}}}, Corrupt, "no list of arrays"),
         ({"format": "tensorstore", "prefixes": {"": []}}, Corrupt, "or is none"),
         ({"format": "tensorstore", "treering": []}, Corrupt, "'treering'"),
-        ({"format": "tensorstore", "treering": {"": "x"}}, Corrupt, "no JSON object"),
+        ({"format": "tensorstore", "treering": {"": "x"}}, Corrupt, "not a JSON object"),
         ({"format": "tensorstore", "treering": {"": {"record": 5}}}, Corrupt, "'record'"),
-        ({"format": "tensorstore", "treering": {"": {"record": "é"}}}, Corrupt, "no ASCII"),
+        ({"format": "tensorstore", "treering": {"": {"record": "é"}}}, Corrupt, "not ASCII"),
         ({"format": "tensorstore", "treering": {"": {"record": "", "moving": []}}}, Corrupt, "'moving'"),
         ({"format": "tensorstore", "treering": {"": {"record": "", "moving": {}}}}, Corrupt, "'cleared'"),
         ({"format": "tensorstore", "by": nested(200)}, Corrupt, "nested"),
@@ -329,7 +329,7 @@ def test_what_is_no_json(data: bytes) -> None:
 def test_nothing_outside_is_ever_cleared(folder: str) -> None:
     document = json.loads(encode_leaves_index(index_of(branch_of(RECORD, ("w",)))))
     document["treering"][""]["moving"]["cleared"] = [folder]
-    with pytest.raises(Corrupt, match="is to clear something that is no folder"):
+    with pytest.raises(Corrupt, match="is to clear something that is not a folder"):
         parse_leaves_index(written(document))
 
 

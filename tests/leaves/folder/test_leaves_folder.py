@@ -73,11 +73,11 @@ def test_a_chunk_in_a_folder_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["..", "a/../b", "/etc", "a//b", ".", "a/", "\0", ".treering", ".treering/x"])
 def test_texts_that_lead_elsewhere(tmp_path: Path, text: str) -> None:
     with LeavesFolder(tmp_path) as directory:
-        with pytest.raises(Corrupt, match="no folder of a leaf"):
+        with pytest.raises(Corrupt, match="not a folder of a leaf"):
             directory.open(text, "0", None)
-        with pytest.raises(Corrupt, match="no folder of a leaf"):
+        with pytest.raises(Corrupt, match="not a folder of a leaf"):
             directory.open("a", text, None)
-        with pytest.raises(Corrupt, match="no folder of a leaf"):
+        with pytest.raises(Corrupt, match="not a folder of a leaf"):
             directory.names(text, None)
         with pytest.raises(Corrupt, match="no attempt"):
             directory.open("a", "0", text)
@@ -109,7 +109,7 @@ def test_records_and_what_waits(tmp_path: Path) -> None:
     first = save(tmp_path, {"a": b"1"})
     second = save(tmp_path, {"m/a": b"1"}, prefix="m", leave=True)
     (tmp_path / ".treering" / "notes").mkdir()
-    (tmp_path / ".treering" / ATTEMPT).write_bytes(b"no folder")
+    (tmp_path / ".treering" / ATTEMPT).write_bytes(b"not a folder")
     with StagedLeaves(tmp_path, RULES) as living, LeavesFolder(tmp_path) as directory:
         write(living, {"b": b"1"})
         assert {attempt: json.loads(text)[1] for attempt, text in directory.records().items()} == {

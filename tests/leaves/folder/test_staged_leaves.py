@@ -349,7 +349,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             lambda: saving.write_file("b", "0", [b"1"], 1),
             lambda: saving.leave(b"record"),
         ):
-            with pytest.raises(StoreFailed, match="free some space; what stood there before is untouched") as caught:
+            with pytest.raises(StoreFailed, match="free some space; the path is unchanged") as caught:
                 add()
             assert caught.value.errno == errno.ENOSPC
     assert everything(tmp_path, records=True) == before

@@ -316,7 +316,7 @@ class Scanner:
             raw = window.read(start, nbytes)
             key, at = raw.decode() if is_text else raw, start + nbytes
         elif 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
-            raise UnhashableKey("a map or an array stands where a map key belongs")
+            raise UnhashableKey("a map or an array is in the place of a map key")
         elif 0xC7 <= first <= 0xC9 or 0xD4 <= first <= 0xD8:
             nbytes, code, start = window.ext_header(at)
             window.need(start, nbytes)
@@ -324,14 +324,14 @@ class Scanner:
             if self._rare_keys > _MOST_RARE_KEYS:
                 raise Corrupt(f"more than {_MOST_RARE_KEYS} map keys are complex, numpy scalars or time stamps")
             if code in (EXT_ARRAY, EXT_TUPLE):
-                raise UnhashableKey(f"an array or a tuple (ext code {code}) stands where a map key belongs")
+                raise UnhashableKey(f"an array or a tuple (ext code {code}) is in the place of a map key")
             key = self._scalar(start, nbytes) if code == EXT_SCALAR else self._rare_ext(code, start, nbytes)
             at = start + nbytes
         else:
             key, at = window.number(at)
         frame.key, window.next = key, at
         if key in frame.container:
-            raise Corrupt(f"the key {key!r:.80} stands twice in one map")
+            raise Corrupt(f"the key {key!r:.80} is twice in one map")
 
     def _take_blob(self, frame: _OpenContainer) -> None:
         """Take a str or bytes leaf."""

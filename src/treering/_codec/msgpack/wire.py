@@ -95,7 +95,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
     if payload > LONGEST_PAYLOAD:
         raise Unsupported(
             f"an array of {pluralize(nbytes, 'bytes')} does not fit into one msgpack item of {LONGEST_PAYLOAD} bytes",
-            hint="put it into a dict, where it is written in chunks (MAX_CHUNK_SIZE)",
+            hint="put it into a dict, so that it is written in chunks (MAX_CHUNK_SIZE)",
         )
     return _ext_header(code, payload) + inner, nbytes
 

@@ -177,7 +177,7 @@ class _Encoder:
     def _pack_key(self, key: object) -> bytes:
         if key == CHUNK_MARKER:
             raise Unsupported(
-                f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key of yours",
+                f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key",
                 hint="rename it",
             )
         if type(key) is str:

@@ -198,7 +198,7 @@ def view_as_stored(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array as items of the dtype that its chunk files have."""
     known = lookup(zarr.dtype)
     if known is None:
-        raise Unsupported(f"zarr v2 has no form for the dtype {zarr.dtype[:60]}")
+        raise Unsupported(f"zarr v2 cannot represent the dtype {zarr.dtype[:60]}")
     dtype = numpy_dtype(known)
     return array if array.dtype == dtype else array.reshape(-1).view(dtype).reshape(array.shape)
 

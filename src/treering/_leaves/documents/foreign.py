@@ -120,8 +120,7 @@ def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
 def _clash_error(one: str, other: str) -> Corrupt:
     return Corrupt(
         f"{LEAVES_INDEX} lists an array in {one[:200] or '.'!r} and another one in {other[:200] or '.'!r} or below",
-        hint="two keys met in one folder when they were saved, and one of the arrays is lost: "
-        "save them again under other keys",
+        hint="two keys were saved to one folder, and one of the arrays is lost: save them again under other keys",
     )
 
 

@@ -28,7 +28,7 @@ _OURS: Final = "treering"
 _OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
 _OF_ENTRY: Final = ["path", "shape", "dtype"]
 _MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
-_DAMAGED: Final = "treering.leaves.index_leaves makes it anew from the copies under .treering"
+_DAMAGED: Final = "treering.leaves.index_leaves rebuilds it from the copies under .treering"
 _OTHER_LIST: Final = f"if another program saved over that tree, save it again, or use another copy; else {_DAMAGED}"
 # What may not stand in a path, and what has to be there somewhere for it when paths are lines.
 _UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
@@ -88,7 +88,7 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{LEAVES_INDEX} is no UTF-8", offset=error.start, hint=_DAMAGED) from None
+        raise Corrupt(f"{LEAVES_INDEX} is not UTF-8", offset=error.start, hint=_DAMAGED) from None
     try:
         return _index(parse_json(text, LEAVES_INDEX))
     except Corrupt as error:
@@ -100,7 +100,7 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
 
 def _index(document: Any) -> LeavesIndex:
     if type(document) is not dict:
-        raise Corrupt("it is no JSON object")
+        raise Corrupt("it is not a JSON object")
     if document.get("format") != "tensorstore":
         raise Format(
             f"{LEAVES_INDEX} is of the format {show(document.get('format'))}; only 'tensorstore' is known",
@@ -173,7 +173,7 @@ def _record_node(node: Any, prefix: str) -> tuple[bytes, tuple[str, ...] | None]
     what = f"the record of {prefix[:200]!r}" if prefix else "the record of the tree without prefix"
     text = member(node, "record", str, what)
     if not text.isascii():
-        raise Corrupt(f"{what} is no ASCII")
+        raise Corrupt(f"{what} is not ASCII")
     record = text.encode("ascii")
     _check_depth({name: value for name, value in node.items() if name not in ("record", "moving")}, what)
     if "moving" not in node:
@@ -182,7 +182,7 @@ def _record_node(node: Any, prefix: str) -> tuple[bytes, tuple[str, ...] | None]
     _check_depth(moving, what)
     cleared = member(moving, "cleared", list, what)
     if not set(map(type, cleared)) <= {str} or any(_UNSOUND.search(folder) and folder for folder in cleared):
-        raise Corrupt(f"{what} is to clear something that is no folder of the directory")
+        raise Corrupt(f"{what} is to clear something that is not a folder of the directory")
     if member(moving, "digest", str, what) != _moving_digest(record, cleared):
         raise Corrupt(f"the list of folders that {what} is to clear is damaged")
     return record, tuple(cleared)

@@ -62,7 +62,7 @@ def folder_of(prefix: str | None, key: str) -> str:
             if len(folder) > _LONGEST or len(folder.encode()) > _LONGEST:
                 raise Unsupported(
                     f"a part of the key is {pluralize(len(folder.encode()), 'bytes')} long as the name of a folder;"
-                    f" {_LONGEST} is the most that file systems take",
+                    f" {_LONGEST} is the maximum of file systems",
                     path=parts,
                     hint="shorten the key",
                 )
@@ -86,15 +86,15 @@ def prefix_folder(prefix: str) -> str:
         >>> prefix_folder("../model")
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: the prefix '../model' is no path of folders: it has an empty part
+        treering.errors.Unsupported: the prefix '../model' is not a path of folders: it has an empty part
     """
     parts = _PREFIX_SEPARATORS.split(prefix)
     for part in parts:
         if not part:
-            raise Unsupported(f"the prefix {prefix[:200]!r} is no path of folders: it has an empty part")
+            raise Unsupported(f"the prefix {prefix[:200]!r} is not a path of folders: it has an empty part")
         if _NOT_ORDINARY.search(part):
             raise Unsupported(
-                f"the prefix {prefix[:200]!r} is no path of folders: {part[:200]!r} is no plain name",
+                f"the prefix {prefix[:200]!r} is not a path of folders: {part[:200]!r} is not a plain name",
                 hint="use letters, digits, '_' and '-', with '.' or '/' between folders",
             )
         if len(part.encode()) > _LONGEST:
@@ -154,13 +154,13 @@ def parts_of_folder(folder: str, prefix: str | None) -> tuple[str, ...]:
         >>> parts_of_folder("../etc", None)
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the folder '../etc' of a leaf leads out of the directory, or is no path
+        treering.errors.Corrupt: the folder '../etc' of a leaf leads out of the directory, or is not a path
     """
     if folder == ".":
         return ()
     parts = folder.split("/")
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in folder:
-        raise Corrupt(f"the folder {folder[:200]!r} of a leaf leads out of the directory, or is no path")
+        raise Corrupt(f"the folder {folder[:200]!r} of a leaf leads out of the directory, or is not a path")
     above = [part for part in _PREFIX_SEPARATORS.split(prefix) if part] if prefix else []
     if parts[: len(above)] == above:
         parts = parts[len(above) :]

@@ -278,7 +278,7 @@ def _record(document: Any) -> LeavesRecord:
         checksums=decode_checksums(document.get("checksums")),
     )
     if record.attempt == UNMARKED:
-        raise Corrupt("its attempt is the one that no save has")
+        raise Corrupt("its attempt is not one of a save")
     _check_files(record)
     return record
 

@@ -56,7 +56,7 @@ def update_for(
         if branch.moving is not None and attempt_of(branch.record or b"") is None:
             raise Corrupt(
                 f"{LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in their places",
-                hint="treering.leaves.index_leaves makes the index anew from the copies under .treering",
+                hint="treering.leaves.index_leaves rebuilds the index from the copies under .treering",
             )
     saved = [record.prefix for record in records]
     others = {prefix: _folders(branch) for prefix, branch in branches.items() if prefix not in saved}

@@ -55,7 +55,7 @@ class AttemptFolder:
                 raise
             # A sweeper met it between its making and its lock, and took it for a leftover.
             self.end()
-        raise OSError(errno.EAGAIN, "other savers keep removing its staged files")
+        raise OSError(errno.EAGAIN, "other processes keep removing its staged files")
 
     def write(self, name: str, data: bytes, old: os.stat_result | None = None) -> None:
         """Make a file in it, durable but for its name, with the rights of the file that it will replace, if any.

@@ -114,7 +114,7 @@ class LeavesCommit:
             self._finish(change.moves, surveys, change.settled)
         except OSError as error:
             hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
-            raise StoreFailed.of(error, self._shown, "move all files to their places in", hint=hint) from error
+            raise StoreFailed.of(error, self._shown, "move all files to their key paths in", hint=hint) from error
         self._sweep(change.settled, change.dropped)
 
     def move_unindexed(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
@@ -185,7 +185,7 @@ class LeavesCommit:
         try:
             self._tree.sync(())
         except OSError as error:
-            hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
+            hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
 
     def _prepared(self, index: bytes) -> os.stat_result | None:

@@ -227,7 +227,7 @@ class LeavesFolder:
 
 def _staging(attempt: str) -> Parts:
     if not is_attempt(attempt):
-        raise Corrupt(f"{attempt!r} is no attempt")
+        raise Corrupt(f"{attempt!r} is not an attempt")
     return staged_leaves(attempt)
 
 
@@ -289,7 +289,7 @@ def describe_folder(tree: FolderTree) -> str:
             return "it holds arrays: treering.leaves.index_leaves makes an index of them"
         others = [name for name in folders if tree.find((name,), INDEX) is not None]
     except (OSError, TreeringError) as error:
-        return f"what is there cannot be read: {error}"
+        return f"the content cannot be read: {error}"
     if others:
         return f"there are leaves directories in it: {shown_names(others)}"
     names = sorted(name for name in found if not is_message(name))

@@ -217,7 +217,7 @@ class TargetPaths:
             self._refuse(parts, name, "a device, a pipe or a socket")
         if kind == FOLDER:
             if not self._goes((*parts, name)):
-                self._refuse(parts, name, "a folder with files that are no part of what is replaced")
+                self._refuse(parts, name, "a folder with files that are not part of what is replaced")
         # Where the .zarray of a replaced leaf is lost, nothing tells its chunks from others: they are what is replaced.
         elif name not in self._cleared.get(parts, ()) and not (
             parts in self._replaced and ZARRAY not in self._cleared.get(parts, ())
@@ -244,7 +244,7 @@ class TargetPaths:
 
     def _refuse(self, parts: Parts, name: str, what: str) -> NoReturn:
         shown = self._tree.shown(parts, name)
-        hint = "move it away, or save to another place; treering.leaves.index_leaves lists arrays that no index does"
+        hint = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
         error = Exists(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
         raise with_errno(error, errno.EEXIST, shown)
 

@@ -150,7 +150,7 @@ class StagedFiles:
 
 
 def _over_error() -> RuntimeError:
-    return RuntimeError("this save is over")
+    return RuntimeError("this save has ended")
 
 
 class JoinedLeaves(StagedFiles):

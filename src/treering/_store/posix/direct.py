@@ -154,7 +154,7 @@ class Ring:
                 self._direct = False
                 continue
             if not written:
-                raise OSError(errno.EIO, "the system takes no more bytes and does not say why")
+                raise OSError(errno.EIO, "the system accepts no more bytes and gives no reason")
             offset += written
             rest = rest[written:]
 

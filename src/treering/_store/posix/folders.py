@@ -31,7 +31,7 @@ def resolved_folder(path: str) -> str:
     """
     whole, found = _followed(path)
     if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "a file stands there, not a folder")
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder")
     return whole
 
 

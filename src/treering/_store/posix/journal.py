@@ -124,7 +124,7 @@ class Journal:
     def _lock(self) -> None:
         """Hold it as long as we live: folders of network file systems are locked for one machine only."""
         if self._file.lock() is False or self._folder.find(self._name) is None:
-            raise FileNotFoundError(errno.ENOENT, "another machine's sweeper met it before it was locked")
+            raise FileNotFoundError(errno.ENOENT, "another machine removed it before it was locked")
 
     def _offer(self) -> None:
         self._identity = os.fstat(self._file.number)

@@ -68,7 +68,7 @@ class PosixRoot(Root):
             return Path(path).absolute()
         except OSError as error:
             gone = OSError(error.errno or errno.ENOENT, "it is relative, and the current folder was removed")
-            raise StoreFailed.of(gone, path, "find", hint="change to another folder, or give the whole path") from error
+            raise StoreFailed.of(gone, path, "find", hint="change to another folder, or pass the whole path") from error
 
     def settled(self, path: PurePath) -> Path:
         """Return the path without links; itself where the system cannot say."""

@@ -76,7 +76,7 @@ def started(process: int) -> float | None:
     """
     boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
     if boot is None:
-        raise OSError("the system does not say when it was started")
+        raise OSError("the system does not show when it was started")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         # The name of the program stands in brackets, and may hold any text.
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -97,7 +97,7 @@ class StagedFile:
                 descriptors.sync_folder(self._open_folder.number)
             self._close()
         except OSError as error:
-            hint = "the new content is in place, but a power cut may undo it: save again when the disk is well"
+            hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
 
     def _rename(self) -> None:
@@ -128,7 +128,7 @@ class StagedFile:
                 return
             # A sweeper met the file between its creation and its lock, and took it for a leftover.
             self._remove()
-        raise OSError(errno.EAGAIN, "other writers keep removing its staged file")
+        raise OSError(errno.EAGAIN, "other processes keep removing its staged file")
 
     def _close(self) -> None:
         self._file.close()

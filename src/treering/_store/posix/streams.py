@@ -47,7 +47,7 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
     except TreeringError:
         raise
     except TypeError as error:
-        raise Unsupported(f"{shown!r} takes no bytes: {error}", hint="open it in binary mode, 'wb'") from error
+        raise Unsupported(f"{shown!r} accepts no bytes: {error}", hint="open it in binary mode, 'wb'") from error
     except OSError as error:
         raise StoreFailed.of(error, shown, "write") from error
 
@@ -58,7 +58,7 @@ def _write_all(file: BinaryIO, piece: memoryview) -> None:
         if written is None and not isinstance(file, io.IOBase):
             return  # an object of the caller's that does not count what it took
         if not written:
-            raise BlockingIOError("the file takes no more bytes now")
+            raise BlockingIOError("the file accepts no more bytes now")
         piece = piece[written:]
 
 
