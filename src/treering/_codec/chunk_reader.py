@@ -14,7 +14,7 @@ class ChunkReader:
 
     Example:
         >>> import io
-        >>> file = ChunkFile(io.BytesIO(b"abc").read, 3)
+        >>> file = ChunkReader(io.BytesIO(b"abc").read, 3)
         >>> file.take(2), file.left
         (b'ab', 1)
         >>> file.take(2)
@@ -52,7 +52,7 @@ def fill(target: memoryview, pieces: Iterable[bytes]) -> None:
 
     Example:
         >>> memory = bytearray(3)
-        >>> filled(memoryview(memory), [b"ab", b"", b"c"])
+        >>> fill(memoryview(memory), [b"ab", b"", b"c"])
         >>> memory
         bytearray(b'abc')
     """

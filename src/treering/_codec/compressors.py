@@ -29,9 +29,9 @@ def require_known_compressor(config: Mapping[str, Any]) -> str:
         Unsupported: TensorStore, and so whoever reads the array with it, does not know this codec or this setting.
 
     Example:
-        >>> known_compressor({"id": "zstd"})
+        >>> require_known_compressor({"id": "zstd"})
         '{"id":"zstd","level":1}'
-        >>> known_compressor({"id": "lz4"})
+        >>> require_known_compressor({"id": "lz4"})
         Traceback (most recent call last):
         ...
         treering.errors.Unsupported: the compressor {"id":"lz4"} is unknown to TensorStore: "lz4" is not registered

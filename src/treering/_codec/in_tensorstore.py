@@ -33,7 +33,7 @@ def fill_in_compressor(compressor: str) -> dict[str, Any]:
         Unsupported: TensorStore does not know this codec or this setting.
 
     Example:
-        >>> compressor_in_full('{"id":"blosc","cname":"zstd"}')["clevel"]
+        >>> fill_in_compressor('{"id":"blosc","cname":"zstd"}')["clevel"]
         5
     """
     try:

@@ -137,7 +137,7 @@ def deflate(data: memoryview, wrapper: str, level: int) -> bytes:
     """Return data as one stream of gzip (without a time stamp) or zlib.
 
     Example:
-        >>> zlib.decompress(deflated(memoryview(b"tree"), "zlib", 1))
+        >>> zlib.decompress(deflate(memoryview(b"tree"), "zlib", 1))
         b'tree'
     """
     packer = zlib.compressobj(level, zlib.DEFLATED, _WINDOWS[wrapper])
@@ -154,7 +154,7 @@ def inflate(file: ChunkReader, wrapper: str, target: memoryview) -> None:
         >>> import io
         >>> data = zlib.compress(b"tree")
         >>> memory = bytearray(4)
-        >>> inflated(ChunkFile(io.BytesIO(data).read, len(data)), "zlib", memoryview(memory))
+        >>> inflate(ChunkReader(io.BytesIO(data).read, len(data)), "zlib", memoryview(memory))
         >>> memory
         bytearray(b'tree')
     """

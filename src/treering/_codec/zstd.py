@@ -29,7 +29,7 @@ def compress(data: memoryview, level: int) -> bytes:
     """Return data as one frame with its size and a checksum of its content, which every reader of zstd checks.
 
     Example:
-        >>> len(compressed(memoryview(bytes(100_000)), 1)) < 100
+        >>> len(compress(memoryview(bytes(100_000)), 1)) < 100
         True
     """
     compressors: dict[int, zstandard.ZstdCompressor] = _own.__dict__.setdefault("compressors", {})
@@ -48,9 +48,9 @@ def decompress(file: ChunkReader, target: memoryview) -> None:
 
     Example:
         >>> import io
-        >>> data = compressed(memoryview(b"tree"), 1)
+        >>> data = compress(memoryview(b"tree"), 1)
         >>> memory = bytearray(4)
-        >>> decompressed(ChunkFile(io.BytesIO(data).read, len(data)), memoryview(memory))
+        >>> decompress(ChunkReader(io.BytesIO(data).read, len(data)), memoryview(memory))
         >>> memory
         bytearray(b'tree')
     """

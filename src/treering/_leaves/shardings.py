@@ -105,7 +105,7 @@ def to_dotted(key: str) -> str:
     """Return a key text as eformer writes keys: its parts, joined with dots.
 
     Example:
-        >>> dotted("params/dense/0")
+        >>> to_dotted("params/dense/0")
         'params.dense.0'
     """
     return ".".join(split_key(key))
@@ -115,7 +115,7 @@ def to_slashed(key: str) -> str:
     """Return a key text as rules match it: its parts, joined with slashes and without escapes.
 
     Example:
-        >>> slashed("params/a~1b/0")
+        >>> to_slashed("params/a~1b/0")
         'params/a/b/0'
     """
     return "/".join(split_key(key))

@@ -19,7 +19,7 @@ def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> Non
     """
     level = 1
     frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "treering":
+    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in ("treering", "contextlib"):
         frame = frame.f_back
         level += 1
     warnings.warn(f"{printable(what)}:{list_lines(lines)}", category, stacklevel=level)

@@ -38,7 +38,7 @@ def find_chunks(zarr: ZarrArray, request: ReadRequest) -> dict[int, list[int]]:
 
     Example:
         >>> layout = ZarrArray(shape=(4, 6), chunks=(2, 3), dtype="int8")
-        >>> covering_chunks(layout, ReadRequest(0, [((1, 3), (0, 2)), ((0, 1), (0, 6))]))
+        >>> find_chunks(layout, ReadRequest(0, [((1, 3), (0, 2)), ((0, 1), (0, 6))]))
         {0: [0, 1], 1: [1], 2: [0]}
     """
     grid = grid_of(zarr)

@@ -91,7 +91,7 @@ def to_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
     A compressor gets a copy: it reads its input several times, and the owner of the memory may write into it meanwhile.
 
     Example:
-        >>> as_stored(np.arange(4, dtype=">i2").reshape(2, 2).T, ZarrArray(shape=(2, 2), chunks=(2, 2), dtype="int16"))
+        >>> to_stored(np.arange(4, dtype=">i2").reshape(2, 2).T, ZarrArray(shape=(2, 2), chunks=(2, 2), dtype="int16"))
         array([[0, 2],
                [1, 3]], dtype=int16)
     """

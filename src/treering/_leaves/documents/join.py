@@ -32,7 +32,7 @@ class ChunkFileColumn(Sequence[DataFile]):
         leaves: which of the leaves each row belongs to.
 
     Example:
-        >>> files = ChunkFiles(["a/w"], [ZarrArray(shape=(4,), chunks=(2,), dtype="int8")], [0, 2], [0, 0])
+        >>> files = ChunkFileColumn(["a/w"], [ZarrArray(shape=(4,), chunks=(2,), dtype="int8")], [0, 2], [0, 0])
         >>> len(files), files[1].name, files[1].nbytes
         (2, 'a/w/1', 2)
     """

@@ -106,7 +106,7 @@ def escape(part: str) -> str:
     """Return one part of a key as the name of a folder; different parts have different names.
 
     Example:
-        >>> escaped("kernel"), escaped("layer.0"), escaped(""), escaped("50%"), escaped("%2E")
+        >>> escape("kernel"), escape("layer.0"), escape(""), escape("50%"), escape("%2E")
         ('kernel', 'layer%2E0', '%-', '50%', '%252E')
     """
     if not part:
@@ -122,7 +122,7 @@ def unescape(name: str) -> str:
     """Return the part that the name of a folder stands for; a name that `escape` never gives stands for itself.
 
     Example:
-        >>> unescaped("layer%2E0"), unescaped("%-"), unescaped("50%"), unescaped("%41")
+        >>> unescape("layer%2E0"), unescape("%-"), unescape("50%"), unescape("%41")
         ('layer.0', '', '50%', '%41')
     """
     if name == _EMPTY:
@@ -171,7 +171,7 @@ def find_overlap(folders: Iterable[str]) -> tuple[str, str] | None:
     """Return two folders that are equal, or of which the second lies in the first; None where there are none.
 
     Example:
-        >>> overlapping(["a/b", "c", "a"]), overlapping(["a", "a"]), overlapping(["a", "ab", "a-b"])
+        >>> find_overlap(["a/b", "c", "a"]), find_overlap(["a", "a"]), find_overlap(["a", "ab", "a-b"])
         (('a', 'a/b'), ('a', 'a'), None)
     """
     # In the order of texts, everything that begins as a folder does follows right behind it.

@@ -58,7 +58,7 @@ class LeavesFolder:
         >>> path = pathlib.Path(tempfile.mkdtemp())
         >>> (path / "w").mkdir()
         >>> _ = (path / "w" / ".zarray").write_bytes(b"{}")
-        >>> with OpenLeaves(path) as directory, directory.open("w", ".zarray", None) as file:
+        >>> with LeavesFolder(path) as directory, directory.open("w", ".zarray", None) as file:
         ...     list(directory.array_folders()), file.read(0, file.size)
         (['w'], b'{}')
     """
