@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ LEFT_DOCUMENT = ".run.json.left"
 _MESSAGE = re.compile(
     r"\.treering-([0-9a-f]{16}-part-\d{5,}|[0-9a-f]{16}-verdict|[0-9a-f]{16}-begin|waiting-\d{5,})(\.[0-9a-f]{16}\.new)?"
 )
-_JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
 
 
 def digest(*parts: bytes) -> str:
@@ -46,22 +45,6 @@ def block_checksums(data: bytes, block: int = 1 << 16) -> list[int]:
 # ---------------------------------------------------------------------------------------------- files of a checkpoint
 
 
-def journal_of(attempt: str) -> str:
-    """Return the name of the index of a save that is not committed."""
-    return f".treering.json.{attempt}.treering-tmp"
-
-
-def attempt_of_journal(name: str) -> str | None:
-    """Return the attempt that the name of a journal says; None for other names."""
-    found = _JOURNAL.fullmatch(name)
-    return found[1] if found else None
-
-
-def tombstone_of(attempt: str) -> str:
-    """Return the name of the index of a step that was removed."""
-    return f".treering.json.{attempt}.removed"
-
-
 def is_message(name: str) -> bool:
     """Whether this is the name of a message between processes."""
     return _MESSAGE.fullmatch(name) is not None
@@ -70,11 +53,6 @@ def is_message(name: str) -> bool:
 def heartbeat_name(process: int) -> str:
     """Return the name of the message by which a process shows that it waits."""
     return f".treering-waiting-{process:05}"
-
-
-def data_of(attempt: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are data files of an attempt."""
-    return [name for name in names if re.fullmatch(rf"data-{attempt}-\d{{5,}}-of-\d{{5,}}\.safetensors", name)]
 
 
 # -------------------------------------------------------------------------------------------------------------- steps
