@@ -16,7 +16,7 @@ from treering._values.keys import Glob, join_key
 from treering._view.differences import Difference, compare_listings
 from treering._view.listing_json import key_json
 from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
-from treering._view.nodes import LONGEST_KEY, branches_of, leaves_of, record_of, value_text
+from treering._view.nodes import LONGEST_KEY, is_branch, leaves_of, nodes_of, record_of, value_text
 from treering._view.plain import cell_width
 from treering._view.rows import lay_out
 from treering._view.tree_text import ASCII, tree_lines
@@ -48,7 +48,7 @@ def test_shares_add_up(tree: Any, depth: int) -> None:
 
 
 def test_branches() -> None:
-    assert [key for key, _ in branches_of(small())] == [
+    assert [key for key, node in nodes_of(small()) if is_branch(node)] == [
         "",
         "params",
         "params/dense",

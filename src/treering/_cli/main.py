@@ -41,7 +41,7 @@ _IN_PYTHON = {
 
 
 class _ReaderLeft(Exception):
-    """Whoever read the output closed it, as ``| head`` does."""
+    """The reader of the output closed it, as ``| head`` does."""
 
 
 class Verbs(click.Group):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering._format.records import LeafRecord
 from treering._inspect.open_tree import ArrayView, OpenTree, open_tree
-from treering._view.differences import ABSENT, Difference, compare_listings, pair_nodes, same_place
+from treering._view.differences import ABSENT, Difference, compare_listings, needs_reading, pair_nodes
 from treering._view.nodes import is_branch, record_of
 from treering._view.progress import Progress, reporter, showing
 
@@ -132,8 +132,8 @@ def blocks_of(shape: tuple[int, ...], itemsize: int, limit: int = _BLOCK_BYTES) 
 
 def _differing_values(a: OpenTree, b: OpenTree, progress: Progress | None) -> Iterator[Difference]:
     """Read what both sides have in one form, and compare it."""
-    pairs = [each for each in pair_nodes(a.listing.root, b.listing.root) if _comparable(*each[1:])]
-    total = sum(_bytes(left) for _, left, _ in pairs)
+    pairs = [each for each in pair_nodes(a.listing.root, b.listing.root) if needs_reading(*each[1:])]
+    total = sum(record_of(left).nbytes for _, left, _ in pairs)
     done = 0
     for key, left, right in pairs:
         before = done
@@ -146,18 +146,8 @@ def _differing_values(a: OpenTree, b: OpenTree, progress: Progress | None) -> It
         found = _arrays(key, a.array(left), b.array(right), report) if is_array else _texts(key, a, left, b, right)
         if found is not None:
             yield found
-        done += _bytes(left)
-        report(_bytes(left))
-
-
-def _comparable(a: Any, b: Any) -> bool:
-    if a is ABSENT or b is ABSENT or is_branch(a) or is_branch(b):
-        return False
-    return same_place(a, b)
-
-
-def _bytes(leaf: Any) -> int:
-    return record_of(leaf).nbytes
+        done += record_of(left).nbytes
+        report(record_of(left).nbytes)
 
 
 def _texts(key: str, a: OpenTree, left: Any, b: OpenTree, right: Any) -> Difference | None:

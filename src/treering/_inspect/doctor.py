@@ -61,8 +61,8 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
 
 
 def _still(looked: Looked) -> object:
-    """Return what is as it was between two looks at a folder in which nobody works."""
-    # Locks are looked at before names: somebody may have come between the two, whose work then seems dead.
+    """Return what stays the same between two looks at a folder in which no process works."""
+    # Locks are looked at before names: a process that came between the two would seem dead.
     holders = [(remains.attempt, remains.holder) for remains in (*looked.saved.values(), *looked.staged.values())]
     return looked.names, looked.saver, holders
 

@@ -1,4 +1,4 @@
-"""A step copied into a run of its own, by hard links where there can be some."""
+"""Branches: a step is copied into a new run, by hard links where the file system has them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIECE_BYTES: Final = 8 << 20
 def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
     """Copy a step into the new run at ``new``, durably; the step's note says where it came from.
 
-    Data files get a second name where the file system can, for they are never rewritten; else their bytes are copied.
+    Data files are never rewritten: each gets a second name where the file system has hard links, else it is copied.
 
     Args:
         path: the run's folder.
@@ -41,14 +41,14 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         NotFound: there is no such step; the message names those there are.
         Exists: there is a run at ``new`` already.
         Corrupt: the step's index is damaged, or a data file has another size or header than it says.
-        Busy: somebody branches to the same path.
+        Busy: another process branches to the same path.
         StoreFailed: the system refused; no run was begun, unless it is ``run.json`` that is named.
     """
     there = steps_of(new)
     if there:
         raise Exists(f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}", hint="branch to a new path")
     with contextlib.suppress(NotFound), RunFolder(new) as begun:
-        # A branch that died here had the attempt of this one.
+        # A branch that was killed here used the same attempt.
         tidy_step(begun, step, read_names)
     with contextlib.ExitStack() as files:
         run = files.enter_context(open_run(path))

@@ -1,4 +1,4 @@
-"""Removing the steps of a run that its policy does not keep, and finishing removals that were cut short."""
+"""Garbage collection of a run: remove the steps that its policy does not keep, and finish interrupted removals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from treering.retention import Policy, Verdict, retained
 
 
 def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
-    """Remove the steps that a policy does not keep, the oldest first, and finish what was cut short before.
+    """Remove the steps that a policy does not keep, the oldest first, and finish removals that were interrupted before.
 
-    A step that somebody has saved anew since it was judged stays, and so does one that somebody is saving to; the next
-    call judges them. Steps that cannot be read are not judged.
+    A step stays if another process has replaced it since it was judged, or is saving to it; the next call judges it
+    again. Steps that cannot be read are not judged.
 
     Args:
         path: the run's folder; where none is there is nothing to do.
@@ -103,7 +103,7 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
     A step whose index cannot be read is gone too, but its files stay: nothing proves whose they are.
 
     Raises:
-        Busy: somebody is saving to one of them.
+        Busy: another process is saving to one of them.
         StoreFailed: the system refused. The other steps are gone all the same.
     """
     errors: list[TreeringError] = []
@@ -140,7 +140,7 @@ def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]])
             remove_step(run, step, read_names, attempt_of)
     folders = run.folders()
     for step in folders:
-        with collect_errors(errors), contextlib.suppress(Busy):  # whoever saves there has tidied first
+        with collect_errors(errors), contextlib.suppress(Busy):  # a process that saves there has tidied first
             tidy_step(run, step, read_names, newest=step == folders[-1])
     return errors
 

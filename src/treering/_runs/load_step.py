@@ -113,7 +113,7 @@ def collect_garbage(run: RunState, *, dry_run: bool) -> list[Verdict]:
         collect(run.path, run.keep, dry_run=False)
         run.known.forget()
 
-    # First all look, then process 0 removes: nobody is to miss a step because it is gone already.
+    # All processes judge before process 0 removes, so that every process lists the steps that go.
     run.broadcast(lambda: None, doing, before=judge)
     run.broadcast(remove, doing)
     return verdicts
@@ -141,7 +141,7 @@ def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
         try:
             return read(latest)
         except NotFound:
-            # Somebody else's program may have saved newer steps, and removed this one, since it was looked for.
+            # Another program may have saved newer steps, and removed this one, since this process looked.
             newer = latest_of(run.path)
             if this_processes(()).count > 1 or newer in (None, latest):
                 raise

@@ -1,6 +1,6 @@
 """A folder that is meant to be a run's: a checkpoint, and numbered steps of another library, are refused.
 
-A run that began beside such steps would begin at step 0, without a word.
+A run that began beside such steps would silently begin at step 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treering._store.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Format
 
-# A number, alone or behind a word for what is saved step by step; gpt2 and era5 are no steps.
+# A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
     r"(?:[a-z_.-]*(?:step|checkpoint|ckpt|epoch|iter|iteration|save|run)s?[_.=-]?)?([0-9]{1,18})", re.IGNORECASE
 )
@@ -60,7 +60,7 @@ def require_run(run: RunFolder) -> None:
     if RUN_DOCUMENT in names or run.latest() is not None:
         return
     numbered = sorted((int(found[1]), name) for name in names if (found := _NUMBERED.fullmatch(name)))
-    # An index under a step's own name is that of a step, or nobody's.
+    # An index under a step's own name belongs to a step, or to no checkpoint.
     for number, name in reversed(numbered[-_LOOKED_AT:]):
         other = _other(run.path / name)
         if other is None:

@@ -225,7 +225,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None, check: C
         try:
             found = check(folder, report)
         except NotFound:
-            # Whoever trains may have removed it meanwhile, which is no damage.
+            # The training may have removed it meanwhile, which is not damage.
             if step in steps_of(place):
                 raise
             continue

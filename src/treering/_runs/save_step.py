@@ -45,7 +45,7 @@ class Order:
     mark: str | None = None
     """That of the list of those, on the process that writes it down; None where nothing is left behind."""
     there: frozenset[int] | None = None
-    """The steps that had a folder, or were in flight; None where nobody knows."""
+    """The steps that had a folder, or were in flight; None if unknown."""
 
     def text(self, step: int) -> str:
         """Return what becomes of them, to follow the reason of a save."""
@@ -148,7 +148,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
         leads: whether this process also removes what an earlier save has left behind and could not remove.
 
     Raises:
-        Exists: it is there, or a later one is, and nobody said what becomes of them.
+        Exists: it is there, or a later one is, and ``overwrite`` is False.
         TreeringError: what was left behind cannot be removed.
     """
     names = _names_in(run.path)
@@ -230,7 +230,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
 
 
 def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:
-    """Wait until the last step is durable; then let the signal that asked for it have its way."""
+    """Wait until the last step is durable, then re-raise the signal that asked for it."""
     wait_for(pending.path)
     pending.result()
     if decision.signum is not None:

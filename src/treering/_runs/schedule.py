@@ -1,6 +1,6 @@
 """When a run saves, decided once for all processes: by the clock of process 0, and by what any of them was told.
 
-Rules that only count steps say the same on all processes without a word. Where a clock or a signal has a say, all
+Rules that only count steps decide the same on all processes without messages. If a clock or a signal decides, all
 processes meet; not at each step, but where process 0 said at the last meeting that they should.
 """
 

@@ -85,7 +85,7 @@ class Signals:
         return news
 
     def pass_signal_on(self, signum: int) -> None:
-        """Put all handlers back and send a signal again, so that it has its way."""
+        """Restore all handlers and re-raise a signal."""
         self.noted = None
         self._passing = True
         signal.raise_signal(signum)
@@ -126,7 +126,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may; it does when the next signal comes
         for signum, handlers in list(self._before.items()):
-            # Who took the signal over in the meantime keeps it, and may give it back to this handler some day.
+            # A handler that was set in the meantime stays; it may call this one later.
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, handlers.pop())
             if not handlers:

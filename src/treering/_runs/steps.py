@@ -42,7 +42,7 @@ class Records:
     """All that is known of a run's steps.
 
     Attributes:
-        keep: text of the policy that the last program kept steps by; None when it kept all, or when nobody noted it.
+        keep: text of the policy that the last program kept steps by; None if it kept all, or if none was noted.
         save_every: text of the policy that said when to save.
         steps: the steps that can be read, ascending.
         unreadable: those whose index is damaged, or of a newer version, with why; nothing is known of them, they are
@@ -278,7 +278,7 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
     with naming(step_path(run.path, step) / INDEX_NAME):
         found = read_summary(data)
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
-    # which step it is, for whoever renames or copies a folder means just that.
+    # which step it is: to rename or copy a folder is to renumber the step.
     note = find_note(found.metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
     return StepRecord(
         step=step,

@@ -1,4 +1,4 @@
-"""Going back to an earlier step: what was saved later is left behind in the moment in which that step is committed.
+"""Saves over an earlier step: its commit supersedes all later steps at once.
 
 Which steps those are is written down before the commit, with a mark that the new step's note has too. While both are
 there, the steps of the list are not, however many of their files a crash has left. ``docs/spec/run.md`` says more.
@@ -25,7 +25,7 @@ _GONE: Final = "gone"
 
 
 def read_superseded(run: RunFolder) -> SupersededSteps | None:
-    """Return what is left behind by a save that is committed; None where nothing is, as nearly always.
+    """Return the steps that a committed save superseded; None where there are none, as nearly always.
 
     Raises:
         Format: a newer version wrote the list.
@@ -45,7 +45,7 @@ def read_superseded(run: RunFolder) -> SupersededSteps | None:
 
 
 def superseded_steps(run: RunFolder) -> frozenset[int]:
-    """Return the steps that are left behind and whose folders still have an index.
+    """Return the superseded steps whose folders still have an index.
 
     Raises:
         Format: a newer version wrote the list.
@@ -58,10 +58,10 @@ def superseded_steps(run: RunFolder) -> frozenset[int]:
 
 
 def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -> None:
-    """Write down, durably, which steps the save of ``step`` with this mark is going to leave behind.
+    """Write durably which steps the save of ``step`` with this mark is going to supersede.
 
     Raises:
-        StoreFailed: the system refuses; nothing is left behind.
+        StoreFailed: the system refuses; nothing is superseded.
     """
     with RunFolder(path) as run:
         attempts = {each: _attempt_of(run, each) for each in left}
@@ -75,11 +75,11 @@ def withdraw_on_failure(path: Path, mark: str | None) -> Iterator[None]:
 
     Args:
         path: the run's folder.
-        mark: that of the list; None where nothing is left behind.
+        mark: that of the list; None where nothing is superseded.
     """
     try:
         yield
-    except BaseException:  # an interrupt too: nobody is going to commit it; raised again below
+    except BaseException:  # an interrupt too: the save will not be committed; raised again below
         if mark is not None:
             with contextlib.suppress(TreeringError), RunFolder(path) as run:  # the next save sweeps it
                 _drop(run, mark)
@@ -87,7 +87,7 @@ def withdraw_on_failure(path: Path, mark: str | None) -> Iterator[None]:
 
 
 def remove_superseded(run: RunFolder) -> list[TreeringError]:
-    """Remove the steps that are left behind, then their list; one whose save was never committed goes as it is.
+    """Remove the superseded steps, then their list; a list whose save was never committed is removed alone.
 
     Returns:
         What went wrong; the list stays then, for the next one to go by.

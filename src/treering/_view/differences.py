@@ -126,16 +126,18 @@ def _children(node: Any) -> dict[str, Any]:
     return children
 
 
-def same_place(a: Any, b: Any) -> bool:
-    """Tell whether two leaves are alike as far as headers go, and at least one has bytes that have to be read.
+def needs_reading(a: Any, b: Any) -> bool:
+    """Tell whether two nodes are leaves alike as far as headers go, and at least one has bytes that have to be read.
 
     Example:
-        >>> same_place(7, 8)
+        >>> needs_reading(7, 8)
         False
     """
-    left, right = record_of(a), record_of(b)
+    if any(node is ABSENT or is_branch(node) for node in (a, b)):
+        return False
     if not (isinstance(a, LeafRecord) or isinstance(b, LeafRecord)):
         return False
+    left, right = record_of(a), record_of(b)
     if left.dtype is None and left.kind != right.kind:
         return False
     return (left.dtype, left.shape, left.nbytes) == (right.dtype, right.shape, right.nbytes)

@@ -146,16 +146,6 @@ def leaves_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]
     return ((key, node) for key, node in nodes_of(root, globs) if not is_branch(node))
 
 
-def branches_of(root: Any) -> Iterator[tuple[str, Any]]:
-    """Walk through the branches in the file's order, each with its key text; the root's is empty.
-
-    Example:
-        >>> [key for key, _ in branches_of({"a": {"b": {}}, "e": 3})]
-        ['', 'a', 'a/b']
-    """
-    return ((key, node) for key, node in nodes_of(root) if is_branch(node))
-
-
 def nodes_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]:
     """Walk through branches and leaves, each branch before what it holds.
 

@@ -14,7 +14,7 @@ from treering._values.keys import Glob
 from treering._view.nodes import States, children_of, is_branch, match_name, start_matching, weight_of
 
 USUAL_DEPTH = 32
-"""Levels shown when nobody asks for another number. Real trees have fewer."""
+"""Levels shown by default. Real trees have fewer."""
 _LONG_LIST = 100
 
 DEEPEST = 200

@@ -223,7 +223,7 @@ def _members(step: RunStep) -> dict[str, object]:
     return {
         "step": step.step,
         "path": step.path,
-        "saved": _when(step.saved),
+        "saved": None if (saved := _utc_time(step.saved)) is None else saved.isoformat(),
         "nbytes": step.nbytes,
         "metrics": dict(step.metrics),
         "temporary": step.temporary,
@@ -232,13 +232,6 @@ def _members(step: RunStep) -> dict[str, object]:
 
 def _judgement(step: RunStep) -> dict[str, object]:
     return {"kept": step.kept, "reasons": list(step.reasons)}
-
-
-def _when(seconds: float) -> str | None:
-    try:
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
@@ -279,8 +272,13 @@ def when_text(seconds: float) -> str:
         >>> when_text(1.5e9), when_text(float("inf"))
         ('2017-07-14 02:40:00 UTC', 'at no known time')
     """
+    time = _utc_time(seconds)
+    return "at no known time" if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _utc_time(seconds: float) -> datetime.datetime | None:
+    """Return a date and time; None if no calendar has it, which comes from a damaged clock."""
     try:
-        return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (ValueError, OverflowError, OSError):
-        # A time that no calendar has comes from a damaged clock.
-        return "at no known time"
+        return None

@@ -292,7 +292,7 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
 
 
 def _measure(cells: _Cells) -> tuple[int, ...]:
-    """Return how wide each cell is, the guide with the name; a column without a word in it takes nothing."""
+    """Return how wide each cell is, the guide with the name; an empty column takes nothing."""
     name = len(cells.guide) + cell_width(cells.name)
     details = cell_width(cells.detail), len(cells.parameters), len(cells.nbytes)
     more = max(cell_width(cells.sharding), len("sharding")) if cells.sharding else 0, cell_width(cells.chunks)
