@@ -16,15 +16,13 @@ from treering._inspect.attempts import Looked, looked_at
 from treering._inspect.doctor_attempts import Known, judge_attempts
 from treering._store.open_folder import shown_names
 from treering._store.resolve import find_at, is_seen
-from treering._values import checkpoint_names, leaves_names
+from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.human import duration_text
 from treering.errors import NotFound, Unsupported
 
 # A save that is committed while we look makes files of the index before vanish.
 _TRIES: Final = 5
-# They are put anew twice a second; clocks may differ.
-_SIGN_OF_LIFE_S: Final = 30.0
 _LOCKED: Final = f"{LOCK_FILE} is there, which stands for the lock of the folder"
 
 
@@ -114,7 +112,7 @@ def _waiting(looked: Looked) -> Iterator[str]:
     for note in looked.notes:
         if note.attempt is None and note.process is not None:
             age = max(time.time() - note.changed, 0.0)
-            if age < _SIGN_OF_LIFE_S:
+            if age < timing.current.heartbeat_stale:
                 yield f"process {note.process} of a job is waiting for others"
             else:
                 since = f"process {note.process} of a job waited for others {duration_text(age)} ago"

@@ -40,6 +40,8 @@ class Timing:
     """How often it puts one once a collective has failed."""
     heartbeat_window: float = 10.0
     """How long before its deadline a process begins to compare the heartbeats of the others."""
+    heartbeat_stale: float = 30.0
+    """After how long without a new heartbeat ``doctor`` says that a process gives no sign; clocks may differ."""
     after_error: float = 2.0
     """How long a process looks for heartbeats of the others once a collective has failed."""
     handshake_look: float = 30.0
