@@ -140,7 +140,7 @@ def _report_missing(
         if isinstance(vote, VoteMessage):
             reasons.append(f"{describe_process(process, vote.who)} has not finished its part within {call.timeout:g} s")
         elif vote is not None:
-            reasons.append(f"what process {process} says cannot be read ({vote})")
+            reasons.append(f"the message of process {process} cannot be read ({vote})")
     message = f"{'; '.join(reasons)}; {NOTHING_SAVED}"
     failure = Failure(name=Timeout.__name__, message=message, hint=LOOK, missing=missing)
     yield from _announce_failure(call, failure, missing, absent=missing)
