@@ -13,7 +13,7 @@ from demo.children import Child, Failed
 from demo.display import TrainingDisplay, curve
 from demo.evidence import Evidence, Proof
 from demo.stage import Stage, short
-from treering._inspect.inspect import listing_of
+from treering._checkpoint.forms import list_headers
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._store.run_folder import step_name
@@ -168,7 +168,7 @@ def _show(stage: Stage, trained: Trained, killed: int) -> None:
     stage.chapter(2, "Kill it: SIGKILL in the midst of a save")
     stage.say('run.save(step, {"state": state, "windows": windows}, metrics={"loss": loss})')
     last = stage.run / step_name(trained.acknowledged or 0)
-    listing = listing_of(last)
+    listing = list_headers(last)
     size = listing.file_bytes
     begun = pluralize(len(trained.saves), "saves")
     stage.say(f"{begun} of {bytes_text(size)} were begun; {last.name} is the last that is safe")

@@ -11,7 +11,7 @@ from demo.children import Child, Failed
 from demo.evidence import Evidence, Proof, compared
 from demo.killing import Trained
 from demo.stage import Stage
-from treering._inspect.inspect import listing_of
+from treering._checkpoint.forms import list_headers
 from treering._runs.reports import list_run
 from treering._store.run_folder import step_name
 from treering._values.human import bytes_text, duration_text, pluralize, rate_text
@@ -51,7 +51,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
         four, one = [_listened(child) for child in children]
     if four.seen is None or one.seen is None or four.saved != killed:
         raise Failed("the processes that resumed did not get to their ends")
-    size = listing_of(stage.run / step_name(last)).file_bytes
+    size = list_headers(stage.run / step_name(last)).file_bytes
     stage.say("run.load(like=like, shardings=rules, mesh=mesh)")
     for resumed in (four, one):
         _show(stage, here, resumed, size)
@@ -92,7 +92,7 @@ def _show(stage: Stage, here: Evidence, there: _Resumed, size: int) -> None:
 def nothing_left(stage: Stage, step: int) -> Proof:
     """Prove that the save after the kill swept away what the killed one had left."""
     folder = stage.run / step_name(step)
-    named = {file.name for file in listing_of(folder).files}
+    named = {file.name for file in list_headers(folder).files}
     left = sorted({path.name for path in folder.iterdir()} - named)
     return Proof(
         claim="The next save sweeps up",

@@ -18,8 +18,8 @@ from demo.evidence import Proof
 from demo.killing import Trained, kill_did_no_harm, loss_fell, train_and_kill
 from demo.moving import move
 from demo.stage import Stage
+from treering._checkpoint.forms import list_headers
 from treering._cli.terminal import can_show
-from treering._inspect.inspect import listing_of
 
 
 def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:
@@ -40,6 +40,6 @@ def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[
         stage.quote(str(failure), "red")
         proofs.append(Proof(claim="Every process does its part", held=False, detail=str(failure)))
     if trained is not None:
-        show_saves(stage, list(trained.saves.values()), listing_of(stage.run).file_bytes)
+        show_saves(stage, list(trained.saves.values()), list_headers(stage.run).file_bytes)
     close(stage, proofs)
     return proofs

@@ -18,8 +18,8 @@ from treering._arrays import exchange
 from treering._arrays.delivered import Delivery
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.source import Source
+from treering._checkpoint.forms import read_source
 from treering._checkpoint.read_leaves import plan_deliveries
-from treering._checkpoint.source import read_source
 from treering._format.selection import select
 from treering._tree.likeness import match_stored
 from treering._values.boxes import find_cover_error, size_of

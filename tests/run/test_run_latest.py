@@ -57,8 +57,3 @@ def test_a_run_without_steps(tmp_path: Path) -> None:
         latest_step(tmp_path)
     with pytest.raises(NotFound, match="has no step yet"):
         of_latest(tmp_path, str)
-
-
-def test_other_paths_are_read_as_they_are(run: Path) -> None:
-    step = run / "step_00000001"
-    assert of_latest(step, lambda path: path) is step

@@ -354,14 +354,14 @@ class TestReading:
             tr.load(run)
 
     def test_a_step_that_goes_while_it_is_opened(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = source._open_checkpoint
+        real = source._open_files
 
         def late(path: Path) -> Any:
             if path == step_path(run, 30):
                 shutil.rmtree(path)
             return real(path)
 
-        monkeypatch.setattr(source, "_open_checkpoint", late)
+        monkeypatch.setattr(source, "_open_files", late)
         assert tr.load(run)["w"][0] == 20
 
     def test_a_checkpoint_and_a_folder_of_others_are_no_runs(self, run: Path, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._background.saves import settle
+from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.read_leaves import ReadProgress, into_like, plan_deliveries
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
-from treering._checkpoint.source import read_source
 from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build

@@ -16,7 +16,7 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.slicing import Key, box_and_rest
 from treering._arrays.source import Source
 from treering._background.saves import settle
-from treering._checkpoint.source import open_source
+from treering._checkpoint.forms import open_source
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build

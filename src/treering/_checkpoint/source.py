@@ -1,17 +1,15 @@
-"""Whatever stands at a path, opened for reading leaves: a checkpoint, the latest of a run, leaves, a single file."""
+"""A checkpoint or a safetensors file, opened for reading leaves."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
-from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.naming import naming
 from treering._format.blocks import file_digest
 from treering._format.document import parse_index
@@ -22,7 +20,6 @@ from treering._store.failures import DataFileMissing
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import open_file
 from treering._values.human import pluralize
-from treering._wire.msgpack_source import msgpack_source
 from treering.errors import Corrupt
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
@@ -30,51 +27,16 @@ _TRIES: Final = 100
 _PIECE_BYTES: Final = 1 << 20
 
 
-@contextlib.contextmanager
-def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
-    """Open what stands at ``path`` for as long as the block runs.
+def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open a checkpoint; its files stay open until ``files`` closes them.
 
     Raises:
-        NotFound, Format, Unsupported: as ``detect`` says.
-        Corrupt: its headers contradict themselves.
+        NotFound: there is no index.
+        Corrupt, Format, Unsupported: the index is damaged, or of another version.
         StoreFailed: the system refuses.
     """
-    with contextlib.ExitStack() as files:
-        yield open_source(path, files, mapped=mapped)
-
-
-def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
-    """Open what stands at ``path``; it stays open until ``files`` closes it.
-
-    Raises:
-        TreeringError: as `read_source` says.
-    """
-    form = detect(path)
-    if form in (Form.MSGPACK, Form.GZIP):
-        return msgpack_source(Path(path), mapped=mapped, zipped=form is Form.GZIP)
-    if form is Form.LEAVES:
-        leaves: Any = importlib.import_module("treering._leaves.source")
-        source: Source = leaves.open_source(path, files, mapped=mapped)
-        return source
-    index, arrays = open_stored(path, form, files, mapped=mapped)
-    return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
-
-
-def open_stored(
-    path: str | os.PathLike[str], form: Form, files: contextlib.ExitStack, *, mapped: bool
-) -> tuple[Index, StoredArrays]:
-    """Open a checkpoint, a run's latest, or a safetensors file; its files stay open until ``files`` closes them."""
     place = Path(path)
-    if form is Form.SAFETENSORS:
-        file = files.enter_context(open_file(place))
-        with naming(place):
-            index = parse_safetensors(file.size, file.read)
-        return index, StoredArrays(index, [file], lambda _: None, mapped=mapped)
-    if form is Form.RUN:
-        runs: Any = importlib.import_module("treering._runs.latest")
-        place, index, opened = runs.of_latest(place, _opened)
-    else:
-        place, index, opened = _opened(place)
+    index, opened = _open_files(place)
     for data in opened:
         if data is not None:
             files.enter_context(data)
@@ -85,7 +47,24 @@ def open_stored(
             raise _lost(index, number, place)
         check_data_file(index, number, data)
 
-    return index, StoredArrays(index, opened, check_header, mapped=mapped)
+    return _source(index, StoredArrays(index, opened, check_header, mapped=mapped), mapped=mapped)
+
+
+def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open a safetensors file; it stays open until ``files`` closes it.
+
+    Raises:
+        Corrupt, Format, Unsupported: its header is damaged, or has a dtype that treering does not know.
+        StoreFailed: the system refuses.
+    """
+    file = files.enter_context(open_file(path))
+    with naming(Path(path)):
+        index = parse_safetensors(file.size, file.read)
+    return _source(index, StoredArrays(index, [file], lambda _: None, mapped=mapped), mapped=mapped)
+
+
+def _source(index: Index, arrays: StoredArrays, *, mapped: bool) -> Source:
+    return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
 
 
 def check_data_file(index: Index, number: int, file: Reader) -> None:
@@ -112,11 +91,7 @@ def _pieces(file: Reader, end: int) -> Iterator[bytes]:
         yield file.read(start, min(_PIECE_BYTES, end - start))
 
 
-def _opened(path: str | os.PathLike[str]) -> tuple[Path, Index, list[Reader | None]]:
-    return (Path(path), *_open_checkpoint(Path(path)))
-
-
-def _open_checkpoint(path: Path) -> tuple[Index, list[Reader | None]]:
+def _open_files(path: Path) -> tuple[Index, list[Reader | None]]:
     """Read the index and open every file that it names, all of one commit; None for one that is lost."""
     attempt = ""
     for _ in range(_TRIES):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
-from treering._cli.run_path import is_run, latest_of
+from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
-from treering._inspect.inspect import listing_of
 from treering._values.keys import Glob
 from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
 from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
@@ -39,7 +39,7 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
     """
     path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
-    listing = listing_of(path)
+    listing = list_headers(path)
     layout = lay_out(listing.root, globs=patterns, depth=depth)
     size = listing.file_bytes
     if as_json:
@@ -70,7 +70,7 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
         return _steps(path, as_json=as_json)
     path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
-    listing = listing_of(path)
+    listing = list_headers(path)
     leaves = list(leaves_of(listing.root, patterns))
     if as_json:
         write_lines(key_json(leaves, title=path, globs=globs, origin=origin_members(listing)))
@@ -106,7 +106,7 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     """
     path = latest_of(path)
     patterns = [Glob.parse(glob) for glob in globs]
-    root = listing_of(path).root
+    root = list_headers(path).root
     layout = lay_out(root, globs=patterns, depth=depth)
     usage = measure_usage(layout)
     if as_json:

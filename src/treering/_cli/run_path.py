@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import os
 
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.forms import is_run
 from treering._cli.terminal import note
 from treering.errors import Unsupported
-
-
-def is_run(path: str) -> bool:
-    """Tell whether a run stands at a path; raises as ``detect`` does."""
-    return detect(path) is Form.RUN
 
 
 def latest_of(path: str) -> str:

@@ -13,6 +13,7 @@ from treering._values.human import pluralize
 from treering.errors import Corrupt
 
 _LEVEL: Final = 6
+GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
 _PIECE: Final = 1024 * 1024
 _FEED: Final = 64 * 1024  # what zlib leaves of this is copied at the end of each member

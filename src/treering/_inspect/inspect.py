@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.detect import Form
+from treering._checkpoint.forms import list_headers
 from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
 from treering._store.resolve import open_file
 from treering._values.checkpoint_names import INDEX
@@ -105,7 +106,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         >>> found.form, list(found.leaves), found.leaves["step"].value
         ('msgpack', ['params/w/0', 'params/w/1', 'step'], 7)
     """
-    listing = listing_of(path)
+    listing = list_headers(path)
     return Inspection(
         path=os.fspath(path),
         form=listing.form,
@@ -119,27 +120,11 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     )
 
 
-def listing_of(path: str | os.PathLike[str]) -> Listing:
-    """Return the listing of what stands at a path, whichever form it has; raises as `inspect` does."""
-    match detect(path):
-        case Form.CHECKPOINT:
-            return _checkpoint(path)
-        case Form.LEAVES:
-            return _leaves(path)
-        case Form.RUN:
-            from treering._runs.latest import of_latest
-
-            return of_latest(path, _checkpoint)
-        case Form.SAFETENSORS:
-            return _safetensors(path)
-        case _:
-            return _msgpack(path)
+# What reads a form is imported when such a file is there: together they take longer than a small file.
 
 
-# Each form's reader is imported when such a file is there: together they take longer than a small file.
-
-
-def _checkpoint(path: str | os.PathLike[str]) -> Listing:
+def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
+    """List a checkpoint; raises as `inspect` does."""
     from treering._format.document import parse_index
     from treering._format.listing import list_index
     from treering._store.open_folder import OpenFolder
@@ -154,13 +139,15 @@ def _checkpoint(path: str | os.PathLike[str]) -> Listing:
     return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
 
 
-def _leaves(path: str | os.PathLike[str]) -> Listing:
-    from treering._leaves.listing import list_leaves
+def list_latest(path: str | os.PathLike[str]) -> Listing:
+    """List the latest step of a run; raises as `inspect` does."""
+    from treering._runs.latest import of_latest
 
-    return list_leaves(path)
+    return of_latest(path, list_checkpoint)
 
 
-def _safetensors(path: str | os.PathLike[str]) -> Listing:
+def list_safetensors(path: str | os.PathLike[str]) -> Listing:
+    """List a safetensors file; raises as `inspect` does."""
     from treering._format.listing import list_index
     from treering._format.safetensors import parse_safetensors
 
@@ -169,11 +156,12 @@ def _safetensors(path: str | os.PathLike[str]) -> Listing:
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
 
 
-def _msgpack(path: str | os.PathLike[str]) -> Listing:
-    from treering._inspect.open_tree import GZIP_MAGIC, read_msgpack
+def list_msgpack_file(path: str | os.PathLike[str]) -> Listing:
+    """List a msgpack file, or one in gzip form; raises as `inspect` does."""
+    from treering._inspect.open_tree import read_msgpack
 
-    with open_file(Path(path)) as file:
-        return read_msgpack(file, zipped=file.read(0, min(file.size, len(GZIP_MAGIC))) == GZIP_MAGIC)[0]
+    with open_file(path) as file:
+        return read_msgpack(file)[0]
 
 
 def _fit_on_screens(root: Any) -> TreeLayout:

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from treering._checkpoint.detect import Form, detect
-from treering._codec.gzip import decompress
+from treering._checkpoint.forms import open_leaf_by_leaf, read_source
+from treering._codec.gzip import GZIP_MAGIC, decompress
 from treering._format.listing import list_index, list_msgpack
 from treering._format.records import LeafRecord, Listing
 from treering._store.api import Reader
@@ -20,8 +21,6 @@ from treering.errors import Corrupt
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-GZIP_MAGIC: Final = b"\x1f\x8b"
 
 Fetch = Callable[[int, int], bytes]
 
@@ -58,8 +57,7 @@ class OpenTree:
         self.text = text
 
 
-@contextlib.contextmanager
-def open_tree(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
+def open_tree(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
     """Open what stands at ``path``, of a run the latest step, for as long as the block runs.
 
     Raises:
@@ -67,17 +65,27 @@ def open_tree(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         Corrupt: its headers are damaged, or later what is read.
         StoreFailed: the system refuses.
     """
-    form = detect(path)
-    if form is Form.RUN:
-        from treering._runs.latest import latest_step
+    return open_leaf_by_leaf(path)
 
-        path, form = latest_step(path), Form.CHECKPOINT
-    if form in (Form.MSGPACK, Form.GZIP):
-        with open_file(Path(path)) as file:
-            yield _open_msgpack(*read_msgpack(file, zipped=form is Form.GZIP))
-        return
+
+def open_latest(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
+    """Open the latest step of a run."""
+    from treering._runs.latest import latest_step
+
+    return open_indexed(latest_step(path))
+
+
+@contextlib.contextmanager
+def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
+    """Open a msgpack file, or one in gzip form."""
+    with open_file(path) as file:
+        yield _open_msgpack(*read_msgpack(file))
+
+
+@contextlib.contextmanager
+def open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
+    """Open a form whose leaves an index lists."""
     from treering._checkpoint.open import Checkpoint
-    from treering._checkpoint.source import read_source
     from treering._leaves.listing import build_listing
     from treering._leaves.source import LeavesSource
 
@@ -87,7 +95,8 @@ def open_tree(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         if isinstance(source, LeavesSource):
             listing = build_listing(index, source.branches)
         else:
-            listing = list_index(index, form=form.value, files=(), file_bytes=sum(file.nbytes for file in index.files))
+            nbytes = sum(file.nbytes for file in index.files)
+            listing = list_index(index, form=detect(path).value, files=(), file_bytes=nbytes)
 
         def stored(record: LeafRecord) -> Any:
             return checkpoint[index.keys[record.number or 0]]
@@ -95,7 +104,7 @@ def open_tree(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         yield OpenTree(listing, stored, stored)
 
 
-def read_msgpack(file: Reader, *, zipped: bool) -> tuple[Listing, Fetch]:
+def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
     """List a msgpack file, and return what reads from it; one in gzip form is unpacked in memory first.
 
     Raises:
@@ -104,8 +113,9 @@ def read_msgpack(file: Reader, *, zipped: bool) -> tuple[Listing, Fetch]:
     """
     from treering._codec.msgpack.window import WINDOW_BYTES
 
-    if not zipped:
-        return list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read), file.read
+    first = file.read(0, min(file.size, WINDOW_BYTES))
+    if not first.startswith(GZIP_MAGIC):
+        return list_msgpack(first, file.size, file.read), file.read
     data = decompress(file.read(0, file.size), None)
 
     def fetch(offset: int, count: int) -> bytes:

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.forms import verify_bytes
+from treering._codec.gzip import GZIP_MAGIC
 from treering._format.blocks import file_digest, first_blocks
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, merge_blocks
 from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
-from treering._inspect.open_tree import GZIP_MAGIC, read_msgpack
+from treering._inspect.open_tree import read_msgpack
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
@@ -66,31 +67,21 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = N
     """
     told = reporter(progress, "checking")
     with showing(told):
-        return _verify(path, told)
+        return verify_bytes(path, told)
 
 
-def _verify(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
-    match detect(path):
-        case Form.CHECKPOINT:
-            return _verify_folder(path, progress)
-        case Form.LEAVES:
-            from treering._inspect.verify_leaves import verify_leaves
+def verify_steps(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Check every step of a run; raises as `verify` does."""
+    from treering._runs.reports import verify_run
 
-            return verify_leaves(path, progress)
-        case Form.RUN:
-            from treering._runs.reports import verify_run
-
-            return verify_run(path, progress, _verify_folder)
-        case Form.SAFETENSORS:
-            return _verify_safetensors(path, progress)
-        case _:
-            return _verify_msgpack(path)
+    return verify_run(path, progress, verify_checkpoint)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _verify_folder(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Check a checkpoint; raises as `verify` does."""
     shown = os.fspath(path)
     with contextlib.ExitStack() as held:
         try:
@@ -352,7 +343,8 @@ def _broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Ve
     return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=checked)
 
 
-def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+def verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Check a safetensors file; raises as `verify` does."""
     shown = os.fspath(path)
     with open_file(Path(path)) as file:
         try:
@@ -368,13 +360,14 @@ def _verify_safetensors(path: str | os.PathLike[str], progress: Progress | None)
     return Verification(path=shown, findings=findings, leaves=leaves, nbytes=nbytes, checked=True)
 
 
-def _verify_msgpack(path: str | os.PathLike[str]) -> Verification:
+def verify_msgpack(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     """Check the headers of a msgpack file; in gzip form also gzip's own checksum, which covers everything."""
+    del progress  # a file of headers takes no time
     shown = os.fspath(path)
-    with open_file(Path(path)) as file:
+    with open_file(path) as file:
         zipped = file.read(0, min(file.size, len(GZIP_MAGIC))) == GZIP_MAGIC
         try:
-            listing, _ = read_msgpack(file, zipped=zipped)
+            listing, _ = read_msgpack(file)
         except Corrupt as error:
             return _broken(shown, shown, error, checked=zipped)
     leaves = sum(1 for _ in leaves_of(listing.root))

@@ -1,15 +1,18 @@
-"""A path that may be a run's -> the checkpoint that is meant by it: of a run its latest step."""
+"""A run -> its latest step, the checkpoint that is meant by it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from treering._checkpoint.detect import Form, detect
 from treering._runs.steps import latest_of, step_path
 from treering.errors import NotFound
+
+if TYPE_CHECKING:
+    from treering._arrays.source import Source
 
 _TRIES: Final = 100
 
@@ -38,13 +41,11 @@ def latest_step(path: str | os.PathLike[str]) -> Path:
 
 
 def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[str]], _Read]) -> _Read:
-    """Read what stands at a path, of a run the latest step; one that goes meanwhile has a newer one beside it.
+    """Read the latest step of a run; one that goes meanwhile has a newer one beside it.
 
     Raises:
         NotFound: the run has no step; and whatever ``read`` raises.
     """
-    if detect(path) is not Form.RUN:
-        return read(path)
     for _ in range(_TRIES):
         step = latest_step(path)
         try:
@@ -53,3 +54,15 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
             if step == latest_step(path):
                 raise
     raise NotFound(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")
+
+
+def open_latest(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open the latest step of a run; its files stay open until ``files`` closes them.
+
+    Raises:
+        NotFound: it has none yet.
+        TreeringError: as `treering._checkpoint.source.open_checkpoint`.
+    """
+    from treering._checkpoint.source import open_checkpoint
+
+    return of_latest(path, lambda step: open_checkpoint(step, files, mapped=mapped))

@@ -10,10 +10,10 @@ from typing import Any, Final
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.load import LoadOptions
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
-from treering._checkpoint.source import read_source
 from treering._printable import kind_of
 from treering._runs.iterators import load_items, restore_states
 from treering._tree.flatten import Flattened, flatten_like

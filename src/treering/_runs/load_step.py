@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, SupportsIndex, TypeVar
 from treering._arrays.host import this_processes
 from treering._arrays.source import Source
 from treering._background.saves import raise_unreported, settle, wait_for
+from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
 from treering._checkpoint.load import LoadOptions
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
-from treering._checkpoint.source import read_source
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect
 from treering._runs.iterators import load_items, restore_states

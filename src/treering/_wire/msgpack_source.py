@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from treering._arrays.buffers import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.source import Source, held_index
-from treering._codec.gzip import decompress
+from treering._codec.gzip import GZIP_MAGIC, decompress
 from treering._codec.msgpack.arrays import ChunkedArray
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
@@ -105,17 +106,18 @@ _KINDS: Final = {
 }
 
 
-def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
+def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
     """Read a msgpack file, or one in gzip form.
 
     Raises:
         Corrupt, Format, StoreFailed: it is damaged; the system refuses.
     """
+    del files  # nothing stays open
     try:
         with open_file(path) as file:
-            state = _read(file, mapped=mapped, zipped=zipped)
+            state = _read(file, mapped=mapped)
     except (Corrupt, Format) as error:
-        error.message = f"{str(path)!r}: {error.message}"
+        error.message = f"{os.fspath(path)!r}: {error.message}"
         raise
     structure, keys, leaves = _flatten(state)
     kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
@@ -123,11 +125,11 @@ def msgpack_source(path: Path, *, mapped: bool, zipped: bool) -> Source:
     return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True)
 
 
-def _read(file: Reader, *, mapped: bool, zipped: bool) -> Any:
-    if zipped:
+def _read(file: Reader, *, mapped: bool) -> Any:
+    first = file.read(0, min(file.size, WINDOW_BYTES))
+    if first.startswith(GZIP_MAGIC):
         data = decompress(file.read(0, file.size), None)
         return Scanner(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data)).run()
-    first = file.read(0, min(file.size, WINDOW_BYTES))
     if mapped:
         return Scanner(first, file.size, file.read, Views(file.map())).run()
     arrays = PlannedArrays(file.read)

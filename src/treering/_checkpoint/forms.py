@@ -1,0 +1,125 @@
+"""The forms that treering reads, one row each: the functions that open, list and verify what is at a path.
+
+The functions are named here, not imported: a program that reads one form imports the code of that form alone, and what
+looks at headers needs neither jax nor numpy. A new form is one module with these functions, and one row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
+
+from treering._checkpoint.detect import Form, detect
+
+if TYPE_CHECKING:
+    from treering._arrays.source import Source
+    from treering._format.findings import Verification
+    from treering._format.records import Listing
+    from treering._view.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FormFunctions:
+    """Where the functions of one form are, as ``module:name`` below ``treering``."""
+
+    source: str
+    """``(path, files, *, mapped)`` opens it to read leaves; ``files`` closes it."""
+    listing: str
+    """``(path)`` lists what its headers say."""
+    verify: str
+    """``(path, progress)`` reads and checks every byte."""
+    tree: str
+    """``(path)`` opens it to look at leaves one by one; a context manager."""
+
+
+_MSGPACK: Final = FormFunctions(
+    source="_wire.msgpack_source:open_msgpack",
+    listing="_inspect.inspect:list_msgpack_file",
+    verify="_inspect.verify:verify_msgpack",
+    tree="_inspect.open_tree:open_msgpack",
+)
+_FORMS: Final[Mapping[Form, FormFunctions]] = {
+    Form.CHECKPOINT: FormFunctions(
+        source="_checkpoint.source:open_checkpoint",
+        listing="_inspect.inspect:list_checkpoint",
+        verify="_inspect.verify:verify_checkpoint",
+        tree="_inspect.open_tree:open_indexed",
+    ),
+    Form.RUN: FormFunctions(
+        source="_runs.latest:open_latest",
+        listing="_inspect.inspect:list_latest",
+        verify="_inspect.verify:verify_steps",
+        tree="_inspect.open_tree:open_latest",
+    ),
+    Form.LEAVES: FormFunctions(
+        source="_leaves.source:open_source",
+        listing="_leaves.listing:list_leaves",
+        verify="_inspect.verify_leaves:verify_leaves",
+        tree="_inspect.open_tree:open_indexed",
+    ),
+    Form.SAFETENSORS: FormFunctions(
+        source="_checkpoint.source:open_safetensors",
+        listing="_inspect.inspect:list_safetensors",
+        verify="_inspect.verify:verify_safetensors",
+        tree="_inspect.open_tree:open_indexed",
+    ),
+    Form.MSGPACK: _MSGPACK,
+    Form.GZIP: _MSGPACK,
+}
+
+
+def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open what stands at ``path`` to read leaves; it stays open until ``files`` closes it.
+
+    Raises:
+        NotFound, Format, Unsupported: as ``detect`` says.
+        Corrupt: its headers contradict themselves.
+        StoreFailed: the system refuses.
+    """
+    source: Source = _function(_FORMS[detect(path)].source)(path, files, mapped=mapped)
+    return source
+
+
+@contextlib.contextmanager
+def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
+    """Open what stands at ``path`` for as long as the block runs; raises as `open_source` does."""
+    with contextlib.ExitStack() as files:
+        yield open_source(path, files, mapped=mapped)
+
+
+def list_headers(path: str | os.PathLike[str]) -> Listing:
+    """Return what the headers of what stands at ``path`` say; raises as `open_source` does."""
+    listing: Listing = _function(_FORMS[detect(path)].listing)(path)
+    return listing
+
+
+def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Read and check every byte of what stands at ``path``; damage is a finding.
+
+    Raises:
+        NotFound, Format, Unsupported: as ``detect`` says.
+        StoreFailed: the system refuses.
+    """
+    found: Verification = _function(_FORMS[detect(path)].verify)(path, progress)
+    return found
+
+
+def open_leaf_by_leaf(path: str | os.PathLike[str]) -> AbstractContextManager[Any]:
+    """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
+    opened: AbstractContextManager[Any] = _function(_FORMS[detect(path)].tree)(path)
+    return opened
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a run stands at ``path``; raises as ``detect`` does."""
+    return detect(path) is Form.RUN
+
+
+def _function(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"treering.{module}"), function)
