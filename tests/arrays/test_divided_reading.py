@@ -92,7 +92,7 @@ def test_forms(saved: Path, name: str, exchanged: bool) -> None:
         divide(source, deliveries, 4)
         assert (deliveries[0].parts is not None) is exchanged
         if name == "packed":
-            assert [chunk.block for chunk in source.stored_chunks(0)] == [256 << 10] * 8
+            assert [chunk.block for chunk in source.arrays.stored_chunks(0)] == [256 << 10] * 8
             assert deliveries[0].parts is not None
             assert deliveries[0].parts.rows % 128 == 0
 

@@ -56,7 +56,7 @@ def test_any_boxes_from_any_chunks(
         patch.setattr(jobs, "_TWO_THREADS_FROM", 10_000)
         patch.setattr(incoming, "_SMALL_BYTES", 1000)
         request = ReadRequest(0, wanted, steps=steps)
-        opened[number]._source.read([request], None)
+        opened[number]._source.arrays.read([request], None)
     assert len(request.arrays) == len(wanted)
     for box, array in zip(wanted, request.arrays, strict=True):
         assert np.array_equal(array, ARRAY[slices(box, steps)])

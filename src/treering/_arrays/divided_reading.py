@@ -37,7 +37,7 @@ def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> No
     joint = [delivery for delivery in deliveries if spans(delivery.sharding)]
     leaves = [_describe_stored(source, delivery, processes) for delivery in joint]
     for delivery, plan in zip(joint, plan_loads(leaves, processes), strict=True):
-        delivery.dtype = source.dtype_of(delivery.request.leaf)
+        delivery.dtype = source.arrays.dtype_of(delivery.request.leaf)
         if plan.parts is not None:
             sharding: Any = delivery.sharding
             delivery.parts = plan.parts
@@ -47,12 +47,12 @@ def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> No
 
 def _describe_stored(source: Source, delivery: Delivery, processes: int) -> StoredLeaf:
     leaf = delivery.request.leaf
-    dtype = source.dtype_of(leaf)
+    dtype = source.arrays.dtype_of(leaf)
     grid = grid_of(delivery.sharding, len(delivery.shape)) if can_exchange(delivery.fit.dtype or dtype) else None
     return StoredLeaf(
         shape=delivery.shape,
         itemsize=dtype.itemsize,
-        chunks=source.stored_chunks(leaf) if grid is not None else (),
+        chunks=source.arrays.stored_chunks(leaf) if grid is not None else (),
         wanted=_wanted_boxes(delivery.sharding, delivery.shape, processes),
         grid=grid,
     )

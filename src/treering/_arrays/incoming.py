@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import mmap
+import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,6 +31,7 @@ from treering._values.keys import split_key
 from treering.errors import Format, Unsupported
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
 _SMALL_BYTES: Final = 64 << 10
@@ -46,7 +48,7 @@ class DataReader(Protocol):
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on."""
 
-    def map(self) -> mmap.mmap | bytes:
+    def map(self) -> ReadableBuffer:
         """Map the whole file, read-only."""
 
 
@@ -206,7 +208,7 @@ class StoredArrays:
         for run in runs:
             step = max(nbytes, self.index.chunks.block[run.chunk])
             for start in range(0, len(run.into), step):
-                yield _bound(work, _Run(run.chunk, start, run.into[start : start + step]))
+                yield functools.partial(work, _Run(run.chunk, start, run.into[start : start + step]))
 
     def _fill(self, run: _Run) -> int:
         columns = self.index.chunks
@@ -244,13 +246,13 @@ class StoredArrays:
             here = (columns.file[chunk], columns.offset[chunk])
             nbytes = columns.nbytes[chunk]
             if group and (here != end or held + nbytes > _TOGETHER_BYTES):
-                yield _bound(self._fill_group, group, held)
+                yield functools.partial(self._fill_group, group, held)
                 group, held = [], 0
             group.append((chunk, request))
             held += nbytes
             end = (here[0], here[1] + nbytes)
         if group:
-            yield _bound(self._fill_group, group, held)
+            yield functools.partial(self._fill_group, group, held)
 
     def _fill_group(self, group: list[tuple[int, ReadRequest]], nbytes: int) -> int:
         columns = self.index.chunks
@@ -358,11 +360,4 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    count = 1
-    for length in shape:
-        count *= length
-    return np.ndarray(shape, dtype, aligned_bytes(count * dtype.itemsize))
-
-
-def _bound(work: Callable[..., int], *arguments: Any) -> Job:
-    return lambda: work(*arguments)
+    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize))

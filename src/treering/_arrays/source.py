@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from treering._values.dtypes import check_writable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-_NOTHING: Final = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
 
 
 class Arrays(Protocol):
@@ -37,6 +36,7 @@ class Arrays(Protocol):
         """Return how a stored leaf lies; nothing where no part of it can be read without the rest."""
 
 
+@dataclasses.dataclass(slots=True)
 class Source:
     """An opened tree.
 
@@ -51,27 +51,14 @@ class Source:
             take files away from an opened tree.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        arrays: Arrays,
-        *,
-        structured: bool = True,
-        raw_keys: bool = False,
-        mapped: bool = False,
-        held: bool = False,
-        is_current: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.index = index
-        self.structured = structured
-        self.raw_keys = raw_keys
-        self.mapped = mapped
-        self.held = held
-        self.is_current = is_current
-        self.read: Callable[[Sequence[ReadRequest], Progress | None], None] = arrays.read
-        self.dtype_of = arrays.dtype_of
-        self.stored_chunks = arrays.stored_chunks
-        self.check_files = arrays.check_files
+    index: Index
+    arrays: Arrays
+    _: dataclasses.KW_ONLY
+    structured: bool = True
+    raw_keys: bool = False
+    mapped: bool = False
+    held: bool = False
+    is_current: Callable[[], bool] = lambda: True
 
 
 class HeldArrays:
@@ -141,19 +128,12 @@ def held_index(
         leaf_types.append(types.setdefault(leaf_type, len(types)))
     index = Index(
         attempt="",
-        written={},
-        processes=1,
-        meshes=(),
         structure=structure,
         keys=keys,
         types=tuple(types),
         leaf_types=leaf_types,
         values=values,
-        chunks=_NOTHING,
-        checksums=array("Q"),
-        files=(),
-        replaces=(),
-        metadata={},
+        chunks=Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=()),
         verified=False,
     )
     return index, HeldArrays(arrays)

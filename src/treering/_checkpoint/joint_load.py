@@ -248,7 +248,7 @@ class LoadGroup:
         leaves = {id(delivery): leaf for delivery, leaf in zip(own, read_batches(source, own, report), strict=True)}
         shared = [delivery for delivery in deliveries if delivery.parts is not None]
         for some in rounds(shared, self._processes.count, BATCH_BYTES):
-            source.read([one.request for one in some if one.request.boxes], report.step if report else None)
+            source.arrays.read([one.request for one in some if one.request.boxes], report.step if report else None)
             if report:
                 report.add(sum(one.nbytes for one in some))
             parted = [take_parts(one) for one in some]

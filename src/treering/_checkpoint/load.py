@@ -127,7 +127,7 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
         Mismatch: nothing lies at ``at``, or nothing matches a glob.
     """
     if options.at is None and options.only is None:
-        source.check_files()  # also those that hold nothing: all of it was asked for
+        source.arrays.check_files()  # also those that hold nothing: all of it was asked for
     return select(source.index.structure, source.index.keys, at=options.at, only=options.only)
 
 

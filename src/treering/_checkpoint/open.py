@@ -162,7 +162,7 @@ class Checkpoint(Mapping[str, Any]):
             )
         request = ReadRequest(number, (box,), steps=steps)
         try:
-            self._source.read([request], None)
+            self._source.arrays.read([request], None)
         except (Corrupt, NotFound) as error:
             if self._source.is_current():
                 raise
@@ -175,7 +175,7 @@ class Checkpoint(Mapping[str, Any]):
         if not leaf_type.stored:
             return self.index.values[number]
         if leaf_type.kind in ARRAY_KINDS:
-            return LeafView(self, number, leaf_type, self._source.dtype_of(number))
+            return LeafView(self, number, leaf_type, self._source.arrays.dtype_of(number))
         return on_host(self.box(number, whole(leaf_type.shape or ())), leaf_type.kind)
 
     @property

@@ -45,7 +45,7 @@ def plan_deliveries(
             shape = leaf_type.shape or ()
             request = request_for(match.leaf, shape, sharding)
             nbytes = by_type[index.leaf_types[match.leaf]]
-            dtype = None if request.boxes else source.dtype_of(match.leaf)
+            dtype = None if request.boxes else source.arrays.dtype_of(match.leaf)
             deliveries.append(
                 Delivery(number, index.keys[match.leaf], request, shape, nbytes, match.fit, sharding, dtype)
             )
@@ -72,7 +72,7 @@ def read_batches(source: Source, deliveries: Sequence[Delivery], report: ReadPro
     leaves: list[Any] = []
     # A map is no copy: nothing adds up.
     for batch, nbytes in _batches(deliveries, total if source.mapped else BATCH_BYTES):
-        source.read([delivery.request for delivery in batch if delivery.request.boxes], report.step)
+        source.arrays.read([delivery.request for delivery in batch if delivery.request.boxes], report.step)
         report.add(nbytes)
         leaves += deliver(batch, mapped=source.mapped)
     return leaves
@@ -85,7 +85,7 @@ def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:
         Corrupt, StoreFailed: as `read_batches`.
     """
     for batch, _ in _batches(deliveries, BATCH_BYTES):
-        source.read([delivery.request for delivery in batch], None)
+        source.arrays.read([delivery.request for delivery in batch], None)
         for delivery in batch:
             delivery.request.arrays = []
 

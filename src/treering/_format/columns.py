@@ -5,19 +5,17 @@ Ten thousand leaves are checked as columns, with a handful of passes that run in
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import operator
 import re
-import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, member, show
 from treering._format.blocks import first_blocks, leaf_bytes
-from treering._format.index import Chunks, DataFile, Index, LeafType, Token
+from treering._format.index import Chunks, DataFile, Index, LeafType, TreeColumns
 from treering._format.leaf_values import (
     decode_type,
     decode_value,
@@ -34,7 +32,7 @@ from treering._format.structure_text import (
     unescape_surrogates,
 )
 from treering._values.boxes import Box, find_cover_error, size_of, text_of
-from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums
+from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums, unpack_checksums
 from treering._values.dtypes import lookup
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
@@ -286,48 +284,10 @@ def decode_checksums(node: Any) -> array[int]:
     table = from_base64(member(node, "table", str, what), what)
     if len(table) % 8:
         raise Corrupt(f"{what} has {pluralize(len(table), 'bytes')}, not 8 for each")
-    found = array("Q", table)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found
+    return unpack_checksums(table)
 
 
-class Tree(Protocol):
-    """What has a tree in columns."""
-
-    @property
-    def structure(self) -> Sequence[Token]:
-        """The containers around the leaves, in pre-order."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """Key text of each leaf."""
-
-    @property
-    def types(self) -> Sequence[LeafType]:
-        """The different types of leaves."""
-
-    @property
-    def leaf_types(self) -> Sequence[int]:
-        """Number of the type of each leaf."""
-
-    @property
-    def values(self) -> Mapping[int, Any]:
-        """Leaf number -> its Python value, for leaves that do not lie in files."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TreeColumns:
-    """A tree that was read; the members mean what those of ``Index`` do."""
-
-    structure: Sequence[Token]
-    keys: Sequence[str]
-    types: Sequence[LeafType]
-    leaf_types: Sequence[int]
-    values: Mapping[int, Any]
-
-
-def encode_tree(tree: Tree) -> Iterator[tuple[str, Any]]:
+def encode_tree(tree: TreeColumns) -> Iterator[tuple[str, Any]]:
     """Yield the members of a tree.
 
     Raises:

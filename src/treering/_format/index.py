@@ -157,17 +157,9 @@ class DataFile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """Everything that is known of a checkpoint without reading an array."""
+class TreeColumns:
+    """A tree as documents hold it: containers, leaves and their types in columns, and the values in no file."""
 
-    attempt: str
-    """16 hexadecimal digits, different for each save."""
-    written: Mapping[str, Any]
-    """Who wrote it: versions and time."""
-    processes: int
-    """How many processes wrote it."""
-    meshes: Sequence[str]
-    """The meshes of its arrays, as text for people."""
     structure: Sequence[Token]
     """The containers around the leaves, in pre-order."""
     keys: Sequence[str]
@@ -178,22 +170,40 @@ class Index:
     """Number of the type of each leaf."""
     values: Mapping[int, Any]
     """Leaf number -> its Python value, for leaves that do not lie in files; ``OpaqueLeaf`` for opaque ones."""
-    chunks: Chunks
-    """Where the other leaves lie; all chunks of a leaf follow each other, in the order of the leaves."""
-    checksums: array[int]
-    """Checksums of the blocks, chunk after chunk."""
-    files: Sequence[DataFile]
-    """The data files."""
-    replaces: Sequence[str]
-    """Data files that this commit superseded; they may still lie there."""
-    metadata: Mapping[str, Any]
-    """What the user wrote beside the tree."""
-    verified: bool = True
-    """False for a file of another writer, which has no checksums: then ``checksums`` is empty."""
 
     def type_of(self, leaf: int) -> LeafType:
         """Return the type of one leaf."""
         return self.types[self.leaf_types[leaf]]
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the tree by name, for what has them too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TreeColumns)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Index(TreeColumns):
+    """Everything that is known of a checkpoint without reading an array."""
+
+    attempt: str
+    """16 hexadecimal digits, different for each save."""
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Who wrote it: versions and time."""
+    processes: int = 1
+    """How many processes wrote it."""
+    meshes: Sequence[str] = ()
+    """The meshes of its arrays, as text for people."""
+    chunks: Chunks
+    """Where the other leaves lie; all chunks of a leaf follow each other, in the order of the leaves."""
+    checksums: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
+    """Checksums of the blocks, chunk after chunk."""
+    files: Sequence[DataFile] = ()
+    """The data files."""
+    replaces: Sequence[str] = ()
+    """Data files that this commit superseded; they may still lie there."""
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the user wrote beside the tree."""
+    verified: bool = True
+    """False for a file of another writer, which has no checksums: then ``checksums`` is empty."""
 
     def box_of(self, chunk: int) -> Box:
         """Return which box of its leaf a chunk holds."""

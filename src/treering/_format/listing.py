@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from treering._codec.msgpack.arrays import ChunkedArray
 from treering._codec.msgpack.scan import Scanner
+from treering._format.blocks import leaf_bytes
 from treering._format.index import Container, Index, LeafType, OpaqueLeaf
 from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
-from treering._values.dtypes import Dtype, lookup
+from treering._values.dtypes import Dtype
 from treering.errors import Corrupt
 
 _ARRAYS_OF_OTHERS: Final = "array"
@@ -105,7 +106,7 @@ def _tree(index: Index, leaves: Iterator[Any]) -> Any:
 def _leaves(index: Index) -> Iterator[Any]:
     """Walk through the leaves: records of those that lie in files, the other values themselves."""
     chunks, files = index.chunks, index.files
-    sizes = [_nbytes(kind) for kind in index.types]
+    sizes = [leaf_bytes(kind) for kind in index.types]
     kinds = [_kind(kind, index) for kind in index.types]
     at, count = 0, len(chunks)
     owner = chunks.leaf
@@ -180,11 +181,6 @@ def _kind(kind: LeafType, index: Index) -> str:
     return kind.kind if index.verified or kind.kind in _TEXT_KINDS else _ARRAYS_OF_OTHERS
 
 
-def _nbytes(kind: LeafType) -> int:
-    dtype = lookup(kind.dtype) if kind.dtype is not None else None
-    return dtype.itemsize * math.prod(kind.shape or ()) if dtype else 0
-
-
 class _Records:
     """Leaves as records."""
 
@@ -217,9 +213,7 @@ class _Records:
 
 
 def _array_record(kind: str, shape: tuple[int, ...], dtype: Dtype, offset: int) -> LeafRecord:
-    nbytes = dtype.itemsize
-    for length in shape:
-        nbytes *= length
+    nbytes = dtype.itemsize * math.prod(shape)
     return LeafRecord(kind=kind, dtype=dtype.name, shape=shape, nbytes=nbytes, offset=offset)
 
 

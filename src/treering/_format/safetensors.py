@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -137,10 +136,10 @@ def single_file(index: Index) -> tuple[Index, bytes]:
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(0,))
         >>> chunks, _ = lay_out_files("0" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> index = Index(
-        ...     attempt="0" * 16, written={}, processes=1, meshes=[],
+        ...     attempt="0" * 16,
         ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"],
-        ...     types=[kind], leaf_types=[0], values={}, chunks=chunks, checksums=array("Q"),
-        ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)], replaces=[], metadata={},
+        ...     types=[kind], leaf_types=[0], values={}, chunks=chunks,
+        ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)],
         ... )
         >>> moved, header = single_file(index)
         >>> parse_safetensors(len(header), lambda offset, n: header[offset : offset + n]) == moved
@@ -290,9 +289,6 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
         raise Corrupt("a name in the header is not text: it holds half a surrogate pair", hint=_DAMAGED)
     index = Index(
         attempt=_NO_ATTEMPT,
-        written={},
-        processes=1,
-        meshes=[],
         structure=[Container(node="dict", keys=names), *([len(names)] if names else [])],
         keys=_keys(names),
         types=types,
@@ -306,9 +302,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
             nbytes=sizes,
             block=list(map(block_bytes, sizes)),
         ),
-        checksums=array("Q"),
         files=[DataFile(name="", nbytes=size, header=base, digest=None)],
-        replaces=[],
         metadata=note,
         verified=False,
     )

@@ -64,7 +64,7 @@ def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number
     try:
         if number is not None and not leaf.verified:
             source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt).close()
-        source.read([ReadRequest(leaf.leaf, boxes)], None)
+        source.arrays.read([ReadRequest(leaf.leaf, boxes)], None)
     except DataFileMissing:
         return "lacks a chunk file"
     except (Corrupt, LinkRefused, StoreFailed) as error:
@@ -111,7 +111,7 @@ def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
 def _read_text(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> None:
     """Decode a text: its bytes may be those that were written, and yet be no UTF-8."""
     request = ReadRequest(leaf.leaf, (box_sums.whole(source.index.type_of(leaf.leaf).shape or ()),))
-    source.read([request], None)
+    source.arrays.read([request], None)
     try:
         bytes(request.arrays[0]).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:

@@ -222,7 +222,7 @@ class ManagerReader:
         if not source.is_current():
             raise Corrupt(f"{str(root)!r} was replaced while a manager read it")
         for delivery, found in zip(deliveries, arrays, strict=True):
-            dtype = source.dtype_of(delivery.request.leaf)
+            dtype = source.arrays.dtype_of(delivery.request.leaf)
             if found.shape != delivery.shape or np.dtype(found.dtype) != dtype:
                 raise Unsupported(
                     f"the manager gave {found.dtype}{list(found.shape)} for {dtype.name}{list(delivery.shape)}",

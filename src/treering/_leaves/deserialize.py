@@ -209,7 +209,7 @@ def load_tree(source: LeavesSource, options: DeserializeOptions) -> Any:
         StoreFailed: the system refuses.
     """
     index = source.index
-    source.check_files()
+    source.arrays.check_files()
     part = select(index.structure, index.keys, at=None, only=None)
     if options.target is None:
         matches = match_stored(index, part)

@@ -363,11 +363,7 @@ def text_of(x: object) -> str:
 
 def _name_of(code: Any) -> str:
     if isinstance(code, functools.partial):
-        arguments = [_argument(value) for value in code.args]
-        arguments += [f"{name}={_argument(value)}" for name, value in code.keywords.items()]
+        arguments = [text_of(value) for value in code.args]
+        arguments += [f"{name}={text_of(value)}" for name, value in code.keywords.items()]
         return f"functools.partial({', '.join([text_of(code.func), *arguments])})"
     return code_name(code) or ADDRESS.sub("", ascii(code))
-
-
-def _argument(value: object) -> str:
-    return text_of(value)

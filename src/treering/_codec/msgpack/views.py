@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from treering._codec.msgpack.arrays import ChunkedArray
 from treering._values.dtypes import Dtype, numpy_dtype
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
 
@@ -22,7 +22,7 @@ class Views:
         buffer: what was scanned, readable for as long as any array lives; nobody may write to it.
     """
 
-    def __init__(self, buffer: bytes | memoryview | mmap.mmap) -> None:
+    def __init__(self, buffer: ReadableBuffer) -> None:
         self._buffer = buffer
 
     def prepare(self, dtype: Dtype) -> np.dtype[Any]:

@@ -7,6 +7,7 @@ buffer and ``bytes`` can be filled in one pass. Nothing here recurses.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -249,7 +250,7 @@ class _Encoder:
         known = self._headers.get((shape, dtype))
         if known is None:
             wire = check_writable(dtype)
-            if chunkable and _items(shape) * wire.itemsize > self._chunk_size:
+            if chunkable and math.prod(shape) * wire.itemsize > self._chunk_size:
                 self._chunks(array, wire.name, wire.itemsize)
                 return
             header, nbytes = array_header(EXT_ARRAY, shape, wire.name, wire.itemsize)
@@ -259,14 +260,14 @@ class _Encoder:
         header, nbytes, plain = known
         self.pieces.append(header)
         if nbytes > SMALL_ARRAY:
-            self.pieces.append(Block(array, 0, _items(shape), nbytes))
+            self.pieces.append(Block(array, 0, math.prod(shape), nbytes))
             return
         host = self._to_host(array)
         self.pieces.append(host.tobytes() if plain else b"".join(wire_blocks(host, 0, host.size)))
 
     def _chunks(self, array: ArrayLike, dtype_name: str, itemsize: int) -> None:
         """Write an array above the limit as flax does: a map of the shape and of flat chunks."""
-        total = _items(array.shape)
+        total = math.prod(array.shape)
         step = max(1, int(self._chunk_size / itemsize))
         append = self.pieces.append
         append(map_header(3) + _pack(CHUNK_MARKER) + b"\xc3" + _pack("shape"))
@@ -299,10 +300,3 @@ def _shorten(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"of {pluralize(value.bit_length(), 'bits')}"
     return str(value)
-
-
-def _items(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

@@ -18,7 +18,6 @@ from typing import Any, Final
 from treering._codec.documents import check_hashes, check_json, member, show
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
 from treering._format.columns import (
-    TreeColumns,
     check_ints,
     check_name,
     check_texts,
@@ -28,7 +27,7 @@ from treering._format.columns import (
     encode_tree,
     read_free_json,
 )
-from treering._format.index import LeafType, Token
+from treering._format.index import LeafType, TreeColumns
 from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
 from treering._values.checksums import block_bytes, block_count
@@ -73,8 +72,11 @@ class ChunkLayout:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeavesRecord:
-    """Everything that is known of one save: of the branch under one prefix, or of the tree without prefix."""
+class LeavesRecord(TreeColumns):
+    """Everything that is known of one save: of the branch under one prefix, or of the tree without prefix.
+
+    Its keys are without the prefix.
+    """
 
     prefix: str | None
     """The prefix as the user gave it."""
@@ -84,16 +86,6 @@ class LeavesRecord:
     """Who wrote it: versions and time."""
     meshes: Sequence[str]
     """The meshes of its arrays, as text for people."""
-    structure: Sequence[Token]
-    """The containers around the leaves, in pre-order."""
-    keys: Sequence[str]
-    """Key text of each leaf, in the order of the structure, without the prefix."""
-    types: Sequence[LeafType]
-    """The different types of leaves."""
-    leaf_types: Sequence[int]
-    """Number of the type of each leaf."""
-    values: Mapping[int, Any]
-    """Leaf number -> its Python value, for leaves that do not lie in files."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves. It follows from prefix and key, and is not written."""
     layouts: Sequence[ChunkLayout]
@@ -123,7 +115,7 @@ class OpenBranch:
 # ------------------------------------------------------------------------------------------------- what follows from it
 
 
-def stored_leaves(record: LeavesRecord | TreeColumns) -> list[int]:
+def stored_leaves(record: TreeColumns) -> list[int]:
     """Return the numbers of the leaves that lie in files."""
     stored = [kind.stored for kind in record.types]
     return [leaf for leaf, number in enumerate(record.leaf_types) if stored[number]]
@@ -143,7 +135,7 @@ def arrays_of(record: LeavesRecord) -> list[ZarrArray]:
     return [made[pair] for pair in pairs]
 
 
-def _pairs(tree: LeavesRecord | TreeColumns, leaf_layouts: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(tree: TreeColumns, leaf_layouts: Sequence[int]) -> list[tuple[int, int]]:
     """Return the numbers of type and layout of each stored leaf."""
     stored = [kind.stored for kind in tree.types]
     kinds = [number for number in tree.leaf_types if stored[number]]
@@ -266,11 +258,7 @@ def _record(document: Any) -> LeavesRecord:
         attempt=check_name(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
         written=read_free_json(document, "written", what),
         meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
-        structure=tree.structure,
-        keys=tree.keys,
-        types=tree.types,
-        leaf_types=tree.leaf_types,
-        values=tree.values,
+        **tree.columns(),
         folders=_folders(prefix, [tree.keys[leaf] for leaf in stored]),
         layouts=layouts,
         leaf_layouts=leaf_layouts,
