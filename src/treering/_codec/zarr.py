@@ -20,6 +20,7 @@ from treering._codec.documents import check_json, member, parse_json, show
 from treering._values.boxes import Box, whole
 from treering._values.dtypes import lookup
 from treering._values.human import pluralize
+from treering._values.leaves_names import is_attempt
 from treering.errors import Corrupt, Format, Unsupported
 
 _MOST_AXES: Final = 32
@@ -74,7 +75,6 @@ _READ: Final = {
     **{text: (name, True) for name, text in _BIG_ENDIAN.items()},
 }
 
-_MARKER: Final = re.compile(r"[0-9a-f]{16}")
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _DAMAGED: Final = "use another copy of the directory"
 
@@ -222,7 +222,7 @@ def _marker(node: dict[str, Any]) -> str | None:
     if "treering" not in node:
         return None
     text = member(node, "treering", str, ".zarray")
-    if not _MARKER.fullmatch(text):
+    if not is_attempt(text):
         raise Corrupt(f".zarray: the marker {show(text)} is unknown", hint=_DAMAGED)
     return text
 

@@ -26,7 +26,7 @@ from treering._tree.placement import Choice, choose_shardings, is_placement, is_
 from treering._tree.registry import open_pytree_node
 from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
 from treering._tree.walk import map_with_path
-from treering._values.human import near
+from treering._values.human import join_first, near
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
@@ -204,9 +204,8 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
 def _unplaced_error(keys: Sequence[str], mesh: Any) -> Mismatch:
     axes = ", ".join(map(repr, mesh.axis_names))
     keys = list(map(printable, keys))
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     error = Mismatch(
-        f"the mesh has the axes {axes}, and there is no sharding for {', '.join(keys[:_SHOWN])}{more}",
+        f"the mesh has the axes {axes}, and there is no sharding for {join_first(keys, _SHOWN)}",
         hint="pass partition_rules= that match these keys, or shardings=, nested or flat with dots; "
         "PartitionSpec() replicates",
     )

@@ -28,7 +28,9 @@ PENDING = "pending"
 NEXT_INDEX = "index"
 """In the folder of an attempt: the index before it is the index."""
 
-_ATTEMPT = re.compile(r"[0-9a-f]{16}")
+ATTEMPT = re.compile(r"[0-9a-f]{16}")
+"""The name of an attempt: different for each save."""
+
 _NO_PARTS = frozenset({"", ".", ".."})
 _NEVER = frozenset("\0\\:" if os.name == "nt" else "\0")
 
@@ -40,7 +42,7 @@ def is_attempt(name: str) -> bool:
         >>> is_attempt("0123456789abcdef"), is_attempt("leaves")
         (True, False)
     """
-    return _ATTEMPT.fullmatch(name) is not None
+    return ATTEMPT.fullmatch(name) is not None
 
 
 def attempt_folder(attempt: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from treering._leaves.chunks.files import (
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._plan.exchange import StoredChunk
-from treering._values.boxes import Box, picked_shape, size_of, whole
+from treering._values.boxes import picked_shape, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.keys import split_key
 from treering.errors import Format, Unsupported
@@ -53,25 +53,15 @@ def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
     return numpy_dtype(known)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """What leaves of one layout have in common."""
-
-    small: SmallFile | None
-    """Their file, where each is one small chunk; None elsewhere."""
-    box: Box
-    """The whole of a leaf."""
-
-
-def _form_of(zarr: ZarrArray) -> _Form:
-    nbytes, name, small = chunk_bytes(zarr), "/", None
-    if zarr.chunks == zarr.shape and nbytes <= _SMALL_BYTES:
-        name = chunk_name(zarr, 0)
-    if "/" not in name:
-        # What no compressor makes smaller it makes a little larger.
-        most = nbytes if zarr.compressor is None else 2 * nbytes + _HEADERS
-        small = SmallFile(zarray_bytes(zarr), name, nbytes, zarr.compressor is None, most)
-    return _Form(small, whole(zarr.shape))
+def _describe_small(zarr: ZarrArray) -> SmallFile | None:
+    """Describe the file of leaves of a layout, where each of them is one small chunk."""
+    nbytes = chunk_bytes(zarr)
+    name = chunk_name(zarr, 0) if zarr.chunks == zarr.shape and nbytes <= _SMALL_BYTES else "/"
+    if "/" in name:
+        return None
+    # What no compressor makes smaller it makes a little larger.
+    most = nbytes if zarr.compressor is None else 2 * nbytes + _HEADERS
+    return SmallFile(zarray_bytes(zarr), name, nbytes, zarr.compressor is None, most, whole(zarr.shape))
 
 
 class BranchArrays:
@@ -94,7 +84,7 @@ class BranchArrays:
         self._held = held
         self._mapped = mapped
         self._places = {leaf: place for place, leaf in enumerate(leaves)}
-        self._forms: dict[int, _Form] = {}
+        self._small: dict[int, SmallFile | None] = {}
         self._dtypes: dict[int, np.dtype[Any]] = {}
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
@@ -120,12 +110,13 @@ class BranchArrays:
         arrays = self._files.branch.arrays
         for request in requests:
             place = self._places[request.leaf]
-            form = self._forms.get(id(arrays[place]))  # thousands of leaves share a few layouts
-            if form is None:
-                form = self._forms[id(arrays[place])] = _form_of(arrays[place])
-            if form.small is not None and list(request.boxes) == [form.box] and request.steps is None:
-                small.append((place, form.small, request))
-                own.nbytes += form.small.nbytes
+            layout = id(arrays[place])  # thousands of leaves share a few layouts
+            if layout not in self._small:
+                self._small[layout] = _describe_small(arrays[place])
+            file = self._small[layout]
+            if file is not None and list(request.boxes) == [file.box] and request.steps is None:
+                small.append((place, file, request))
+                own.nbytes += file.nbytes
                 continue
             self._files.require_described(place)
             self._files.require_names(place)

@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import mmap
 import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from mmap import mmap
 from types import TracebackType
 from typing import Final, Self, overload
 
@@ -24,6 +24,7 @@ from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing
 from treering._store.posix.reading import LocalFile
+from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import pluralize
 from treering._values.keys import split_key
@@ -44,7 +45,9 @@ class SmallFile:
     raw: bool
     """Whether the file has just these bytes."""
     most: int
-    """Bytes that the file has at most, as far as anybody knows."""
+    """Bytes that the file has at most, as far as the layout tells."""
+    box: Box
+    """The whole of a leaf."""
 
 
 class BranchFiles:
@@ -343,7 +346,7 @@ class ChunkFile:
         with self.using() as file, self._named():
             file.read_into(jobs)
 
-    def map(self) -> mmap.mmap | bytes:
+    def map(self) -> mmap | bytes:
         """Map the whole file."""
         with self.using() as file, self._named():
             return file.map()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import threading
@@ -22,6 +21,11 @@ from treering._leaves.chunks.pieces import LeafPieces, to_stored
 from treering._leaves.folder.staged_files import StagedFiles
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
+
+# All of a leaf's files are written at once, by one thread: a second one would wait for the interpreter, not the disk.
+_SMALL_BYTES: Final = 64 << 10
+# The leaves of one job; progress is reported after each.
+_TOGETHER: Final = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,6 @@ class WrittenLeaf:
         return len(self.numbers) * self.form.chunk
 
 
-# All of a leaf's files are written at once, by one thread: a second one would wait for the interpreter, not the disk.
-_SMALL_BYTES: Final = 64 << 10
-# Progress is told this often.
-_TOGETHER: Final = 64
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteShare:
     """What one process of several writes."""
@@ -149,7 +147,7 @@ def write_leaves(
         (small if leaf.nbytes <= _SMALL_BYTES else large).append(leaf)
     large.sort(key=lambda leaf: -leaf.nbytes)
     tally = Tally(total, progress)
-    run_all(plan_large(staged, large, tally), tally, _plan_small(staged, small))
+    run_all(_plan_large(staged, large, tally), tally, _plan_small(staged, small))
     sizes: list[int] = []
     checksums = array("Q")
     for leaf in every:
@@ -207,89 +205,66 @@ def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
         leaf.sizes = [len(content) for _, content in files[len(leaf.head) :]]
 
 
-def plan_large(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
+def _plan_large(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
     """Return a job for each chunk file, those of the largest leaves first; their ``.zarray`` are written now."""
     work = Work()
     for leaf in leaves:
         if leaf.head:
             staged.write_small(leaf.folder, leaf.head)
-        chunks = _Packed(staged, leaf, tally) if leaf.form.array.compressor is not None else _Raw(staged, leaf, tally)
-        work.jobs.extend(functools.partial(chunks.job, place) for place in range(len(leaf.numbers)))
+        chunks = _LargeLeaf(staged, leaf, tally)
+        work.jobs.extend(functools.partial(chunks.write, place) for place in range(len(leaf.numbers)))
         work.nbytes += leaf.nbytes
     return work
 
 
-class _Large(abc.ABC):
+class _LargeLeaf:
     """Writes the chunk files of one leaf, each one when a thread takes it."""
 
     def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
         self._staged = staged
         self._leaf = leaf
-        self._form = leaf.form
         self._tally = tally
         self._pieces = LeafPieces(leaf.form.array, leaf.sources)
+        self._sizes = [0] * len(leaf.numbers)
+        self._checksums = [array("Q")] * len(leaf.numbers)
         self._left = len(leaf.numbers)
         self._lock = threading.Lock()
 
-    def job(self, place: int) -> int:
-        """Write one chunk file; what it counts was counted on the way."""
-        number = self._leaf.numbers[place]
-        self.write(place, number, chunk_name(self._form.array, number))
+    def write(self, place: int) -> int:
+        """Write one chunk file, the one at ``place`` of those that this process writes.
+
+        Returns:
+            0: the tally has counted the bytes already.
+        """
+        leaf, form = self._leaf, self._leaf.form
+        number = leaf.numbers[place]
+        chunk, name = self._pieces.chunk(number), chunk_name(form.array, number)
+        if form.array.compressor is None:
+            size = form.chunk
+            checksums = array("Q", bytes(8 * block_count(size, form.block)))
+            self._staged.write_file(leaf.folder, name, self._stream(chunk, checksums), size)
+        else:
+            content = encode(form.array, to_stored(chunk, form.array))
+            size = len(content)
+            checksums = block_checksums(memoryview(content), block_bytes(size))
+            self._staged.write_file(leaf.folder, name, (content,), size)
+            self._tally.add(form.chunk)
+        self._sizes[place], self._checksums[place] = size, checksums
         with self._lock:
             self._left -= 1
             if not self._left:
                 self._pieces.forget()
-                self.finish()
+                self._finish()
         return 0
 
-    @abc.abstractmethod
-    def write(self, place: int, number: int, name: str) -> None:
-        """Write one chunk file, the one at ``place`` of those that this process writes."""
-
-    @abc.abstractmethod
-    def finish(self) -> None:
-        """Note what is known of all files."""
-
-
-class _Raw(_Large):
-    """Chunks that lie in their files as they are."""
-
-    def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
-        super().__init__(staged, leaf, tally)
-        self._blocks = block_count(leaf.form.chunk, leaf.form.block)
-        self._checksums = leaf.checksums = array("Q", bytes(8 * self._blocks * len(leaf.numbers)))
-
-    def write(self, place: int, number: int, name: str) -> None:
-        self._staged.write_file(self._leaf.folder, name, self._content(place, number), self._form.chunk)
-
-    def finish(self) -> None:
-        """Nothing: the checksums were noted as the bytes came by."""
-
-    def _content(self, place: int, number: int) -> Iterator[bytes | memoryview]:
-        data = self._pieces.chunk(number)
-        for piece in read_checked(data, self._form.block, self._checksums, place * self._blocks):
+    def _stream(self, chunk: Any, checksums: array[int]) -> Iterator[bytes | memoryview]:
+        for piece in read_checked(chunk, self._leaf.form.block, checksums, 0):
             yield piece
             self._tally.add(len(piece))
 
-
-class _Packed(_Large):
-    """Chunks that a compressor makes smaller."""
-
-    def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
-        super().__init__(staged, leaf, tally)
-        self._found: list[tuple[int, array[int]]] = [(0, array("Q"))] * len(leaf.numbers)
-
-    def write(self, place: int, number: int, name: str) -> None:
-        form = self._form
-        content = encode(form.array, to_stored(self._pieces.chunk(number), form.array))
-        size = len(content)
-        self._found[place] = (size, block_checksums(memoryview(content), block_bytes(size)))
-        self._staged.write_file(self._leaf.folder, name, (content,), size)
-        self._tally.add(form.chunk)
-
-    def finish(self) -> None:
-        checksums = array("Q")
-        for _, found in self._found:
-            checksums += found
-        self._leaf.checksums = checksums
-        self._leaf.sizes = [size for size, _ in self._found]
+    def _finish(self) -> None:
+        """Note what is known of all files."""
+        for checksums in self._checksums:
+            self._leaf.checksums += checksums
+        if self._leaf.form.array.compressor is not None:
+            self._leaf.sizes = self._sizes

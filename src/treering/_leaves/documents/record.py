@@ -32,6 +32,7 @@ from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
 from treering._values.checksums import block_bytes, block_count
 from treering._values.human import pluralize
+from treering._values.leaves_names import ATTEMPT
 from treering.errors import Corrupt, Unsupported
 
 RECORD_VERSION: Final = 1
@@ -50,7 +51,6 @@ _FORM: Final = SignedForm(
     hint="treering.leaves.index_leaves takes the copy under .treering if that is whole; "
     "else use another copy of the directory",
 )
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 _WRITTEN_ATTEMPT: Final = re.compile(rb'\n"attempt": "([0-9a-f]{16})"')
 _LIMIT: Final = 1 << 63
 
@@ -255,7 +255,7 @@ def _record(document: Any) -> LeavesRecord:
         raise Corrupt(f"{pluralize(len(stored), 'leaves lie')} in files, there are {there} of them")
     record = LeavesRecord(
         prefix=prefix,
-        attempt=check_name(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
         written=read_free_json(document, "written", what),
         meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         **tree.columns(),
