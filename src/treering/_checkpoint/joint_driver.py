@@ -83,7 +83,7 @@ def _coordinate(call: Call, path: Path, make_share: Callable[[], S], pause: Call
             board = share.enter(held)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
             with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
-                run_protocol(refuse(call, error), telling.board, _Executor(error), sleep=pause)
+                run_protocol(refuse(call, error), telling.board, _ShareExecutor(error), sleep=pause)
             raise
         run_protocol(coordinate(call, signature), board, share, sleep=pause)
         share.finish()
@@ -98,12 +98,12 @@ def _participate(call: Call, path: Path, make_share: Callable[[], JointShare], p
         share = error
     with contextlib.ExitStack() as held:
         folder = held.enter_context(JoinedFolder(path, call.attempt))
-        executor = _Executor(share, lambda joined: joined.join(folder, held))
+        executor = _ShareExecutor(share, lambda joined: joined.join(folder, held))
         run_protocol(participate(call, executor.check), folder.board, executor, make=folder.make, sleep=pause)
         executor.share().finish()
 
 
-class _Executor:
+class _ShareExecutor:
     """Does what the protocol asks of a share; where there is none, it raises why.
 
     Args:

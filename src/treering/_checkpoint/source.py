@@ -10,13 +10,12 @@ from typing import Final
 
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
-from treering._checkpoint.naming import naming
 from treering._format.blocks import file_digest
 from treering._format.document import parse_index
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissing, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import open_file
 from treering._values.human import pluralize
@@ -58,7 +57,7 @@ def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, 
         StoreFailed: the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming(Path(path)):
+    with naming_file(Path(path)):
         index = parse_safetensors(file.size, file.read)
     return _source(index, StoredArrays(index, [file], lambda _: None, mapped=mapped), mapped=mapped)
 
@@ -96,7 +95,7 @@ def _open_files(path: Path) -> tuple[Index, list[Reader | None]]:
     attempt = ""
     for _ in range(_TRIES):
         with OpenFolder(path) as folder:
-            with naming(path / "treering.json"):
+            with naming_file(path / "treering.json"):
                 index = parse_index(folder.read_index())
             names = [file.name for file in index.files]
             try:

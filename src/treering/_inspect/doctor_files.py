@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.naming import naming
 from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._format.diagnosis import Committed
 from treering._format.document import parse_index
@@ -18,7 +17,7 @@ from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefused, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import pluralize
@@ -39,7 +38,7 @@ def checkpoint_state(path: str) -> State:
     with OpenFolder(Path(path)) as folder:
         try:
             data = folder.read_index()
-            with naming(Path(path, INDEX)):
+            with naming_file(Path(path, INDEX)):
                 index = parse_index(data)
         except _BROKEN as error:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]
@@ -81,7 +80,7 @@ def leaves_state(path: str) -> State:
     with LeavesFolder(Path(path)) as folder:
         try:
             data = folder.read_index()
-            with naming(Path(path, LEAVES_INDEX)):
+            with naming_file(Path(path, LEAVES_INDEX)):
                 index = parse_leaves_index(data)
         except (*_BROKEN, LinkRefused) as error:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]

@@ -7,7 +7,6 @@ import enum
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from treering._checkpoint.naming import naming
 from treering._codec.zarr import parse_zarray
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
@@ -15,7 +14,7 @@ from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_o
 from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of
-from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissing, LinkRefused, naming_file
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
@@ -84,7 +83,7 @@ def replaced_too_often(folder: LeavesFolder) -> Busy:
 
 def _read_index(folder: LeavesFolder) -> LeavesIndex:
     data = folder.read_index()
-    with naming(folder.path / LEAVES_INDEX):
+    with naming_file(folder.path / LEAVES_INDEX):
         return parse_leaves_index(data)
 
 
@@ -125,7 +124,7 @@ def judge_branch(folder: LeavesFolder, branch: IndexBranch) -> OpenBranch:
     """Return one branch of an open directory, judged as `read_branches` says; raises as that does."""
     trouble: Corrupt | Format | Unsupported | None = None
     try:
-        with naming(folder.path / LEAVES_INDEX):
+        with naming_file(folder.path / LEAVES_INDEX):
             record = record_of(branch)
         if record is not None:
             attempt = record.attempt if branch.moving is not None else None
@@ -169,7 +168,7 @@ def _read_foreign(folder: LeavesFolder, branch: IndexBranch, trouble: Exception 
         if array.marker is not None:
             raise trouble or _recordless_error(folder, branch)
         arrays.append(array)
-    with naming(folder.path / LEAVES_INDEX):
+    with naming_file(folder.path / LEAVES_INDEX):
         record = foreign_record(branch.prefix, branch.entries, arrays)
     # In the order of the leaves, which is not that of the entries where those of one folder do not stand together.
     return OpenBranch(record=record, arrays=arrays_of(record), attempt=None, verified=False)

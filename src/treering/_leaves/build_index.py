@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.naming import naming
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._leaves.branches import judge_branch, read_zarray
 from treering._leaves.commit import plan_update, read_marker, read_records
@@ -24,7 +23,7 @@ from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.commit import commit_pending
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.rules import Update
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefused, naming_file
 from treering._values.human import join_first
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
@@ -76,7 +75,7 @@ def _read(path: Path, old: bytes | None) -> LeavesIndex | None:
         Format: it is the index of another format.
     """
     try:
-        with naming(path / LEAVES_INDEX):
+        with naming_file(path / LEAVES_INDEX):
             return None if old is None else parse_leaves_index(old)
     except Corrupt:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from treering._checkpoint.naming import naming
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.paths import find_overlap
@@ -14,7 +13,7 @@ from treering._leaves.documents.update import LEAVES_RULES, update_for
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.rules import Update
 from treering._leaves.folder.staged_leaves import StagedLeaves
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefused, naming_file
 from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
 
 
@@ -74,7 +73,7 @@ def plan_update(
     for record in dropped:
         moved = [name for name in record.folders if read_marker(folder, name, None) == record.attempt]
         lying.setdefault(record.prefix, []).extend(moved)
-    with naming(folder.path / LEAVES_INDEX):
+    with naming_file(folder.path / LEAVES_INDEX):
         return update_for(old, records, cleared=lying, dropped=[record.attempt for record in dropped])
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.naming import naming
 from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
@@ -18,6 +17,7 @@ from treering._runs.open_run import open_run
 from treering._runs.removal import tidy_step
 from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
 from treering._store.api import Reader, Store
+from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
 from treering._store.run_folder import RunFolder
 from treering.errors import Exists, NotFound
@@ -68,7 +68,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
 def _copy(path: Path, step: int, source: Store, written: float, target: Path) -> None:
     """Copy a step, whose folder is open and whose index was written then, to the folder ``target``."""
     old = step_path(path, step)
-    with naming(old / INDEX_NAME):
+    with naming_file(old / INDEX_NAME):
         index = parse_index(index_document(source).data)
     note = find_note(index.metadata) or StepNote(step=step, saved=written)
     note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.naming import naming
 from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
@@ -25,6 +24,7 @@ from treering._format.run_document import (
 )
 from treering._runs.open_run import open_run
 from treering._runs.superseded import superseded_steps
+from treering._store.failures import naming_file
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
@@ -275,7 +275,7 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
     data, written = run.read_index(step), run.modified(step)
     if data is None or written is None:
         return None
-    with naming(step_path(run.path, step) / INDEX_NAME):
+    with naming_file(step_path(run.path, step) / INDEX_NAME):
         found = read_summary(data)
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
     # which step it is: to rename or copy a folder is to renumber the step.

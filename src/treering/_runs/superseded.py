@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.naming import naming
 from treering._format.document import read_names, read_summary
 from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_superseded
 from treering._runs.removal import remove_step
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefused, naming_file
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
@@ -35,7 +34,7 @@ def read_superseded(run: RunFolder) -> SupersededSteps | None:
     if data is None:
         return None
     try:
-        with naming(run.path / LEFT_DOCUMENT):
+        with naming_file(run.path / LEFT_DOCUMENT):
             document = parse_superseded(data)
         index = run.read_index(document.step)
         note = None if index is None else find_note(read_summary(index).metadata)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import Format, NotFound, StoreFailed, TreeringError
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError
 
 _Error = TypeVar("_Error", bound=OSError)
 
@@ -88,3 +91,24 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     """
     error.errno, error.strerror, error.filename = number, os.strerror(number), os.fspath(path)
     return error
+
+
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Put a file's name in front of what is wrong with its content.
+
+    Example:
+        >>> with naming_file(Path("treering.json")):
+        ...     raise Corrupt("it is cut short")
+        Traceback (most recent call last):
+            ...
+        treering.errors.Corrupt: 'treering.json': it is cut short
+    """
+    try:
+        yield
+    except TreeringError as error:
+        if isinstance(error, Corrupt | Format) and os.fspath(path) not in error.message:
+            named = error.message.startswith(f"{path.name} ")
+            rest = error.message.removeprefix(path.name) if named else f": {error.message}"
+            error.message = f"{os.fspath(path)!r}{rest}"
+        raise
