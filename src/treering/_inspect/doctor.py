@@ -50,12 +50,12 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
         raise Unsupported(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
     before = looked_at(shown)
     for _ in range(_TRIES):
-        diagnosis = _diagnosed(shown, before)
+        diagnosis = _diagnose_once(shown, before)
         now = looked_at(shown)
         if diagnosis.ok or _still(now) == _still(before):
             return diagnosis
         before = now
-    return _diagnosed(shown, before)
+    return _diagnose_once(shown, before)
 
 
 def _still(looked: Looked) -> object:
@@ -65,7 +65,7 @@ def _still(looked: Looked) -> object:
     return looked.names, looked.saver, holders
 
 
-def _diagnosed(path: str, looked: Looked) -> Diagnosis:
+def _diagnose_once(path: str, looked: Looked) -> Diagnosis:
     names = set(looked.names)
     known, problems, notes = Known(), list[str](), list[str]()
     removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]

@@ -104,7 +104,7 @@ def judge_attempts(looked: Looked, known: Known, now: float) -> list[Attempt]:
     for attempt, said in notes.items():
         if attempt not in told:
             nothing = Remains(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
-            found.append(_attempt(nothing, "notes", _of_notes(attempt, said, looked, known), said=said, now=now))
+            found.append(_attempt(nothing, "notes", _judge_messages(attempt, said, looked, known), said=said, now=now))
     return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
 
@@ -135,14 +135,14 @@ def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], n
             continue
         said = notes.get(remains.attempt)
         proved = remains.journal
-        judged = _journaled(remains, looked, known, said) if proved else _without_journal(files, looked, known)
+        judged = _judge_journaled(remains, looked, known, said) if proved else _judge_unproved(files, looked, known)
         if remains.attempt in removed and not proved:
-            judged = _being_removed(looked)
+            judged = _judge_removal(looked)
         lying = dataclasses.replace(remains, files=files, count=len(files))
         yield _attempt(lying, "checkpoint", judged, said=said, now=now)
 
 
-def _journaled(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
+def _judge_journaled(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
     if remains.index_itself or remains.attempt in known.attempts:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
         return _Judgement(Life.OVER, reason, "the next save removes that name: nothing to do")
@@ -150,7 +150,7 @@ def _journaled(remains: Remains, looked: Looked, known: Known, said: _Notes | No
     return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK))
 
 
-def _without_journal(files: Mapping[str, int], looked: Looked, known: Known) -> _Judgement:
+def _judge_unproved(files: Mapping[str, int], looked: Looked, known: Known) -> _Judgement:
     """Judge data files that no journal proves to be leftovers."""
     if known.damaged:
         reason = "the index is damaged: it is unknown whether it names these files"
@@ -163,7 +163,7 @@ def _without_journal(files: Mapping[str, int], looked: Looked, known: Known) -> 
     return _Judgement(Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself")
 
 
-def _being_removed(looked: Looked) -> _Judgement:
+def _judge_removal(looked: Looked) -> _Judgement:
     """Judge data files of a checkpoint whose index has become a tombstone."""
     if looked.saver is not None:
         who = f"process {looked.saver} of this machine is at work in this folder"
@@ -180,10 +180,10 @@ def _of_leaves(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: f
         if remains.attempt in known.attempts and remains.attempt not in known.moving and remains.holder is None:
             continue
         said = notes.get(remains.attempt)
-        yield _attempt(remains, "leaves", _staged(remains, looked, known, said), said=said, now=now)
+        yield _attempt(remains, "leaves", _judge_staged(remains, looked, known, said), said=said, now=now)
 
 
-def _staged(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
+def _judge_staged(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
     if PENDING in remains.files and remains.holder is None:
         return _Judgement(Life.OVER, "it was saved without an index, and waits for one", _TAKEN_UP)
     life, reason = life_of(remains.holder, looked.locks, said.leader if said else None, remains.changed)
@@ -202,7 +202,7 @@ def _staged(remains: Remains, looked: Looked, known: Known, said: _Notes | None)
 # ------------------------------------------------------------------------------------------------------------- notes
 
 
-def _of_notes(attempt: str, said: _Notes, looked: Looked, known: Known) -> _Judgement:
+def _judge_messages(attempt: str, said: _Notes, looked: Looked, known: Known) -> _Judgement:
     """Judge an attempt of which only notes are there."""
     if attempt in known.attempts:
         return _Judgement(Life.OVER, "it is the committed one", _NOTES_GO)

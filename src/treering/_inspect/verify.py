@@ -85,9 +85,9 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
     shown = os.fspath(path)
     with contextlib.ExitStack() as held:
         try:
-            index, files, findings = _opened(Path(path), held)
+            index, files, findings = _open_files(Path(path), held)
         except Corrupt as error:
-            return _broken(shown, INDEX_NAME, error)
+            return _report_broken(shown, INDEX_NAME, error)
         except LinkRefused as error:
             finding = Finding(key=None, file=INDEX_NAME, start=None, stop=None, problem=f"cannot be read ({error})")
             return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
@@ -100,7 +100,7 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
 
-def _opened(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[Reader | None], list[Finding]]:
+def _open_files(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[Reader | None], list[Finding]]:
     """Read the index, and open the data files that it names as far as they are there."""
     last = ""
     while True:
@@ -335,7 +335,7 @@ def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[in
 # --------------------------------------------------------------------------------------------------------- single files
 
 
-def _broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Verification:
+def _report_broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Verification:
     """Return the outcome where nothing but that can be said."""
     key = join_key(error.path) if error.path else None
     reason = error.message.removeprefix(f"{file} is damaged: ")
@@ -350,7 +350,7 @@ def verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) 
         try:
             index = parse_safetensors(file.size, file.read)
         except Corrupt as error:
-            return _broken(shown, shown, error)
+            return _report_broken(shown, shown, error)
         leaves = len(index.keys)
         if not index.verified:
             note = "it was not written by treering and has no checksums, so its arrays were not checked"
@@ -369,7 +369,7 @@ def verify_msgpack(path: str | os.PathLike[str], progress: Progress | None) -> V
         try:
             listing, _ = read_msgpack(file)
         except Corrupt as error:
-            return _broken(shown, shown, error, checked=zipped)
+            return _report_broken(shown, shown, error, checked=zipped)
     leaves = sum(1 for _ in leaves_of(listing.root))
     nbytes, note = (listing.file_bytes, None) if zipped else (0, _NO_CHECKSUMS)
     return Verification(path=shown, findings=(), leaves=leaves, nbytes=nbytes, checked=zipped, note=note)

@@ -36,10 +36,10 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
         StoreFailed: the system refused. The other steps are done all the same; what is left is for the next call.
     """
     if dry_run:
-        return _judged(records_of(path), keep)
+        return _judge(records_of(path), keep)
     try:
         with open_run(path) as run:
-            return _collected(run, records_in(run), keep)
+            return _collect(run, records_in(run), keep)
     except NotFound:
         return []
 
@@ -108,28 +108,28 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
     """
     errors: list[TreeringError] = []
     with contextlib.suppress(NotFound), open_run(path) as run:
-        errors += _cleared(run, dict.fromkeys(sorted(steps), _in_any_case))
+        errors += _clear(run, dict.fromkeys(sorted(steps), _in_any_case))
         with collect_errors(errors):
             note_records(run, records_in(run))
     _raise_first(errors)
 
 
-def _judged(records: Records, keep: Policy | None) -> list[Verdict]:
+def _judge(records: Records, keep: Policy | None) -> list[Verdict]:
     return retained(keep, list(map(facts, records.steps)))
 
 
-def _collected(run: RunFolder, records: Records, keep: Policy | None) -> list[Verdict]:
+def _collect(run: RunFolder, records: Records, keep: Policy | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
-    verdicts = _judged(records, keep)
+    verdicts = _judge(records, keep)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
-    errors = _cleared(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
+    errors = _clear(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
     with collect_errors(errors):
         note_records(run, records)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
     return verdicts
 
 
-def _cleared(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
+def _clear(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
     """Remove these steps, and finish what was cut short in any; return what went wrong."""
     errors = remove_superseded(run)
     back = read_superseded(run) if errors else None

@@ -50,7 +50,7 @@ def load_or_initialise(
         raise Unsupported(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
     fresh = _Fresh.of(init_fn, options.shardings, options.mesh)
     if path is None:
-        return fresh.completed(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
+        return fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
     group = LoadGroup(path, timeout=timeout, given=GivenShardings(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     items = retry_on_overwrite(
@@ -58,7 +58,7 @@ def load_or_initialise(
         lambda source: load_items(source, fresh.like, asked, group, wording=_WORDING),
         group,
     )
-    tree = fresh.completed(items.tree, items.kept)
+    tree = fresh.complete(items.tree, items.kept)
     restore_states(dataclasses.replace(items, like=tree))  # only now nothing can fail any more
     return tree, items.kept
 
@@ -106,11 +106,11 @@ class _Fresh:
         places = resolve_shardings(shardings, mesh, plain, flat.keys, own)
         leaves = list(flat.leaves)
         for number, key in zip(holes, keys, strict=True):
-            leaves[number] = _placed(plain[key], places[key])
+            leaves[number] = _place(plain[key], places[key])
         like = unflatten(skeleton, leaves)
         return cls(init_fn=init_fn, like=like, flat=flatten_like(like), shardings=places)
 
-    def completed(self, tree: Any, missing: Sequence[str]) -> Any:
+    def complete(self, tree: Any, missing: Sequence[str]) -> Any:
         """Return the tree with the arrays made that are missing."""
         absent = set(missing)
         leaves = flatten_like(tree).leaves
@@ -119,11 +119,11 @@ class _Fresh:
             if key in absent and key in self.shardings:
                 groups.setdefault(_devices(self.shardings[key]), []).append(number)
         for numbers in groups.values():
-            for number, array in zip(numbers, self._made(numbers), strict=True):
+            for number, array in zip(numbers, self._make(numbers), strict=True):
                 leaves[number] = array
         return unflatten(self.like, leaves)
 
-    def _made(self, numbers: Sequence[int]) -> list[jax.Array]:
+    def _make(self, numbers: Sequence[int]) -> list[jax.Array]:
         """Return arrays that ``init_fn`` makes; what no array needs is not computed."""
 
         def arrays() -> list[jax.Array]:
@@ -140,7 +140,7 @@ class _Fresh:
 _HOLE: Final = aval_of((), bool)
 
 
-def _placed(aval: jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
+def _place(aval: jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
     placed: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
     return placed
 

@@ -39,14 +39,14 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: Loa
     """Return the tree of a step; ``Run.load`` says more."""
     options.check(like)
     if step is not None:
-        return _loaded(run, require_step_number(step), like, options)
+        return _load(run, require_step_number(step), like, options)
 
     def read(latest: int | None) -> Any:
         if latest is None:
             raise NotFound(
                 f"the run {run.shown!r} has no step yet", hint="load_or_init starts a run if nothing was saved"
             )
-        return _loaded(run, latest, like, options)
+        return _load(run, latest, like, options)
 
     return _of_latest(run, read)
 
@@ -148,12 +148,12 @@ def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
             latest = newer
 
 
-def _loaded(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
+def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     path = step_path(run.path, step)
     group = LoadGroup(path, timeout=run.timeout, given=GivenShardings(options.shardings, options.mesh, like))
     with showing(options.progress):
         items = retry_on_overwrite(
-            lambda: _opened(run, step, path, mapped=options.mapped),
+            lambda: _open_step(run, step, path, mapped=options.mapped),
             lambda source: load_items(source, like, options, group),
             group,
         )
@@ -162,7 +162,7 @@ def _loaded(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[Source]:
+def _open_step(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[Source]:
     """Open a step; a save of it that is in flight is waited for."""
     wait_for(path)
     raise_unreported(run.path)

@@ -71,7 +71,7 @@ def save_step(
     step = require_step_number(step)
     processes = this_processes(())
     decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
-    with _taken_back(run, processes):
+    with _take_back_on_failure(run, processes):
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
@@ -106,17 +106,17 @@ def save_step(
                 items,
                 options,
                 run=run.path,
-                around=_with_what_follows(run, step, order, begun=begun) if processes.leads else None,
+                around=_collect_afterwards(run, step, order, begun=begun) if processes.leads else None,
                 refusal=refusal,
             )
     if decision.final:
-        _see_to_its_end(run, pending, decision)
+        _finish(run, pending, decision)
     reason = decision.reason + order.text(step)
     return StepSave(step=step, reason=reason, temporary=decision.temporary, pending=pending)
 
 
 @contextlib.contextmanager
-def _taken_back(run: RunState, processes: Processes) -> Iterator[None]:
+def _take_back_on_failure(run: RunState, processes: Processes) -> Iterator[None]:
     """Let the rules of a process that is alone hear that a step was not saved: the next one makes up for it."""
     try:
         yield
@@ -197,7 +197,7 @@ def _names_in(path: Path) -> set[str] | None:
 
 
 @contextlib.contextmanager
-def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) -> Iterator[None]:
+def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float) -> Iterator[None]:
     """Do what process 0 does on the writing thread when a step is committed.
 
     Args:
@@ -229,7 +229,7 @@ def _with_what_follows(run: RunState, step: int, order: Order, *, begun: float) 
         raise reword(error, f"the save to {shown!r} is committed; a later part of it failed") from error
 
 
-def _see_to_its_end(run: RunState, pending: PendingSave, decision: Decision) -> None:
+def _finish(run: RunState, pending: PendingSave, decision: Decision) -> None:
     """Wait until the last step is durable, then re-raise the signal that asked for it."""
     wait_for(pending.path)
     pending.result()

@@ -86,13 +86,13 @@ class SaveSchedule:
         signum: int | None = None
         if processes.count == 1:
             passed, signum = self._clock() - self._since, self._signals.noted
-        elif self._talks() and not told:
-            by_steps = self._ruled(step, 0.0, force=force)
+        elif self._needs_others() and not told:
+            by_steps = self._apply_rules(step, 0.0, force=force)
             if not by_steps.save and self._met_at.step <= step < self._met_at.ask:
                 reason = f"{self._cadence!r}: all processes check again at step {self._met_at.ask}"
                 return dataclasses.replace(by_steps, reason=reason)
             passed, signum = self._meet(step, processes)
-        decision = self._ended(self._ruled(step, passed, force=force), signum, told=told)
+        decision = self._apply_signals(self._apply_rules(step, passed, force=force), signum, told=told)
         if decision.save:
             self._before = self._step, self._since
             self._step, self._since = step, self._clock()
@@ -105,10 +105,10 @@ class SaveSchedule:
         """
         self._step, self._since = self._before
 
-    def _talks(self) -> bool:
+    def _needs_others(self) -> bool:
         return self._signals.watching or (self._cadence is not None and self._cadence.seconds is not None)
 
-    def _ruled(self, step: int, passed: float, *, force: bool) -> Decision:
+    def _apply_rules(self, step: int, passed: float, *, force: bool) -> Decision:
         """Return what the rules say, so many seconds after the last save."""
         if self._cadence is None:
             return Decision(save=True, reason="no save_every: each step is saved")
@@ -118,7 +118,7 @@ class SaveSchedule:
             return Decision(save=True, reason="force=True")
         return decision
 
-    def _ended(self, decision: Decision, signum: int | None, *, told: bool) -> Decision:
+    def _apply_signals(self, decision: Decision, signum: int | None, *, told: bool) -> Decision:
         """Return a decision with what the job was told: it saves, and has to be waited for."""
         if signum is None and not told:
             return decision

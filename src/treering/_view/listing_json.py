@@ -52,11 +52,11 @@ def json_lines(
     } | dict(origin or {})
     rows = layout.rows
     lists = {
-        "leaves": (leaf_members(key, row.node) for key, row in _keyed(rows) if not is_branch(row.node)),
-        "branches": (_branch(key, row) for key, row in _keyed(rows) if _is_closed(row)),
+        "leaves": (leaf_members(key, row.node) for key, row in _with_keys(rows) if not is_branch(row.node)),
+        "branches": (_branch(key, row) for key, row in _with_keys(rows) if _is_closed(row)),
     }
     if any(isinstance(row.node, Named) for row in rows):
-        lists["nodes"] = (_node(key, row) for key, row in _keyed(rows) if isinstance(row.node, Named))
+        lists["nodes"] = (_node(key, row) for key, row in _with_keys(rows) if isinstance(row.node, Named))
     return json_document(head, **lists)
 
 
@@ -105,7 +105,7 @@ def _is_closed(row: Row) -> bool:
     return is_branch(row.node) and (row.closed is not None or not row.node)
 
 
-def _keyed(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+def _with_keys(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
     """Walk through the rows with their key texts, each built from its parent's in bounded time."""
     above: list[str] = []
     for row in rows:
@@ -141,7 +141,7 @@ def leaf_members(key: str, leaf: Any) -> Json:
         if leaf.chunk_shape is not None:
             members["chunk_shape"] = list(leaf.chunk_shape)
             members["compressor"] = None if leaf.compressor is None else json.loads(leaf.compressor)
-    return _marked(members)
+    return _mark_cut(members)
 
 
 def origin_members(listing: Listing) -> Json:
@@ -183,12 +183,12 @@ def _native(leaf: Any) -> Any:
 
 def _branch(key: str, row: Row) -> Json:
     why = row.closed or "empty"
-    return _marked({"key": key, "kind": branch_kind(row.node), "why": why} | dataclasses.asdict(row.totals))
+    return _mark_cut({"key": key, "kind": branch_kind(row.node), "why": why} | dataclasses.asdict(row.totals))
 
 
 def _node(key: str, row: Row) -> Json:
-    return _marked({"key": key, "kind": row.node.node, "class": row.node.class_name})
+    return _mark_cut({"key": key, "kind": row.node.node, "class": row.node.class_name})
 
 
-def _marked(entry: Json) -> Json:
+def _mark_cut(entry: Json) -> Json:
     return {**entry, "key_cut": True} if len(str(entry["key"])) > LONGEST_KEY else entry

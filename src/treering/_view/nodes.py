@@ -99,7 +99,7 @@ def value_text(leaf: Any) -> str | None:
         >>> value_text(7), value_text("text"), value_text(None)
         ('7', "'text'", None)
     """
-    return None if leaf is None or isinstance(leaf, LeafRecord) else _shown(leaf)[:_LONGEST_VALUE]
+    return None if leaf is None or isinstance(leaf, LeafRecord) else _format_value(leaf)[:_LONGEST_VALUE]
 
 
 def _kind_of(value: Any) -> str:
@@ -108,7 +108,7 @@ def _kind_of(value: Any) -> str:
     return "none" if value is None else type(value).__name__.lower()
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Write a small Python value as Python does, but without its middle where it is long."""
     if isinstance(value, OpaqueLeaf):
         return value.text
@@ -199,16 +199,16 @@ def child_key(above: str, depth: int, name: str) -> str:
 
 def start_matching(globs: Sequence[Glob]) -> States:
     """Return the states of globs at the root; None where they keep everything."""
-    return _settled(globs, tuple(glob.start for glob in globs)) if globs else None
+    return _settle(globs, tuple(glob.start for glob in globs)) if globs else None
 
 
 def match_name(globs: Sequence[Glob], states: States, name: str) -> States:
     """Return the states of globs one name further down; None as soon as one of them matches."""
     if states is None:
         return None
-    return _settled(globs, tuple(glob.step(state, name) for glob, state in zip(globs, states, strict=True)))
+    return _settle(globs, tuple(glob.step(state, name) for glob, state in zip(globs, states, strict=True)))
 
 
-def _settled(globs: Sequence[Glob], states: tuple[int, ...]) -> States:
+def _settle(globs: Sequence[Glob], states: tuple[int, ...]) -> States:
     matched = any(glob.accepts(state) for glob, state in zip(globs, states, strict=True))
     return None if matched else states

@@ -123,7 +123,7 @@ def totals_text(totals: Totals) -> str:
     return f"{leaves}, {parameters} in {arrays}, {bytes_text(totals.nbytes)}"
 
 
-def _guided(rows: Sequence[Row], look: Look) -> Iterator[_Cells]:
+def _add_guides(rows: Sequence[Row], look: Look) -> Iterator[_Cells]:
     """Walk through the rows with the lines that hang each below its parent."""
     above: list[str] = []
     space = " " * len(look.bar)
@@ -260,9 +260,9 @@ def leaf_cells(leaf: Any, look: Look = UNICODE) -> tuple[str, str]:
 def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
     """Align the columns; on a terminal shardings and chunks give way first, then names, then the line may run over."""
     # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
-    kept = list(_guided(rows, look)) if len(rows) <= _MOST_KEPT else None
+    kept = list(_add_guides(rows, look)) if len(rows) <= _MOST_KEPT else None
     widths: tuple[int, ...] = _HEAD_WIDTHS
-    for cells in kept or _guided(rows, look):
+    for cells in kept or _add_guides(rows, look):
         widths = tuple(map(max, widths, _measure(cells)))
     widest, dtypes, details, counts, sizes, shardings, chunks = widths
     taken = dtypes + details + counts + sizes + 4 * len(_GAP)
@@ -281,7 +281,7 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
     heads = ("sharding" if shardings else "", "chunks" if chunks else "")
     dtype = pad("dtype", dtypes)
     yield look.paint(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), heads))
-    for cells in kept or _guided(rows, look):
+    for cells in kept or _add_guides(rows, look):
         name = cells.name
         if look.width is not None:
             name = fit_width(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
