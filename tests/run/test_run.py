@@ -434,7 +434,7 @@ def test_what_fails_after_the_commit_is_told_and_the_step_stays(run: tr.Run, mon
     refuse_removals(monkeypatch)
     run.save(1, TREE)
     with pytest.raises(
-        StoreFailed, match=r"step_00000001' is committed; what comes after it failed: .*the program is gone"
+        StoreFailed, match=r"step_00000001' is committed; a later part of it failed: .*the program is gone"
     ):
         run.wait(60)
     assert run.steps() == [0, 1]
