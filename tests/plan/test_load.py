@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
 from treering._plan.exchange import Grid, StoredChunk
-from treering._plan.load import LeafLoadPlan, StoredLeaf, Strategy, plan_load, plan_loads
+from treering._plan.load import LeafLoadPlan, StoredLeaf, plan_load, plan_loads
 from treering._values.boxes import Box, find_cover_error, intersection, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 
@@ -71,7 +71,7 @@ def check(
             moved = [tuple((a - c, b - c) for (a, b), c in zip(part, corner, strict=True)) for part in parts]
             lengths = tuple(stop - start for start, stop in box)
             assert find_cover_error(lengths, moved) is None if size_of(box) else not parts
-    if plan.strategy is Strategy.EXCHANGE:
+    if plan.parts is not None:
         # Each item is read by one process, and few blocks by more than one.
         everything = [box for process in range(len(wanted)) for box in plan.boxes_of(process)]
         assert find_cover_error(shape, everything) is None
@@ -98,7 +98,7 @@ def test_any_resharding(case: tuple[Shape, int, list[StoredChunk], Wanted, Grid]
     shape, itemsize, chunks, wanted, grid = case
     plan = check(shape, itemsize, chunks, wanted, grid)
     unique = math.prod(shape) * itemsize
-    if plan.strategy is Strategy.EXCHANGE:
+    if plan.parts is not None:
         return
     if unique <= SMALLEST_BLOCK:
         assert total(plan) <= len(wanted) * unique
@@ -130,7 +130,7 @@ def test_a_part_of_rows_reads_little_more_than_itself(leaf: tuple[int, int, int]
         assert total(plan) <= 1.05 * wanted_bytes(wanted, itemsize)
         # Neighbours may share a block, which is at most 1 part in 128 of a chunk that is not small.
         if leaf in WEIGHTS or splits == (1, 1):
-            assert plan.strategy is Strategy.DIRECT
+            assert plan.parts is None
 
 
 @pytest.mark.parametrize("processes", [97, 1024])
@@ -174,7 +174,7 @@ def test_columns_wider_than_blocks_need_no_exchange() -> None:
     shape = (64, 1 << 20)
     grid = grid_of((2,), (None, 0))
     plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (2,), (None, 0)), grid)
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
     assert total(plan) == 64 << 22
 
 
@@ -182,7 +182,7 @@ def test_partly_replicated_columns_are_exchanged() -> None:
     shape = (4096, 4096)
     grid = grid_of((2, 2), (None, 1))
     plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted_by(shape, (2, 2), (None, 1)), grid)
-    assert plan.strategy is Strategy.EXCHANGE
+    assert plan.parts is not None
     assert total(plan) == 4096 * 4096 * 4
 
 
@@ -191,13 +191,13 @@ def test_replicas_read_what_they_want() -> None:
     shape = (4096, 4096)
     grid = grid_of((4,), (None, None))
     plan = check(shape, 4, stored(shape, 4, (1, 1)), wanted_by(shape, (4,), (None, None)), grid)
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
 
 
 def test_one_small_block_is_read_by_whoever_wants_some_of_it() -> None:
     wanted, grid = wanted_by((128, 128), (8,), (None, 0)), grid_of((8,), (None, 0))
     plan = check((128, 128), 4, stored((128, 128), 4, (1, 1)), wanted, grid)
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
     assert total(plan) == 8 * 65536
 
 
@@ -205,7 +205,7 @@ def test_one_process_reads_directly() -> None:
     shape = (1000, 1000)
     wanted: Wanted = [[box for _, box in grid_boxes(shape, (1, 8))]]
     plan = check(shape, 8, stored(shape, 8, (4, 1)), wanted, grid_of((8,), (None, 0), devices=8))
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
     assert total(plan) == 8_000_000
 
 
@@ -214,20 +214,20 @@ def test_where_some_items_are_wanted_by_nobody_nothing_is_exchanged() -> None:
     shape = (4096, 4096)
     wanted: Wanted = [[((0, 2048), (start, start + 512))] for start in range(0, 4096, 512)]
     plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted, grid_of((8,), (None, 0)))
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
     assert {read.chunk for reads in plan.reads for read in reads} == {0, 1}
 
 
 def test_devices_that_cannot_exchange_read_what_they_want() -> None:
     shape = (4096, 4096)
     plan = check(shape, 4, stored(shape, 4, (4, 1)), wanted_by(shape, (4,), (None, 0)))
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
 
 
 def test_what_cannot_be_read_in_part_is_read_directly() -> None:
     shape = (4096, 4096)
     plan = plan_load(shape, 4, [], wanted_by(shape, (4,), (None, 0)), grid_of((4,), (None, 0)))
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
@@ -257,10 +257,10 @@ def test_a_thousand_processes_and_chunks_cost_one_look_each(monkeypatch: pytest.
     shape = (8192, 8192)
     chunks = stored(shape, 4, (1024, 1))
     plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (0, None)), grid_of((1024,), (0, None)))
-    assert plan.strategy is Strategy.DIRECT
+    assert plan.parts is None
     assert counted <= 1024
     plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (None, 0)), grid_of((1024,), (None, 0)))
-    assert plan.strategy is Strategy.EXCHANGE
+    assert plan.parts is not None
     assert counted <= 8 * 1024
     assert sum(read.nbytes for read in plan.reads_of(1023)) == 8192 * 8192 * 4 // 1024
 

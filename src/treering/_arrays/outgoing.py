@@ -69,11 +69,6 @@ class DescribedLeaves:
     """Leaf number -> its distinct boxes and who holds each, of the leaves that lie over processes. Equal ones are one
     object. The other leaves are process 0's, whatever this process has in their place."""
 
-    def source_of(self, leaf: int, box: Box | None) -> HeldBox:
-        """Return what holds one box of a leaf, or all of it."""
-        sources = self.sources[leaf]
-        return sources[0] if box is None else next(source for source in sources if source.box == box)
-
     def data_of(self, leaf: int, box: Box | None) -> Any:
         """Return the array of one box of a leaf, or of all of it; of a box inside of a source, just that is taken."""
         sources = self.sources[leaf]

@@ -11,7 +11,7 @@ from typing import Final
 from treering._format.index import Chunks, Index, LeafType
 from treering._values.boxes import text_of
 from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, pack_checksums
-from treering._values.dtypes import lookup
+from treering._values.dtypes import itemsize_of
 from treering.errors import Corrupt
 
 DAMAGE_HINT: Final = "use another copy; `treering verify` lists all damage"
@@ -24,8 +24,7 @@ def leaf_bytes(leaf_type: LeafType) -> int:
         >>> leaf_bytes(LeafType(kind="jax", dtype="bfloat16", shape=(4, 8)))
         64
     """
-    dtype = None if leaf_type.dtype is None else lookup(leaf_type.dtype)
-    return 0 if dtype is None else dtype.itemsize * math.prod(leaf_type.shape or ())
+    return itemsize_of(leaf_type.dtype) * math.prod(leaf_type.shape or ())
 
 
 def first_blocks(chunks: Chunks) -> list[int]:

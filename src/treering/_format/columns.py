@@ -33,7 +33,7 @@ from treering._format.structure_text import (
 )
 from treering._values.boxes import Box, find_cover_error, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums, unpack_checksums
-from treering._values.dtypes import lookup
+from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -154,7 +154,7 @@ def _check_sizes(index: Index) -> None:
             raise Corrupt(
                 f"a box of leaf {index.keys[leaf]!r:.200} has {pluralize(len(box), 'axes')}, its shape {kind.shape}"
             )
-        wanted = size_of(box) * _itemsize(kind)
+        wanted = size_of(box) * itemsize_of(kind.dtype)
         if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
             raise Corrupt(
@@ -171,11 +171,6 @@ def _check_sizes(index: Index) -> None:
         if wrong is not None:
             raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
         whole_again.add(cut)
-
-
-def _itemsize(kind: LeafType) -> int:
-    dtype = None if kind.dtype is None else lookup(kind.dtype)
-    return 0 if dtype is None else dtype.itemsize
 
 
 def _check_tiles(index: Index) -> None:

@@ -17,7 +17,7 @@ from treering._format.index import Chunks, Index, LeafType
 from treering._format.structure_text import escape_surrogates
 from treering._values.boxes import Box, shape_of, size_of, text_of
 from treering._values.checksums import block_bytes
-from treering._values.dtypes import lookup
+from treering._values.dtypes import itemsize_of
 
 ALIGNMENT: Final = 4096
 """Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
@@ -231,7 +231,7 @@ def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
     name = kind.dtype or ""
     shown = native_name(name)
     if shown is None:
-        itemsize = _itemsize(name)
+        itemsize = itemsize_of(name)
         shown = _RAW.get(itemsize, "U64")
         if itemsize not in _RAW:
             shape = (*shape, itemsize // 8)
@@ -259,10 +259,5 @@ def round_up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _itemsize(dtype: str) -> int:
-    known = lookup(dtype)
-    return 0 if known is None else known.itemsize
-
-
 def _box_bytes(kind: LeafType, box: Box) -> int:
-    return _itemsize(kind.dtype or "") * size_of(box)
+    return itemsize_of(kind.dtype) * size_of(box)

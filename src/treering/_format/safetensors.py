@@ -136,7 +136,7 @@ def single_file(index: Index) -> tuple[Index, bytes]:
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(0,))
         >>> chunks, _ = lay_out_files("0" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> index = Index(
-        ...     attempt="0" * 16,
+        ...     attempt="0" * 16, meshes=[], replaces=[],
         ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"],
         ...     types=[kind], leaf_types=[0], values={}, chunks=chunks,
         ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)],

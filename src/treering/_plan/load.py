@@ -9,7 +9,6 @@ own, all together once, checks them, and the devices exchange the items.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import itertools
 import math
 from collections import Counter
@@ -56,15 +55,6 @@ class Read:
         return sum(stop - start for start, stop in self.ranges)
 
 
-class Strategy(enum.Enum):
-    """How the wanted boxes come together."""
-
-    DIRECT = "direct"
-    """Each process reads what it wants."""
-    EXCHANGE = "exchange"
-    """Each process reads some rows, then items go from device to device."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeafLoadPlan:
     """Who reads what of one leaf."""
@@ -79,11 +69,6 @@ class LeafLoadPlan:
     """What is stored."""
     _wanted: Sequence[Sequence[Box]]
     """Process -> boxes that it wants."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """Whether processes read what they want, or rows to be exchanged."""
-        return Strategy.DIRECT if self.parts is None else Strategy.EXCHANGE
 
     def boxes_of(self, process: int) -> Sequence[Box]:
         """Return the boxes that one process reads."""
@@ -125,8 +110,8 @@ def plan_load(
         >>> columns = [[((0, 1024), (start, start + 2048))] for start in (0, 2048)]
         >>> grid = Grid(shape=(2,), owners=(0, 1), spec=((), (0,)))
         >>> plan = plan_load((1024, 4096), 4, rows, columns, grid)
-        >>> plan.strategy, plan.boxes_of(1)
-        (<Strategy.EXCHANGE: 'exchange'>, (((512, 1024), (0, 4096)),))
+        >>> plan.boxes_of(1)
+        (((512, 1024), (0, 4096)),)
     """
     table = _Chunks(chunks)
     unique = math.prod(shape) * itemsize

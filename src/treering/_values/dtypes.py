@@ -97,6 +97,17 @@ def lookup(name: str) -> Dtype | None:
     return None
 
 
+def itemsize_of(name: str | None) -> int:
+    """Return the bytes that an item of a dtype takes in a file, 0 for no dtype and for an unknown one.
+
+    Example:
+        >>> itemsize_of("bfloat16"), itemsize_of(None)
+        (2, 0)
+    """
+    known = lookup(name or "")
+    return 0 if known is None else known.itemsize
+
+
 def _long_double_is_x87() -> bool:
     import numpy as np
 

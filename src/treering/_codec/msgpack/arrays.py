@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from treering._codec.msgpack.window import Window
 from treering._codec.msgpack.wire import CHUNK_MARKER, MAX_NDIM
@@ -81,18 +81,6 @@ def possible(shape: Sequence[int]) -> bool:
 
 class NotChunked(Corrupt, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""
-
-
-class FlatPart(Protocol):
-    """A flat piece: an array, or a record of one."""
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """One axis."""
-
-    @property
-    def dtype(self) -> Any:
-        """The same for all pieces."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
