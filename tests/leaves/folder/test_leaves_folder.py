@@ -79,7 +79,7 @@ def test_texts_that_lead_elsewhere(tmp_path: Path, text: str) -> None:
             directory.open("a", text, None)
         with pytest.raises(Corrupt, match="not a folder of a leaf"):
             directory.names(text, None)
-        with pytest.raises(Corrupt, match="no attempt"):
+        with pytest.raises(Corrupt, match="not an attempt"):
             directory.open("a", "0", text)
         with pytest.raises(Corrupt, match="without a name"):
             directory.open("a", "", None)
