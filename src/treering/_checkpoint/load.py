@@ -16,8 +16,9 @@ from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_source
+from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
-from treering._checkpoint.read_leaves import ReadProgress, into_like, plan_deliveries
+from treering._checkpoint.read_leaves import ReadProgress, plan_deliveries
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._format.index import Index
 from treering._format.selection import Selection, select

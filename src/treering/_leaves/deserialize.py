@@ -14,8 +14,9 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery
 from treering._arrays.host import jax_holds
+from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import GivenShardings, LoadGroup
-from treering._checkpoint.read_leaves import into_like, plan_deliveries
+from treering._checkpoint.read_leaves import plan_deliveries
 from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select

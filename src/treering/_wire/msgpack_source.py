@@ -4,95 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import numpy as np
-
-from treering._arrays.buffers import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.source import Source, held_index
 from treering._codec.gzip import GZIP_MAGIC, decompress
-from treering._codec.msgpack.arrays import ChunkedArray
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, Token
 from treering._store.api import Reader
 from treering._store.resolve import open_file
-from treering._values.dtypes import Dtype, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
+from treering._wire.planned_arrays import PlannedArrays
 from treering.errors import Corrupt, Format
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-class PlannedArrays:
-    """Allocates an array for each array in the file and remembers which bytes it wants.
-
-    Args:
-        read: ``read(offset, n)`` returns exactly ``n`` bytes of the file; used for numpy scalars.
-    """
-
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
-        self._read = read
-        self._small = SmallRoom()
-        self._jobs: dict[int, tuple[int, NDArray[np.uint8]]] = {}
-        self._results: list[NDArray[Any]] = []
-
-    def reads(self) -> list[tuple[int, memoryview]]:
-        """Return (file offset, where to) for all bytes that are wanted, in file order."""
-        return [(offset, raw.data) for offset, raw in self._jobs.values()]
-
-    def seal(self) -> None:
-        """Make every array read-only, as flax's are."""
-        for array in self._results:
-            array.flags.writeable = False
-
-    def prepare(self, dtype: Dtype) -> np.dtype[Any]:
-        """Return the numpy dtype."""
-        return numpy_dtype(dtype)
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, data: bytes, at: int) -> NDArray[Any]:
-        """Return an array whose bytes are still to be read from ``offset``; a small one is copied from the window."""
-        count = 1
-        for length in shape:
-            count *= length
-        nbytes = count * dtype.itemsize
-        if nbytes <= SMALL_BYTES and at + nbytes <= len(data):
-            return np.ndarray(shape, dtype, *self._small.keep(data[at : at + nbytes]))
-        raw = aligned_bytes(nbytes)
-        result = np.ndarray(shape, dtype, raw)
-        self._jobs[id(result)] = (offset, raw)
-        self._results.append(result)
-        return result
-
-    def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> object:
-        """Return the numpy scalar at ``offset``, read now."""
-        return np.ndarray(shape, dtype, self._read(offset, dtype.itemsize))[()]
-
-    def join_chunks(self, parts: ChunkedArray) -> NDArray[Any]:
-        """Return one array whose pieces are read straight into their places."""
-        first: NDArray[Any] = parts.parts[0]
-        itemsize = first.dtype.itemsize
-        raw = aligned_bytes(sum(part.size for part in parts.parts) * itemsize)
-        at = 0
-        for part in parts.parts:
-            place = raw[at : at + part.nbytes]
-            if id(part) in self._jobs:
-                self._jobs[id(part)] = (self._jobs[id(part)][0], place)
-            else:
-                place[:] = part.view(np.uint8)
-            at += part.nbytes
-        result = np.ndarray(parts.shape, first.dtype, raw)
-        self._results.append(result)
-        return result
-
-    def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> object:
-        """Return the str or bytes, read now."""
-        del offset, nbytes
-        return read().decode() if is_text else read()
-
 
 _KINDS: Final = {
     "NoneType": "none",

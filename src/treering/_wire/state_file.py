@@ -15,7 +15,7 @@ from treering._store.posix.streams import write_stream
 from treering._store.resolve import file_path, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
 from treering._values.telemetry import report
-from treering._wire.msgpack_source import PlannedArrays
+from treering._wire.planned_arrays import PlannedArrays
 from treering._wire.restore import restore_into
 from treering._wire.state_bytes import unpack, unpack_with
 from treering.errors import Corrupt, Format, Unsupported
