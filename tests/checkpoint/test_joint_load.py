@@ -23,7 +23,7 @@ import treering as tr
 from treering._arrays import exchange
 from treering._arrays.incoming import StoredArrays
 from treering._checkpoint import joint_load
-from treering._coordination import allgather
+from treering._coordination import allgather, broadcast
 from treering._coordination.messages import Failure
 from treering._values import timing
 from treering._values.processes import Processes
@@ -99,7 +99,7 @@ def where(key: str, aval: Any) -> Any:
 
 
 def failing(error: Exception) -> Said:
-    return {"failure": Failure.of(error).node()}
+    return {"failure": Failure.of(error).to_node()}
 
 
 def from_meeting(number: int, second: Said) -> Callable[[int, Said], list[Said]]:
@@ -401,7 +401,7 @@ def test_the_own_error_is_raised_whatever_the_others_say(job: Job, tmp_path: Pat
 @pytest.mark.parametrize("hint", [None, "h" * 600])
 def test_any_error_fits_into_a_payload(message: str, hint: str | None) -> None:
     for error in (Mismatch(message, hint=hint), RuntimeError(message)):
-        payload = joint_load.encode_reply({}, Failure.of(error))
+        payload = broadcast.encode_reply({}, Failure.of(error))
         assert len(payload) <= 512
         found = Failure.from_node(json.loads(payload)["failure"], "it")
         assert message[:20] in found.message

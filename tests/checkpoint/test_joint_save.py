@@ -198,7 +198,7 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
 
     def seen_put(notes: FolderMessageBoard, name: str, data: bytes) -> None:
         if "-part-" in name:
-            note(str(VoteMessage.read(data).stage))
+            note(str(VoteMessage.decode(data).stage))
         put(notes, name, data)
 
     monkeypatch.setattr(Folder, "sync", seen_sync)

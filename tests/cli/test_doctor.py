@@ -85,9 +85,9 @@ def notes(
     path: Path, parts: Mapping[int, VoteMessage], *, attempt: str = A, who: str = "node0, pid 10", count: int = 4
 ) -> None:
     begin = PrepareMessage(number=7, attempt=attempt, signature=b"leaves", who=who, processes=count)
-    (path / prepare_name(JOB)).write_bytes(begin.text())
+    (path / prepare_name(JOB)).write_bytes(begin.encode())
     for process, part in parts.items():
-        (path / vote_name(attempt, process)).write_bytes(part.text())
+        (path / vote_name(attempt, process)).write_bytes(part.encode())
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, int, int]]:
@@ -399,9 +399,9 @@ def test_a_process_that_started_later_is_another_one() -> None:
 def test_notes_alone_need_nothing(tmp_path: Path) -> None:
     tr.save(tmp_path, {"w": 1})
     failed = DecisionMessage(who="node0, pid 10", failure=Failure.of(ValueError("no")), processes=(3,))
-    (tmp_path / decision_name(A)).write_bytes(failed.text())
+    (tmp_path / decision_name(A)).write_bytes(failed.encode())
     own = json.loads((tmp_path / "treering.json").read_bytes())["attempt"]
-    (tmp_path / decision_name(own)).write_bytes(DecisionMessage(who="node0, pid 10").text())
+    (tmp_path / decision_name(own)).write_bytes(DecisionMessage(who="node0, pid 10").encode())
     attempts = {each["attempt"]: each for each in doctor(tmp_path, 0)["attempts"]}
     assert (attempts[A]["life"], attempts[A]["outcome"]) == ("over", "failed because of process 3: ValueError: no")
     assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
@@ -481,9 +481,9 @@ def test_hostile_folders_end_well(tmp_path: Path) -> None:
     with (tmp_path / vote_name(A, 6)).open("wb") as large:
         large.truncate(1 << 40)
     who = "\x1b[2J\u202e" + "x" * 5000
-    (tmp_path / vote_name(A, 7)).write_bytes(VoteMessage(stage=VoteStage.PREPARING, who=who).text())
+    (tmp_path / vote_name(A, 7)).write_bytes(VoteMessage(stage=VoteStage.PREPARING, who=who).encode())
     (tmp_path / prepare_name(JOB)).write_bytes(
-        PrepareMessage(number=1, attempt=A, signature=b"", who="node0, pid 10", processes=10**9).text()
+        PrepareMessage(number=1, attempt=A, signature=b"", who="node0, pid 10", processes=10**9).encode()
     )
     os.mkfifo(tmp_path / journal_of(B))
     (tmp_path / data_name(B)).symlink_to("/etc/passwd")

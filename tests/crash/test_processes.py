@@ -29,7 +29,7 @@ def hasty(call, signature, coordinate=joint_driver.coordinate):
         while True:
             step = steps.send(answer)
             if isinstance(step, Commit):
-                yield Put(decision_name(call.attempt), DecisionMessage(who=call.who).text())
+                yield Put(decision_name(call.attempt), DecisionMessage(who=call.who).encode())
             answer = yield step
 
 def swallowing(call, check, participate=joint_driver.participate):

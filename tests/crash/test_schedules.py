@@ -87,7 +87,7 @@ def retold(step: Operation, old: bytes, new: bytes) -> list[Operation]:
 
 
 def impatient(call: Call, signature: bytes) -> Operations:
-    written = VoteMessage(stage=VoteStage.PREPARED, who="nobody").text()
+    written = VoteMessage(stage=VoteStage.PREPARED, who="nobody").encode()
     return altered(
         coordinate(call, signature), read=lambda step, data: data or ("-part-" in step.name and written) or None
     )
@@ -99,7 +99,7 @@ def credulous(call: Call, signature: bytes) -> Operations:
 
 
 def hasty(call: Call, signature: bytes) -> Operations:
-    said = Put(decision_name(call.attempt), DecisionMessage(who="hasty").text())
+    said = Put(decision_name(call.attempt), DecisionMessage(who="hasty").encode())
     return altered(coordinate(call, signature), lambda step: [said, step] if isinstance(step, Commit) else [step])
 
 

@@ -33,7 +33,7 @@ def reword(error: BaseException, said: str) -> TreeringError:
     if type(error) is TreeringError:
         late = TreeringError(f"{said}: {error}")
     elif isinstance(error, TreeringError):
-        late = Failure.of(error).error(said, getattr(error, "processes", ()))
+        late = Failure.of(error).to_error(said, getattr(error, "processes", ()))
         if isinstance(late, Mismatch) and isinstance(error, Mismatch):
             late.differences = error.differences
         if isinstance(late, OSError) and isinstance(error, OSError):

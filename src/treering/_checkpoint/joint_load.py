@@ -22,7 +22,8 @@ from treering._arrays.exchange import exchange_parts
 from treering._arrays.source import Source
 from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
 from treering._checkpoint.retry_on_overwrite import Reopen
-from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline, give_up, run_in_order
+from treering._coordination.allgather import allgather_with_deadline, give_up, run_in_order
+from treering._coordination.broadcast import encode_reply, raise_failures
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._tree.placement import current_mesh, is_placement
@@ -204,12 +205,10 @@ class LoadGroup:
             self.over = True
             raise
         heard: list[dict[str, Any]] = [json.loads(row) for row in rows]
-        failed = tuple(number for number, one in enumerate(heard) if "failure" in one)
-        if failed:
+        if any("failure" in one for one in heard):
             self.over = True
             self._require_one_folder(heard)
-            first = Failure.from_node(heard[failed[0]]["failure"], "the message of a process")
-            raise first.blamed_on(f"process {failed[0]}").error(f"could not {self._doing}", failed)
+            raise_failures(heard, self._doing)
         if any("again" in one for one in heard):
             if not self._repeats:
                 self.over = True
@@ -276,17 +275,3 @@ def _job() -> Processes:
 def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:
     """Return the processes that say something else than process 0."""
     return tuple(number for number, one in enumerate(said) if one.get(member) != said[0].get(member))
-
-
-def encode_reply(said: dict[str, Any], failure: Failure | None) -> bytes:
-    """Return what a process says; of a long error the hint and the end are left out."""
-    if failure is None:
-        return json.dumps(said).encode()
-    node = failure.node()
-    payload = json.dumps({"failure": node}).encode()
-    length = PAYLOAD_BYTES
-    while len(payload) > PAYLOAD_BYTES:
-        length = length * 3 // 4
-        cut = f"{failure.message[:length]}..." if len(failure.message) > length else failure.message
-        payload = json.dumps({"failure": {**node, "message": cut, "hint": None, "missing": []}}).encode()
-    return payload

@@ -54,9 +54,9 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         prepare = PrepareMessage(
             number=call.number, attempt=attempt, signature=signature, who=call.who, processes=call.processes.count
         )
-        yield Put(prepare_name(call.job), prepare.text())
+        yield Put(prepare_name(call.job), prepare.encode())
         payload = yield PREPARE_DATA
-        yield Put(vote_name(attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).text())
+        yield Put(vote_name(attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).encode())
         payloads = yield from _collect_votes(call, payload)
     except GeneratorExit:
         raise
@@ -71,7 +71,7 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
         # It may have happened all the same. Then the data of the others is needed.
-        yield from _announce_failure(call, describe_own_error(call, error), (0,), kept=True)
+        yield from _announce_failure(call, describe_own_error(call, error), (0,), in_doubt=True)
         raise_converted(call, error)
     # From here on it is saved, whatever becomes of the messages.
     if (yield from _announce(call, DecisionMessage(who=call.who), call.processes.others)):
@@ -100,14 +100,14 @@ def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[by
         now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
         failed: dict[int, Failure] = {}
         for process in tuple(waiting):
-            vote = decode_or_error(VoteMessage.read, (yield Get(vote_name(attempt, process))))
+            vote = decode_or_error(VoteMessage.decode, (yield Get(vote_name(attempt, process))))
             if isinstance(vote, VoteMessage) and vote.stage is VoteStage.PREPARED:
                 payloads[process] = vote.payload
                 del waiting[process]
                 continue
             waiting[process] = vote
             if isinstance(vote, VoteMessage) and vote.failure is not None:
-                failure = vote.failure.blamed_on(describe_process(process, vote.who))
+                failure = vote.failure.attribute_to(describe_process(process, vote.who))
                 # A process that has given up waiting for another is the one that is missing now.
                 failed[process] = dataclasses.replace(failure, missing=(process,) if failure.missing else ())
         if failed:
@@ -126,7 +126,7 @@ def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operat
     if others := processes[1:]:
         failure = dataclasses.replace(failure, message=f"{failure.message} ({format_processes(others)} failed as well)")
     yield from _announce_failure(call, failure, processes)
-    return OutcomeKnown(failure.error(describe_failure(call), processes), kept=False)
+    return OutcomeKnown(failure.to_error(describe_failure(call), processes), in_doubt=False)
 
 
 def _report_missing(
@@ -144,11 +144,11 @@ def _report_missing(
     message = f"{'; '.join(reasons)}; {NOTHING_SAVED}"
     failure = Failure(name=Timeout.__name__, message=message, hint=LOOK, missing=missing)
     yield from _announce_failure(call, failure, missing, absent=missing)
-    return OutcomeKnown(failure.error(describe_failure(call), missing), kept=False)
+    return OutcomeKnown(failure.to_error(describe_failure(call), missing), in_doubt=False)
 
 
 def _announce_failure(
-    call: Call, failure: Failure, processes: tuple[int, ...], *, absent: tuple[int, ...] = (), kept: bool = False
+    call: Call, failure: Failure, processes: tuple[int, ...], *, absent: tuple[int, ...] = (), in_doubt: bool = False
 ) -> Operations:
     """Tell all that the attempt failed; when all have left, nothing of it stays.
 
@@ -157,10 +157,10 @@ def _announce_failure(
         failure: why it failed.
         processes: those that failed.
         absent: those that did not come in all that time, and are not waited for once more.
-        kept: whether the commit may have happened all the same.
+        in_doubt: whether the commit may have happened all the same.
     """
     waited_for = [process for process in call.processes.others if process not in absent]
-    decision = DecisionMessage(who=call.who, failure=failure, processes=processes, kept=kept)
+    decision = DecisionMessage(who=call.who, failure=failure, processes=processes, in_doubt=in_doubt)
     have_left = yield from _announce(call, decision, waited_for)
     if have_left and not absent:
         yield from roll_back()
@@ -173,7 +173,7 @@ def _announce(call: Call, decision: DecisionMessage, waited_for: Iterable[int]) 
     It raises nothing of its own: all is decided already.
     """
     attempt = call.attempt
-    name, data = decision_name(attempt), decision.text()
+    name, data = decision_name(attempt), decision.encode()
     waiting = list(waited_for)
     pause = poll_intervals(call.timing)
     now = yield NOW
@@ -185,8 +185,8 @@ def _announce(call: Call, decision: DecisionMessage, waited_for: Iterable[int]) 
                 yield Put(name, data)
             again = now + call.linger / _TIMES_SAID
         for process in tuple(waiting):
-            vote = decode_or_error(VoteMessage.read, (yield Get(vote_name(attempt, process))))
-            if isinstance(vote, VoteMessage) and vote.left:
+            vote = decode_or_error(VoteMessage.decode, (yield Get(vote_name(attempt, process))))
+            if isinstance(vote, VoteMessage) and vote.finished:
                 waiting.remove(process)
         if not waiting or now >= end:
             return not waiting

@@ -241,7 +241,7 @@ class _JobHandshake:
         if failed:
             what = "the message of process 0"
             failure = Failure.from_node(parse_json(failed.decode(), what), what)
-            raise failure.error(f"process 0 could not {self._doing}", (0,))
+            raise failure.to_error(f"process 0 could not {self._doing}", (0,))
 
     def _begin(self) -> None:
         """Make the folder and leave the mark in it."""
@@ -347,7 +347,7 @@ def _encode_failure(error: TreeringError) -> bytes:
     failure = Failure.of(error)
     for length in (300, 100, 30):
         short = dataclasses.replace(failure, message=failure.message[:length], hint=None)
-        text = json_text(short.node()).encode()
+        text = json_text(short.to_node()).encode()
         if len(text) <= PAYLOAD_BYTES - 16:
             return text
-    return json_text(dataclasses.replace(failure, message="", hint=None).node()).encode()
+    return json_text(dataclasses.replace(failure, message="", hint=None).to_node()).encode()

@@ -187,5 +187,5 @@ def _attempt_of_prepare(name: str, get: Callable[[str], bytes | None]) -> str | 
     with contextlib.suppress(OSError, Corrupt):
         data = get(name)
         if data is not None:
-            return PrepareMessage.read(data).attempt
+            return PrepareMessage.decode(data).attempt
     return None

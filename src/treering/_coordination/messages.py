@@ -88,16 +88,16 @@ class Failure:
         message = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST_TEXT])))
         return cls(name=ProcessFailed.__name__, message=message)
 
-    def blamed_on(self, who: str) -> Failure:
-        """Return the same as others are told it: with the process that it happened to.
+    def attribute_to(self, who: str) -> Failure:
+        """Return the same with the process that it happened to, as others are told it.
 
         Example:
-            >>> Failure.of(KeyError("a")).blamed_on("process 3 (host, pid 7)").message
+            >>> Failure.of(KeyError("a")).attribute_to("process 3 (host, pid 7)").message
             "process 3 (host, pid 7): KeyError: 'a'"
         """
         return dataclasses.replace(self, message=f"{who}: {self.message}")
 
-    def error(self, undone: str, processes: tuple[int, ...]) -> TreeringError:
+    def to_error(self, undone: str, processes: tuple[int, ...]) -> TreeringError:
         """Return the error to raise where it did not happen.
 
         Args:
@@ -105,7 +105,7 @@ class Failure:
             processes: the numbers of those that failed.
 
         Example:
-            >>> Failure.of(errors.Exists("it is there")).blamed_on("process 0").error("could not save 'x'", (0,))
+            >>> Failure.of(errors.Exists("it is there")).attribute_to("process 0").to_error("could not save 'x'", (0,))
             Exists("could not save 'x': process 0: it is there")
         """
         error = _CLASSES.get(self.name, ProcessFailed)(f"{undone}: {self.message}", hint=self.hint)
@@ -117,7 +117,7 @@ class Failure:
             error.processes = processes
         return error
 
-    def node(self) -> dict[str, Any]:
+    def to_node(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {
             "class": self.name,
@@ -161,12 +161,12 @@ class PrepareMessage:
     processes: int
     """How many processes the job has: `treering doctor` tells which of them have said nothing."""
 
-    def text(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the content of the message.
 
         Example:
             >>> message = PrepareMessage(number=1, attempt="0123456789abcdef", signature=b"ab", who="host", processes=2)
-            >>> PrepareMessage.read(message.text()) == message
+            >>> PrepareMessage.decode(message.encode()) == message
             True
         """
         node = {
@@ -179,7 +179,7 @@ class PrepareMessage:
         return json_text(node).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> PrepareMessage:
+    def decode(cls, data: bytes) -> PrepareMessage:
         """Return what a message says.
 
         Raises:
@@ -200,26 +200,26 @@ class VoteMessage:
     """What process 0 needs for the commit, once it is written."""
     failure: Failure | None = None
     """Why it failed."""
-    left: bool = False
+    finished: bool = False
     """Whether it will touch nothing of the attempt any more."""
 
-    def text(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the content of the message.
 
         Example:
             >>> message = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"checksums")
-            >>> VoteMessage.read(message.text()) == message
+            >>> VoteMessage.decode(message.encode()) == message
             True
         """
-        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.left}
+        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.finished}
         if self.payload:
             node["payload"] = _encode_bytes(self.payload)
         if self.failure:
-            node["failure"] = self.failure.node()
+            node["failure"] = self.failure.to_node()
         return json_text(node).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> VoteMessage:
+    def decode(cls, data: bytes) -> VoteMessage:
         """Return what a message says.
 
         Raises:
@@ -238,24 +238,24 @@ class DecisionMessage:
     """Why nothing was committed; None when it was."""
     processes: tuple[int, ...] = ()
     """Those that failed."""
-    kept: bool = False
+    in_doubt: bool = False
     """Whether the data has to stay although it failed: the commit may have happened."""
 
-    def text(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the content of the message.
 
         Example:
             >>> message = DecisionMessage(who="host, pid 7", failure=Failure.of(ValueError("no")), processes=(3,))
-            >>> DecisionMessage.read(message.text()) == message
+            >>> DecisionMessage.decode(message.encode()) == message
             True
         """
         node: dict[str, Any] = {"committed": self.failure is None, "who": self.who}
         if self.failure:
-            node |= {"failure": self.failure.node(), "processes": list(self.processes), "kept": self.kept}
+            node |= {"failure": self.failure.to_node(), "processes": list(self.processes), "kept": self.in_doubt}
         return json_text(node).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> DecisionMessage:
+    def decode(cls, data: bytes) -> DecisionMessage:
         """Return what a message says.
 
         Raises:
@@ -296,7 +296,7 @@ def _decode_vote(data: bytes) -> VoteMessage:
         who=member(node, "who", str, what),
         payload=_decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
         failure=failure,
-        left=member(node, "left", bool, what),
+        finished=member(node, "left", bool, what),
     )
 
 
@@ -312,7 +312,7 @@ def _decode_decision(data: bytes) -> DecisionMessage:
         who=who,
         failure=Failure.from_node(member(node, "failure", dict, what), what),
         processes=_read_numbers(node, "processes", what),
-        kept=member(node, "kept", bool, what),
+        in_doubt=member(node, "kept", bool, what),
     )
 
 

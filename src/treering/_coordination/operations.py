@@ -163,10 +163,10 @@ LOOK: Final = (
 class OutcomeKnown(Exception):
     """All know that the attempt failed, and why."""
 
-    def __init__(self, error: TreeringError, *, kept: bool) -> None:
+    def __init__(self, error: TreeringError, *, in_doubt: bool) -> None:
         super().__init__()
         self.error = error
-        self.kept = kept
+        self.in_doubt = in_doubt
 
 
 def roll_back() -> Operations:
@@ -205,7 +205,7 @@ def describe_failure(call: Call) -> str:
 
 def describe_own_error(call: Call, error: BaseException) -> Failure:
     """Describe an error of this process for the others."""
-    return Failure.of(convert_error(call, error)).blamed_on(describe_process(call.processes.this, call.who))
+    return Failure.of(convert_error(call, error)).attribute_to(describe_process(call.processes.this, call.who))
 
 
 def convert_error(call: Call, error: BaseException) -> BaseException:

@@ -55,7 +55,7 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
     try:
         prepare = yield from _await_prepare(call)
         check(prepare.signature)
-        yield Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).text())
+        yield Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).encode())
         may_have_data = True
         payload = yield PREPARE_DATA
         yield from _require_same_call(call, prepare)
@@ -76,12 +76,12 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         raise_converted(call, error)
     # From here on process 0 may commit: an error of this very message, too, may mean that it is there.
     try:
-        yield Put(mine, VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload).text())
+        yield Put(mine, VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload).encode())
         yield from _await_decision(call, prepare)
     except (GeneratorExit, OutOfStep):
         raise
     except OutcomeKnown as known:
-        yield from _acknowledge(call, mine, roll_back_data=not known.kept)
+        yield from _acknowledge(call, mine, roll_back_data=not known.in_doubt)
         raise known.error from None
     except BaseException as error:  # noqa: BLE001 - as above
         yield from _abort(call, mine, error, roll_back_data=False)
@@ -119,7 +119,7 @@ def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corr
         OutOfStep: process 0 has gone on.
     """
     yield from _read_decision(call)
-    prepare = decode_or_error(PrepareMessage.read, (yield Get(prepare_name(call.job))))
+    prepare = decode_or_error(PrepareMessage.decode, (yield Get(prepare_name(call.job))))
     if not isinstance(prepare, PrepareMessage):
         return prepare
     if prepare.number > call.number:
@@ -161,12 +161,12 @@ def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
     has_written = False
     while not (yield from _read_decision(call)):
         if not has_written:
-            first = decode_or_error(VoteMessage.read, (yield Get(name)))
+            first = decode_or_error(VoteMessage.decode, (yield Get(name)))
             if isinstance(first, VoteMessage) and first.stage is VoteStage.PREPARED:
                 has_written = True
                 # From now on process 0 waits for the others as long as that, and then commits or says why not.
                 end = now + call.timeout * 1.1 + call.linger
-        latest = decode_or_error(PrepareMessage.read, (yield Get(prepare_name(call.job))))
+        latest = decode_or_error(PrepareMessage.decode, (yield Get(prepare_name(call.job))))
         if isinstance(latest, PrepareMessage) and latest.number > call.number:
             if (yield from _read_decision(call)):
                 return
@@ -186,11 +186,13 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
     Raises:
         OutcomeKnown: it says that the attempt failed.
     """
-    decision = decode_or_error(DecisionMessage.read, (yield Get(decision_name(call.attempt))))
+    decision = decode_or_error(DecisionMessage.decode, (yield Get(decision_name(call.attempt))))
     if not isinstance(decision, DecisionMessage):
         return False
     if decision.failure is not None:
-        raise OutcomeKnown(decision.failure.error(describe_failure(call), decision.processes), kept=decision.kept)
+        raise OutcomeKnown(
+            decision.failure.to_error(describe_failure(call), decision.processes), in_doubt=decision.in_doubt
+        )
     return True
 
 
@@ -199,20 +201,23 @@ def _acknowledge(call: Call, mine: str, *, roll_back_data: bool) -> Operations:
     if roll_back_data:
         yield from roll_back()
     with contextlib.suppress(OSError):  # process 0 then leaves the messages to the next saver
-        yield Put(mine, VoteMessage(stage=VoteStage.ACKNOWLEDGED, who=call.who, left=True).text())
+        yield Put(mine, VoteMessage(stage=VoteStage.ACKNOWLEDGED, who=call.who, finished=True).encode())
 
 
 def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool) -> Operations:
     """Tell the others at once, then remove the own data if that is safe, then leave."""
     vote = VoteMessage(
-        stage=VoteStage.FAILED, who=call.who, failure=Failure.of(convert_error(call, error)), left=not roll_back_data
+        stage=VoteStage.FAILED,
+        who=call.who,
+        failure=Failure.of(convert_error(call, error)),
+        finished=not roll_back_data,
     )
     with contextlib.suppress(OSError):  # the error that brought us here says more
-        yield Put(mine, vote.text())
+        yield Put(mine, vote.encode())
     if roll_back_data:
         yield from roll_back()
         with contextlib.suppress(OSError):
-            yield Put(mine, dataclasses.replace(vote, left=True).text())
+            yield Put(mine, dataclasses.replace(vote, finished=True).encode())
 
 
 def _coordinator_missing(call: Call, what: str) -> Timeout:

@@ -241,12 +241,12 @@ def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
 
 def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMessage | None:
     if checkpoint_names.is_prepare(name):
-        return dataclasses.replace(PrepareMessage.read(data), signature=b"")
+        return dataclasses.replace(PrepareMessage.decode(data), signature=b"")
     if name.endswith("-verdict"):
-        return DecisionMessage.read(data)
+        return DecisionMessage.decode(data)
     if checkpoint_names.attempt_of_message(name) is None:
         return None
-    return dataclasses.replace(VoteMessage.read(data), payload=b"")
+    return dataclasses.replace(VoteMessage.decode(data), payload=b"")
 
 
 def _content(store: Store, name: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +11,8 @@ from typing import TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
-from treering._checkpoint.joint_load import encode_reply
-from treering._coordination.allgather import allgather_with_deadline
+from treering._coordination.broadcast import broadcast
 from treering._coordination.message_board import PathMessageBoard
-from treering._coordination.messages import Failure
 from treering._runs.gc import collect
 from treering._runs.known_steps import KnownSteps
 from treering._runs.schedule import SaveSchedule
@@ -112,34 +110,9 @@ class RunState:
             Timeout, ProcessFailed: other processes did not come, or broke off.
             TreeringError: what was raised on another process; this one raises its own.
         """
+        board = functools.partial(PathMessageBoard.of, self.path)
         processes = this_processes(())
-        said: dict[str, T] = {}
-        failed: Exception | None = None
-        try:
-            before()
-            if processes.leads:
-                said["answer"] = work()
-        except Exception as error:
-            if processes.count == 1:
-                raise
-            failed = error
-        if processes.count == 1:
-            return said["answer"]
-        board = PathMessageBoard.of(self.path)
-        payload = encode_reply(said, None if failed is None else Failure.of(failed))
-        try:
-            rows = allgather_with_deadline(payload, processes, timeout=self.timeout, board=board, doing=doing)
-        except TreeringError as error:
-            raise failed or error from None
-        if failed is not None:
-            raise failed
-        heard = [json.loads(row) for row in rows]
-        failures = tuple(number for number, one in enumerate(heard) if "failure" in one)
-        if failures:
-            first = Failure.from_node(heard[failures[0]]["failure"], "the message of a process")
-            raise first.blamed_on(f"process {failures[0]}").error(f"could not {doing}", failures)
-        answer: T = heard[0]["answer"]
-        return answer
+        return broadcast(work, processes, board=board, timeout=self.timeout, doing=doing, before=before)
 
     def latest(self, *, before: Callable[[], None] = lambda: None) -> int | None:
         """Return the latest step, that of process 0 on all processes; raises as `broadcast` does."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.joint_saves import JOB, SIGNATURE, call_of, check
+from tests.coordination.joint_saves import JOB, SIGNATURE, call_of, check
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.coordinator import coordinate

@@ -245,7 +245,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 
 
 def begin(attempt: str) -> bytes:
-    return PrepareMessage(number=1, attempt=attempt, signature=b"", who="host, pid 7", processes=2).text()
+    return PrepareMessage(number=1, attempt=attempt, signature=b"", who="host, pid 7", processes=2).encode()
 
 
 def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
@@ -296,10 +296,10 @@ def test_a_note_of_a_job_that_cannot_be_read() -> None:
 )
 def test_an_error_travels(error: TreeringError) -> None:
     part = VoteMessage(stage=VoteStage.FAILED, who="host, pid 7", failure=Failure.of(error))
-    read = VoteMessage.read(part.text())
+    read = VoteMessage.decode(part.encode())
     assert read == part
     assert read.failure is not None
-    again = read.failure.error("could not save 'x'", (3,))
+    again = read.failure.to_error("could not save 'x'", (3,))
     assert type(again) is type(error)
     assert str(again) == f"could not save 'x': {error}"
     assert getattr(again, "errno", None) == getattr(error, "errno", None)
@@ -308,7 +308,7 @@ def test_an_error_travels(error: TreeringError) -> None:
 def test_those_that_are_missing_travel() -> None:
     error = Timeout("waited")
     error.missing = (2, 5)
-    again = Failure.of(error).error("no", (0,))
+    again = Failure.of(error).to_error("no", (0,))
     assert isinstance(again, Timeout)
     assert again.missing == (2, 5)
 
@@ -320,13 +320,13 @@ def test_classes_of_others_become_what_a_caller_can_catch() -> None:
     assert Failure.of(Special("x")).name == "Exists"
     assert Failure.of(PermissionDenied("x")).name == "PermissionDenied"
     assert Failure.of(IsDirectory("x")).name == "IsDirectory"
-    failed = Failure.of(MemoryError()).blamed_on("process 3").error("no", (3,))
+    failed = Failure.of(MemoryError()).attribute_to("process 3").to_error("no", (3,))
     assert type(failed) is ProcessFailed
     assert (str(failed), failed.processes) == ("no: process 3: MemoryError", (3,))
 
     namesake = type("Exists", (Exception,), {})
-    assert str(Failure.of(namesake("x")).error("no", (3,))) == "no: Exists: x"
-    assert type(Failure.of(namesake("x")).error("no", (3,))) is ProcessFailed
+    assert str(Failure.of(namesake("x")).to_error("no", (3,))) == "no: Exists: x"
+    assert type(Failure.of(namesake("x")).to_error("no", (3,))) is ProcessFailed
 
 
 def test_an_endless_message_is_cut() -> None:
@@ -334,44 +334,44 @@ def test_an_endless_message_is_cut() -> None:
         len(
             VoteMessage(
                 stage=VoteStage.FAILED, who="h", failure=Failure.of(Corrupt("x" * 10**6, hint="y" * 10**6))
-            ).text()
+            ).encode()
         )
         < 10**4
     )
 
 
-GOOD_PART = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"abc").text()
-GOOD_VERDICT = DecisionMessage(who="host", failure=Failure.of(Exists("x")), processes=(1,)).text()
+GOOD_PART = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"abc").encode()
+GOOD_VERDICT = DecisionMessage(who="host", failure=Failure.of(Exists("x")), processes=(1,)).encode()
 GOOD_BEGIN = begin(ATTEMPT)
 
 
 @pytest.mark.parametrize(
     ("read", "good", "old", "new"),
     [
-        (VoteMessage.read, GOOD_PART, b'"written"', b'"failed"'),
-        (VoteMessage.read, GOOD_PART, b'"written"', b'"writing"'),
-        (VoteMessage.read, GOOD_PART, b'"written"', b"1"),
-        (VoteMessage.read, GOOD_PART, b'"YWJj"', b'"YWJ"'),
-        (VoteMessage.read, GOOD_PART, b'"YWJj"', b'"YW Jj"'),
-        (VoteMessage.read, GOOD_PART, b'"left":false', b'"left":0'),
-        (VoteMessage.read, GOOD_PART, b'"left"', b'"who"'),
-        (VoteMessage.read, GOOD_PART, b"host", b"h\xc3\xb6st"),
-        (VoteMessage.read, GOOD_PART, b"}", b'"failure":{}}'),
-        (DecisionMessage.read, GOOD_VERDICT, b'"committed":false', b'"committed":true'),
-        (DecisionMessage.read, GOOD_VERDICT, b'"committed":false', b'"committed":null'),
-        (DecisionMessage.read, GOOD_VERDICT, b"[1]", b"[-1]"),
-        (DecisionMessage.read, GOOD_VERDICT, b"[1]", b"[true]"),
-        (DecisionMessage.read, GOOD_VERDICT, b'"kept":false', b'"kept":"no"'),
-        (DecisionMessage.read, GOOD_VERDICT, b'"hint":null', b'"hint":3'),
-        (DecisionMessage.read, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
-        (PrepareMessage.read, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
-        (PrepareMessage.read, GOOD_BEGIN, b'"signature"', b'"signatur"'),
+        (VoteMessage.decode, GOOD_PART, b'"written"', b'"failed"'),
+        (VoteMessage.decode, GOOD_PART, b'"written"', b'"writing"'),
+        (VoteMessage.decode, GOOD_PART, b'"written"', b"1"),
+        (VoteMessage.decode, GOOD_PART, b'"YWJj"', b'"YWJ"'),
+        (VoteMessage.decode, GOOD_PART, b'"YWJj"', b'"YW Jj"'),
+        (VoteMessage.decode, GOOD_PART, b'"left":false', b'"left":0'),
+        (VoteMessage.decode, GOOD_PART, b'"left"', b'"who"'),
+        (VoteMessage.decode, GOOD_PART, b"host", b"h\xc3\xb6st"),
+        (VoteMessage.decode, GOOD_PART, b"}", b'"failure":{}}'),
+        (DecisionMessage.decode, GOOD_VERDICT, b'"committed":false', b'"committed":true'),
+        (DecisionMessage.decode, GOOD_VERDICT, b'"committed":false', b'"committed":null'),
+        (DecisionMessage.decode, GOOD_VERDICT, b"[1]", b"[-1]"),
+        (DecisionMessage.decode, GOOD_VERDICT, b"[1]", b"[true]"),
+        (DecisionMessage.decode, GOOD_VERDICT, b'"kept":false', b'"kept":"no"'),
+        (DecisionMessage.decode, GOOD_VERDICT, b'"hint":null', b'"hint":3'),
+        (DecisionMessage.decode, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
+        (PrepareMessage.decode, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
+        (PrepareMessage.decode, GOOD_BEGIN, b'"signature"', b'"signatur"'),
         # It becomes the name of a folder.
-        (PrepareMessage.read, GOOD_BEGIN, ATTEMPT.encode(), b"a\\u0000b"),
-        (PrepareMessage.read, GOOD_BEGIN, ATTEMPT.encode(), b"\\ud800"),
-        (PrepareMessage.read, GOOD_BEGIN, ATTEMPT.encode(), b"../../elsewhere"),
-        (PrepareMessage.read, b"[]", b"", b""),
-        (DecisionMessage.read, b"", b"", b""),
+        (PrepareMessage.decode, GOOD_BEGIN, ATTEMPT.encode(), b"a\\u0000b"),
+        (PrepareMessage.decode, GOOD_BEGIN, ATTEMPT.encode(), b"\\ud800"),
+        (PrepareMessage.decode, GOOD_BEGIN, ATTEMPT.encode(), b"../../elsewhere"),
+        (PrepareMessage.decode, b"[]", b"", b""),
+        (DecisionMessage.decode, b"", b"", b""),
     ],
 )
 def test_a_damaged_note_is_never_believed(read: type, good: bytes, old: bytes, new: bytes) -> None:
@@ -384,9 +384,9 @@ def test_a_damaged_note_is_never_believed(read: type, good: bytes, old: bytes, n
 
 def test_every_shortened_note_is_damaged() -> None:
     for read, good in (
-        (VoteMessage.read, GOOD_PART),
-        (DecisionMessage.read, GOOD_VERDICT),
-        (PrepareMessage.read, GOOD_BEGIN),
+        (VoteMessage.decode, GOOD_PART),
+        (DecisionMessage.decode, GOOD_VERDICT),
+        (PrepareMessage.decode, GOOD_BEGIN),
     ):
         for length in range(len(good)):
             with pytest.raises(Corrupt):

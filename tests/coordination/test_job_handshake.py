@@ -230,7 +230,7 @@ def test_what_is_left_where_process_0_never_came_is_in_nobody_s_way(form: str, t
     path, tree = tmp_path / "run" / "step_00000001", {"w": jnp.arange(3.0)}
     given_up(path, others)
     part = VoteMessage(stage=VoteStage.FAILED, who="host, pid 1", failure=Failure.of(Timeout("process 0 did not come")))
-    (path / vote_name(derive_attempt(JOB, 2), 1)).write_bytes(part.text())
+    (path / vote_name(derive_attempt(JOB, 2), 1)).write_bytes(part.encode())
     if form == "job":
         others.rows = [[None, b"e" * 16, b"f" * 16], [None, b"", b""]]
         assert call(path, LEADER).number == 1

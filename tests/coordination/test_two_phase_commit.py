@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.store.joint_saves import JOB, Killed, Meeting, call_of
+from tests.coordination.joint_saves import JOB, Killed, Meeting, call_of
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.messages import PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Commit, Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
@@ -181,8 +181,8 @@ def test_process_0_dies_before_it_commits() -> None:
     assert "whether it was saved is not known" in message(error)
     # Process 0 may be asleep, and commit when it wakes up.
     assert meeting.who("roll back") == []
-    part = VoteMessage.read(meeting.notes[vote_name(ATTEMPT, 1)])
-    assert (part.stage, part.left) == (VoteStage.FAILED, True)
+    part = VoteMessage.decode(meeting.notes[vote_name(ATTEMPT, 1)])
+    assert (part.stage, part.finished) == (VoteStage.FAILED, True)
 
 
 def test_notes_of_process_0_are_gone_when_the_work_is_done() -> None:
@@ -421,8 +421,8 @@ def test_process_0_goes_on_while_another_works() -> None:
     meeting = Meeting()
 
     def prepare() -> bytes:
-        begin = PrepareMessage.read(meeting.notes[prepare_name(JOB)])
-        meeting.notes[prepare_name(JOB)] = dataclasses.replace(begin, number=2).text()
+        begin = PrepareMessage.decode(meeting.notes[prepare_name(JOB)])
+        meeting.notes[prepare_name(JOB)] = dataclasses.replace(begin, number=2).encode()
         return b""
 
     meeting.lead(2, before=die_before(PrepareData))
