@@ -8,13 +8,16 @@ import random
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
 from tests.store.listing import names
 from treering._checkpoint.transaction import CheckpointFolder
+from treering._store.memory import MemoryPath, MemoryStore
 from treering._store.posix import descriptors, folder, open_descriptor, writing
+from treering._values.checkpoint_names import vote_name
 from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
 
 
@@ -642,3 +645,32 @@ def test_what_the_buffers_raise_passes(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), folder_at(tmp_path / "a") as saving:
         saving.write_file(data_names(saving.attempt)[0], buffers(), 9)
     assert names(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------ where versions alone decide
+
+
+def test_data_that_came_after_the_first_listing_is_superseded(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cast("Path", MemoryPath("memory://late/ckpt"))
+    first = save(path, b"treering")
+    listings: Iterator[list[str]] = iter([[]])  # the first listing was made before the first save came
+    whole = MemoryStore.names
+    monkeypatch.setattr(MemoryStore, "names", lambda store: next(listings, None) or whole(store))
+    with folder_at(path, overwrite=True) as saving:
+        assert sorted(saving.superseded) == data_names(first)
+        saving.commit(write(saving, b"newer"))
+    assert not {*data_names(first)} & {*whole(MemoryStore(MemoryPath(str(path))))}
+
+
+def test_messages_of_an_attempt_that_came_after_the_first_listing_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cast("Path", MemoryPath("memory://later/ckpt"))
+    save(path, b"treering")
+    store = MemoryStore(MemoryPath(str(path)))
+    for attempt in (DEAD, "f" * 16):
+        store.put(vote_name(attempt, 1), b"{}")
+    store.claim(journal_name(DEAD), "treering.json", None).make()
+    whole = MemoryStore.names
+    monkeypatch.setattr(MemoryStore, "names", lambda store: [*{*whole(store)} - {journal_name(DEAD)}])
+    with folder_at(path, overwrite=True):
+        assert store.get(vote_name(DEAD, 1)) == b"{}"
+        assert store.get(vote_name("f" * 16, 1)) is None
