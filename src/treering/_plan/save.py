@@ -57,7 +57,7 @@ class PlannedPart:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _LeafGroup:
+class _AlikeLeaves:
     """Leaves that lie alike."""
 
     layout: LeafLayout
@@ -74,7 +74,7 @@ class _LeafGroup:
 class _Stretch:
     """A piece of the line of a pool: one box of each leaf of one kind, one leaf after the other."""
 
-    kind: _LeafGroup
+    kind: _AlikeLeaves
     """The leaves."""
     box: Box
     """The box of each."""
@@ -160,7 +160,7 @@ class SavePlan:
 
     loads: tuple[int, ...]
     """Bytes that each process writes."""
-    _kinds: tuple[_LeafGroup, ...]
+    _kinds: tuple[_AlikeLeaves, ...]
     """The leaves, those that lie alike together."""
     _lines: tuple[_Line, ...]
     """What several processes hold, with its cuts."""
@@ -221,8 +221,8 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
     return SavePlan(loads=tuple(loads), _kinds=tuple(kinds), _lines=tuple(lines))
 
 
-def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_LeafGroup]:
-    kinds: dict[object, _LeafGroup] = {}
+def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_AlikeLeaves]:
+    kinds: dict[object, _AlikeLeaves] = {}
     for leaf, layout in enumerate(layouts):
         boxes = layout.boxes
         # Equal tuples that are not the same one become two kinds, which is slower and no harm.
@@ -234,7 +234,7 @@ def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_LeafGroup]
     return list(kinds.values())
 
 
-def _kind_of(layout: LeafLayout, processes: int) -> _LeafGroup:
+def _kind_of(layout: LeafLayout, processes: int) -> _AlikeLeaves:
     alone: dict[int, list[Box]] = {}
     shared: dict[tuple[int, ...], list[Box]] = {}
     boxes = [(box, tuple(sorted(set(owners)))) for box, owners in layout.boxes if size_of(box)]
@@ -253,10 +253,10 @@ def _kind_of(layout: LeafLayout, processes: int) -> _LeafGroup:
             alone.setdefault(owners[0], []).append(box)
         else:
             shared.setdefault(owners, []).append(box)
-    return _LeafGroup(layout=layout, leaves=[], alone=alone, shared=shared)
+    return _AlikeLeaves(layout=layout, leaves=[], alone=alone, shared=shared)
 
 
-def _lines_of(kinds: Sequence[_LeafGroup], share: int) -> list[_Line]:
+def _lines_of(kinds: Sequence[_AlikeLeaves], share: int) -> list[_Line]:
     lines: dict[tuple[int, ...], _Line] = {}
     for kind in kinds:
         itemsize = kind.layout.nbytes_per_item
