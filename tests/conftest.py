@@ -1,8 +1,13 @@
 """Settings for the whole run, made before anything imports jax: a CPU with eight devices, and hypothesis' profiles."""
 
 import os
+import secrets
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
 
+import pytest
 from hypothesis import settings
 
 # Eight pretended devices: shardings are tested on any machine. Both variables are read when jax starts.
@@ -19,3 +24,44 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # wait in vain.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--store",
+        choices=("posix", "memory"),
+        default="posix",
+        help="where the tests of checkpoints and of runs save to; those about the file system itself are left out",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--store") == "posix":
+        return
+    from tests.posix_only import POSIX_ONLY
+
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        (left if name in POSIX_ONLY or "tmp_path" not in getattr(item, "fixturenames", ()) else kept).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Return a folder of the test's own, in the store that was asked for."""
+    if request.config.getoption("--store") == "posix":
+        yield tmp_path
+        return
+    from tests.memory_paths import MemoryTestPath
+    from treering._store import resolve
+
+    # A path that treering hands back, such as that of a run, can be looked at as well.
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
+    path = MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
+    path.mkdir()
+    yield cast("Path", path)
+    path.forget()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ckpt(whole: Path, tmp_path: Path) -> Path:
     """A copy that a test may change."""
-    shutil.copytree(whole, tmp_path / "ckpt")
-    return tmp_path / "ckpt"
+    copy = tmp_path / "ckpt"
+    copy.mkdir()
+    for file in whole.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
 
 
 def at(path: str, value: Any) -> Change:

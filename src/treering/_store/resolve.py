@@ -39,7 +39,7 @@ def located(path: str | os.PathLike[str]) -> Path:
     One that is not on disk has no methods that look at the disk.
     """
     text = os.fspath(path)
-    return cast("Path", MemoryPath(text)) if _MEMORY.match(text) else Path(text)
+    return cast("Path", MemoryPath(text)) if isinstance(path, MemoryPath) or _MEMORY.match(text) else Path(text)
 
 
 def file_path(path: str | os.PathLike[str]) -> Path:
