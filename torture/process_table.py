@@ -95,15 +95,15 @@ _LOAD: Final = (
     Point(name="the last meeting is over", place=f"{_TOGETHER}:LoadGroup.end", when="after", done=None),
 )
 _EXCHANGE: Final = (
-    Point(name="the own part is read", place=f"{_TOGETHER}:parted_of", when="before"),
+    Point(name="the own part is read", place=f"{_TOGETHER}:take_parts", when="before"),
     Point(
         name="the meeting before the exchange begins",
         place=f"{_TOGETHER}:allgather_with_deadline",
         when="before",
         nth=2,
     ),
-    Point(name="the exchange begins", place=f"{_TOGETHER}:exchanged", when="before"),
-    Point(name="the exchange is over", place=f"{_TOGETHER}:exchanged", when="after"),
+    Point(name="the exchange begins", place=f"{_TOGETHER}:exchange_parts", when="before"),
+    Point(name="the exchange is over", place=f"{_TOGETHER}:exchange_parts", when="after"),
 )
 
 

@@ -133,6 +133,6 @@ def test_checksums_are_put_where_their_chunks_are(plans: list[DividedSave]) -> N
         want += some
     assert merge_checksums(files, parts) == want
     for wrong in (parts[2][:-1], array("Q", [*parts[2], 1])):
-        with pytest.raises(ProcessFailed, match="process 2 handed in") as caught:
+        with pytest.raises(ProcessFailed, match="process 2 sent checksums for other chunks") as caught:
             merge_checksums(files, [*parts[:2], wrong, parts[3]])
         assert caught.value.processes == (2,)

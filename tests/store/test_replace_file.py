@@ -292,7 +292,9 @@ def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
         raise AssertionError
 
     monkeypatch.setattr(os, "write", never)
-    with pytest.raises(StoreFailed, match=r"needed, \d+ bytes.* are free; free some space; what") as caught:
+    with pytest.raises(
+        StoreFailed, match=r"needed, \d+ bytes.* are free; free some space; the path is unchanged"
+    ) as caught:
         replace_file(path, iter([]), 1 << 60)
     assert caught.value.errno == 28
     assert path.read_bytes() == b"old"
