@@ -21,7 +21,7 @@ from tests.cli.test_doctor import A, dead
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.diagnosis import Life
 from treering._format.document import read_names
-from treering._inspect.attempts import Looked, looked_at
+from treering._inspect.attempts import FolderScan, looked_at
 from treering._inspect.doctor import diagnose
 from treering._store.run_folder import RUN_DOCUMENT
 from treering._values.checkpoint_names import INDEX, tombstone_of
@@ -218,7 +218,7 @@ def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monk
     (step / INDEX).rename(step / tombstone_of(next(step.glob("data-*")).name.split("-")[1]))
     looks = []
 
-    def look(path: str) -> Looked:
+    def look(path: str) -> FolderScan:
         # Whoever removes it took the lock just after the first look at the locks.
         looks.append(path)
         looked = looked_at(path)

@@ -301,19 +301,19 @@ with socket.socket() as listener:
 jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
 from treering._runs.signals import Signals
 runs = [Signals(), Signals()]
-print([run.told() for run in runs], flush=True)
+print([run.hear_preemption() for run in runs], flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 pause = threading.Event()
 told = [0, 0]
 for _ in range(6000):
     for number, run in enumerate(runs):
-        told[number] += run.told()
+        told[number] += run.hear_preemption()
     if all(told):
         break
     pause.wait(0.01)
 for _ in range(20):
     for number, run in enumerate(runs):
-        told[number] += run.told()
+        told[number] += run.hear_preemption()
 print(told, flush=True)
 """
     end = ended(program)
@@ -326,6 +326,6 @@ def test_jax_without_the_service_has_heard_nothing(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", off)
-    assert not Signals().told()
+    assert not Signals().hear_preemption()
     monkeypatch.undo()
-    assert not Signals().told()
+    assert not Signals().hear_preemption()

@@ -47,7 +47,7 @@ class NoteFile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Remains:
+class Leftovers:
     """What one attempt has in the folder."""
 
     attempt: str
@@ -72,14 +72,14 @@ class Remains:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class FolderScan:
     """What is in a folder."""
 
     names: Sequence[str]
     """All names in it, sorted."""
-    saved: Mapping[str, Remains]
+    saved: Mapping[str, Leftovers]
     """Journals and data files, by attempt."""
-    staged: Mapping[str, Remains]
+    staged: Mapping[str, Leftovers]
     """Folders of attempts under ``.treering``, by attempt."""
     notes: Sequence[NoteFile]
     """Notes, by name."""
@@ -95,7 +95,7 @@ class Looked:
     """Why the staged attempts could not be looked at."""
 
 
-def looked_at(path: str) -> Looked:
+def looked_at(path: str) -> FolderScan:
     """Look at the folder at a path.
 
     Raises:
@@ -115,7 +115,7 @@ def looked_at(path: str) -> Looked:
         raise StoreFailed.of(error, Path(path), "read") from error
 
 
-def _looked(store: Store, path: str) -> Looked:
+def _looked(store: Store, path: str) -> FolderScan:
     locks = store.locks()
     names = sorted(store.names())
     here = store.find("")
@@ -126,7 +126,7 @@ def _looked(store: Store, path: str) -> Looked:
             sizes[name] = found.size if found.is_file else None
             times[name] = found.modified
     staged, trouble = _staged(store, path, locks)
-    return Looked(
+    return FolderScan(
         names=names,
         saved={remains.attempt: remains for remains in _saved(store, names, sizes, times, locks)},
         staged=staged,
@@ -145,7 +145,7 @@ def _saved(
     sizes: Mapping[str, int | None],
     times: Mapping[str, float],
     locks: Locks,
-) -> Iterator[Remains]:
+) -> Iterator[Leftovers]:
     """Walk through the attempts that have a journal or data files in a checkpoint's folder."""
     index = store.find(checkpoint_names.INDEX)
     data: dict[str, list[str]] = {}
@@ -162,7 +162,7 @@ def _saved(
             newest = max(newest, journal.modified)
             files[journals[attempt]] = 0 if same else journal.size
         if files:
-            yield Remains(
+            yield Leftovers(
                 attempt=attempt,
                 files=files,
                 count=len(files),
@@ -173,13 +173,13 @@ def _saved(
             )
 
 
-def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Remains], str | None]:
+def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers], str | None]:
     """Return the attempts under ``.treering``, and why they could not be looked at."""
     if not isinstance(store, PosixStore):  # nothing is staged where nothing can be renamed
         return {}, None
     tree = FolderTree(store.folder, path)
     try:
-        found: dict[str, Remains] = {}
+        found: dict[str, Leftovers] = {}
         for attempt in list_attempts(tree):
             with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
                 found[attempt] = _staged_one(tree, attempt, locks)
@@ -191,7 +191,7 @@ def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Remains], 
         tree.close()
 
 
-def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Remains:
+def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:
     top = leaves_names.attempt_folder(attempt)
     itself = tree.find(top[:-1], top[-1])
     files = dict.fromkeys(tree.scan(top), 0)
@@ -209,7 +209,7 @@ def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Remains:
                     files[within] = files.get(within, 0) + found.st_size
                     count += 1
                     newest = max(newest, found.st_mtime)
-    return Remains(
+    return Leftovers(
         attempt=attempt,
         files=files,
         count=count,

@@ -176,7 +176,7 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
             if not differing:
                 inner = np.unravel_index(int(unequal.argmax()), left.shape)
                 where = tuple(int(at) + side.start for at, side in zip(inner, box, strict=True))
-                sides = _told(left[inner], right[inner])
+                sides = _describe_pair(left[inner], right[inner])
             differing += int(unequal.sum())
         done += left.nbytes
         report(done)
@@ -197,7 +197,7 @@ def _unequal_items(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any] | None:
     return marks
 
 
-def _told(a: Any, b: Any) -> list[str]:
+def _describe_pair(a: Any, b: Any) -> list[str]:
     """Write two items; with their bits where they look the same, as two NaNs do."""
     texts = [str(a), str(b)]
     if texts[0] != texts[1]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from treering._checkpoint.detect import detect
 from treering._format.diagnosis import Diagnosis, Life
-from treering._inspect.attempts import Looked, looked_at
+from treering._inspect.attempts import FolderScan, looked_at
 from treering._inspect.doctor_attempts import Known, judge_attempts
 from treering._store.open_folder import shown_names
 from treering._store.resolve import find_at, is_seen
@@ -58,14 +58,14 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
     return _diagnose_once(shown, before)
 
 
-def _still(looked: Looked) -> object:
+def _still(looked: FolderScan) -> object:
     """Return what stays the same between two looks at a folder in which no process works."""
     # Locks are looked at before names: a process that came between the two would seem dead.
     holders = [(remains.attempt, remains.holder) for remains in (*looked.saved.values(), *looked.staged.values())]
     return looked.names, looked.saver, holders
 
 
-def _diagnose_once(path: str, looked: Looked) -> Diagnosis:
+def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     names = set(looked.names)
     known, problems, notes = Known(), list[str](), list[str]()
     removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]
@@ -107,7 +107,7 @@ def _diagnose_once(path: str, looked: Looked) -> Diagnosis:
     )
 
 
-def _waiting(looked: Looked) -> Iterator[str]:
+def _waiting(looked: FolderScan) -> Iterator[str]:
     """Say which processes show that they wait for others."""
     for note in looked.notes:
         if note.attempt is None and note.process is not None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._format.diagnosis import Attempt, Life, ProcessState
-from treering._inspect.attempts import Looked, NoteFile, Remains
+from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
 from treering._store.api import Locks
 from treering._store.posix.seen_locks import started
 from treering._values.checkpoint_names import attempt_of_tombstone
@@ -90,7 +90,7 @@ class _Notes:
         return said.who if isinstance(said, VoteMessage) else None
 
 
-def judge_attempts(looked: Looked, known: Known, now: float) -> list[Attempt]:
+def judge_attempts(looked: FolderScan, known: Known, now: float) -> list[Attempt]:
     """Return the attempts that left something there, those in flight first, the newest first.
 
     Args:
@@ -103,7 +103,7 @@ def judge_attempts(looked: Looked, known: Known, now: float) -> list[Attempt]:
     told = {attempt.attempt for attempt in found}
     for attempt, said in notes.items():
         if attempt not in told:
-            nothing = Remains(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
+            nothing = Leftovers(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
             found.append(_attempt(nothing, "notes", _judge_messages(attempt, said, looked, known), said=said, now=now))
     return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
@@ -127,7 +127,7 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
+def _of_checkpoints(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
     removed = {attempt_of_tombstone(name) for name in looked.names}
     for remains in looked.saved.values():
         files = {name: size for name, size in remains.files.items() if name not in known.files}
@@ -142,7 +142,7 @@ def _of_checkpoints(looked: Looked, known: Known, notes: Mapping[str, _Notes], n
         yield _attempt(lying, "checkpoint", judged, said=said, now=now)
 
 
-def _judge_journaled(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
+def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes | None) -> _Judgement:
     if remains.index_itself or remains.attempt in known.attempts:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
         return _Judgement(Life.OVER, reason, "the next save removes that name: nothing to do")
@@ -150,7 +150,7 @@ def _judge_journaled(remains: Remains, looked: Looked, known: Known, said: _Note
     return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK))
 
 
-def _judge_unproved(files: Mapping[str, int], looked: Looked, known: Known) -> _Judgement:
+def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known) -> _Judgement:
     """Judge data files that no journal proves to be leftovers."""
     if known.damaged:
         reason = "the index is damaged: it is unknown whether it names these files"
@@ -163,7 +163,7 @@ def _judge_unproved(files: Mapping[str, int], looked: Looked, known: Known) -> _
     return _Judgement(Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself")
 
 
-def _judge_removal(looked: Looked) -> _Judgement:
+def _judge_removal(looked: FolderScan) -> _Judgement:
     """Judge data files of a checkpoint whose index has become a tombstone."""
     if looked.saver is not None:
         who = f"process {looked.saver} of this machine is at work in this folder"
@@ -174,7 +174,7 @@ def _judge_removal(looked: Looked) -> _Judgement:
 # ------------------------------------------------------------------------------------------------------------ leaves
 
 
-def _of_leaves(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
+def _of_leaves(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
     for remains in looked.staged.values():
         # What is committed and in its place is no attempt any more; its folder keeps the copy of its record.
         if remains.attempt in known.attempts and remains.attempt not in known.moving and remains.holder is None:
@@ -183,7 +183,7 @@ def _of_leaves(looked: Looked, known: Known, notes: Mapping[str, _Notes], now: f
         yield _attempt(remains, "leaves", _judge_staged(remains, looked, known, said), said=said, now=now)
 
 
-def _judge_staged(remains: Remains, looked: Looked, known: Known, said: _Notes | None) -> _Judgement:
+def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes | None) -> _Judgement:
     if PENDING in remains.files and remains.holder is None:
         return _Judgement(Life.OVER, "it was saved without an index, and waits for one", _TAKEN_UP)
     life, reason = life_of(remains.holder, looked.locks, said.leader if said else None, remains.changed)
@@ -202,7 +202,7 @@ def _judge_staged(remains: Remains, looked: Looked, known: Known, said: _Notes |
 # ------------------------------------------------------------------------------------------------------------- notes
 
 
-def _judge_messages(attempt: str, said: _Notes, looked: Looked, known: Known) -> _Judgement:
+def _judge_messages(attempt: str, said: _Notes, looked: FolderScan, known: Known) -> _Judgement:
     """Judge an attempt of which only notes are there."""
     if attempt in known.attempts:
         return _Judgement(Life.OVER, "it is the committed one", _NOTES_GO)
@@ -218,7 +218,7 @@ def _saving(saver: int) -> str:
     return f"process {saver} of this machine is saving to this folder"
 
 
-def _attempt(remains: Remains, form: str, judged: _Judgement, *, said: _Notes | None, now: float) -> Attempt:
+def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes | None, now: float) -> Attempt:
     states = [] if said is None else list(_states(said, now))
     advice = judged.advice
     silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]

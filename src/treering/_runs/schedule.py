@@ -81,7 +81,7 @@ class SaveSchedule:
         if self._step is None:
             self._step = step - 1 if latest is None else latest
             self._since = self._clock()
-        told = self._signals.watching and self._signals.told()
+        told = self._signals.watching and self._signals.hear_preemption()
         passed: float = 0.0
         signum: int | None = None
         if processes.count == 1:

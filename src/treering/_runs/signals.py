@@ -74,7 +74,7 @@ class Signals:
         self._passing = False
         self._pid = os.getpid()
 
-    def told(self) -> bool:
+    def hear_preemption(self) -> bool:
         """Tell whether jax has heard that a machine of the job goes away; True once for each time, on all processes.
 
         Every process asks as often as any other: jax lets all hear it at the same count.
