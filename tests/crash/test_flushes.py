@@ -23,10 +23,12 @@ from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import OLD, Scene, fingerprint, state
 from treering._leaves.folder import sync as leaves_sync
+from treering._store.api import Outcome
 from treering._store.posix import descriptors, direct, folder, writing
+from treering._store.resolve import store_at
 from treering.errors import NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
-from treering.serialization import save_to_file
+from treering.serialization import save_to_file, to_bytes
 
 FLUSHES = {
     "fsync", "make_durable", "sync", "sync_file_system", "sync_folder", "sync_folders", "sync_parent",
@@ -44,6 +46,16 @@ class Stream(FileScene):
     def save(self, path: Path, version: int, *, old: bool) -> None:
         with path.open("r+b") as file:
             save_to_file(state(self.size, version), file)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OfStore(FileScene):
+    """A small document that a store puts where nothing may be."""
+
+    def save(self, path: Path, version: int, *, old: bool) -> None:
+        with store_at(path.parent) as store:
+            store.open()
+            assert store.replace(path.name, to_bytes(state(self.size, version)), None) is Outcome.DONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +177,7 @@ CUTS = [
     Cut(scene=FileScene(name="file, first", folder="a/b"), loose=True),
     Cut(scene=FileScene(name="file, next", old=True), loose=True),
     Cut(scene=Stream(name="file, open", old=True), loose=True),
+    Cut(scene=OfStore(name="document, first"), loose=True),
     Cut(scene=CheckpointScene(name="checkpoint, first", folder="a/b")),
     Cut(scene=CheckpointScene(name="checkpoint, in a new folder"), made=True),
     Cut(scene=CheckpointScene(name="checkpoint, next", old=True), loose=True),

@@ -16,7 +16,7 @@ import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from treering._background.saves import wait_for
-from treering._runs import load_step, save_step
+from treering._runs import load_step, run_state, save_step
 from treering.errors import StoreFailed
 
 _GENEROUS = 60.0
@@ -118,5 +118,5 @@ def counts_from_what_process_0_sees(folder: str) -> list[bool]:
         run.save(9, tree(9))
     with pytest.MonkeyPatch.context() as patch, tr.Run(path, save_every=tr.SaveEvery(steps=10)) as run:
         if jax.process_index() == 1:
-            patch.setattr(save_step, "latest_of", lambda _: None)
+            patch.setattr(run_state, "latest_of", lambda _: None)
         return [bool(run.save(step, tree(step))) for step in (11, 12, 13)]

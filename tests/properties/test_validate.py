@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from flax.core import freeze
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import leaves, quick, trees
@@ -83,6 +84,7 @@ def test_all_issues_are_told_at_once(which: list[bool]) -> None:
 
 @quick(80)
 @given(trees(_ANY_LEAF, max_leaves=6))
+@example(tree=freeze({"a": {1: 0, "1": 1}}))
 def test_the_information_agrees(tree: Any) -> None:
     info = serialization.get_serialization_info(tree)
     assert info["is_serializable"] == serialization.validate_serializable(tree)[0]

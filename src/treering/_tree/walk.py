@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._tree.registry import LEAF_TYPES, open_pytree_node
 from treering._tree.state_dict import TooDeep
 from treering._values.keys import Trail, unwind
+from treering.errors import Unsupported
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
@@ -43,7 +44,12 @@ def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]]
     """Return a node's children by key, and what makes such a node of other children; None for a leaf."""
     if type(x) is dict:
         return x, dict
-    node = open_pytree_node(x)
+    try:
+        node = open_pytree_node(x)
+    except Unsupported:
+        if not isinstance(x, Mapping):
+            raise
+        return dict(x), type(x)  # keys that are alike as text, which only a state dict cannot hold
     return None if node is None else (node.children, node.rebuild)
 
 
