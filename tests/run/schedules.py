@@ -40,7 +40,7 @@ class Noted(Signals):
     def watching(self) -> bool:
         return self.waited_for
 
-    def told(self) -> bool:
+    def hear_preemption(self) -> bool:
         news, self.jax_has_told = self.jax_has_told, False
         return news
 
