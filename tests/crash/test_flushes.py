@@ -23,7 +23,7 @@ from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import OLD, Scene, fingerprint, state
 from treering._leaves.folder import sync as leaves_sync
-from treering._store.api import Outcome
+from treering._store.api import ANY, Outcome
 from treering._store.posix import descriptors, direct, folder, writing
 from treering._store.resolve import store_at
 from treering.errors import NotFound
@@ -55,7 +55,8 @@ class OfStore(FileScene):
     def save(self, path: Path, version: int, *, old: bool) -> None:
         with store_at(path.parent) as store:
             store.open()
-            assert store.replace(path.name, to_bytes(state(self.size, version)), None) is Outcome.DONE
+            content = to_bytes(state(self.size, version))
+            assert store.replace(path.name, content, ANY if old else None) is Outcome.DONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
