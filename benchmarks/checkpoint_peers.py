@@ -61,10 +61,7 @@ def _trusting(*_: Any) -> None:
 @contextmanager
 def without_checksums() -> Iterator[None]:
     """Saves made inside write zeros for checksums: no bytes are looked at twice."""
-    with (
-        mock.patch.object(outgoing, "block_checksums", _zeros),
-        mock.patch.object(xxhash, "xxh3_64_intdigest", _zero),
-    ):
+    with mock.patch.object(outgoing, "block_checksums", _zeros), mock.patch.object(xxhash, "xxh3_64_intdigest", _zero):
         yield
 
 

@@ -179,12 +179,7 @@ def _small(scene: ProcessFiles, form: LibraryName, count: int) -> Iterator[Group
         ("load", loads, None),
     ):
         yield Group(
-            name=title(form, what, count),
-            cases=cases,
-            between=scene.files.clear,
-            repeats=3,
-            peaks=False,
-            unit=unit,
+            name=title(form, what, count), cases=cases, between=scene.files.clear, repeats=3, peaks=False, unit=unit
         )
 
 

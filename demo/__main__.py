@@ -19,13 +19,7 @@ from treering.errors import StoreFailed
     epilog="\b\nExamples:\n  python3 dev.py demo\n  python3 dev.py demo --seconds 20 --keep demo-files\n",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1, 30),
-    default=8.0,
-    show_default=True,
-    help="How long to train.",
-)
+@click.option("--seconds", type=click.FloatRange(0.1, 30), default=8.0, show_default=True, help="How long to train.")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),

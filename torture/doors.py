@@ -15,13 +15,7 @@ import numpy as np
 
 from treering._inspect.inspect import inspect
 from treering.errors import TreeringError
-from treering.serialization import (
-    decompress_bytes,
-    from_bytes,
-    from_compressed_bytes,
-    load_from_file,
-    msgpack_restore,
-)
+from treering.serialization import decompress_bytes, from_bytes, from_compressed_bytes, load_from_file, msgpack_restore
 
 __all__ = ["Verdict", "feed"]
 

@@ -517,9 +517,7 @@ CASES: Final[Mapping[str, Case]] = {
         "a.safetensors",
     ),
     "safetensors: one long name": Case(
-        _sized(2, lambda n: _safetensors({"~/" * n: _entry([0])})),
-        _parsed_safetensors,
-        "a.safetensors",
+        _sized(2, lambda n: _safetensors({"~/" * n: _entry([0])})), _parsed_safetensors, "a.safetensors"
     ),
     "run.json: steps": Case(_sized(230, lambda n: _signed("treering_run", _steps(n))), parse_run),
     "run.json: metrics": Case(_sized(20, lambda n: _signed("treering_run", _metrics(n))), parse_run),
@@ -536,8 +534,7 @@ CASES: Final[Mapping[str, Case]] = {
     ".zarray: axes": Case(_sized(4, lambda n: _zarray(shape=[1] * n, chunks=[1] * n)), parse_zarray),
     ".zarray: members": Case(_sized(12, lambda n: _zarray(**{f"m{i}": i for i in range(n)})), parse_zarray),
     ".zarray: a compressor": Case(
-        _sized(12, lambda n: _zarray(compressor={"id": "zstd"} | {f"m{i}": i for i in range(n)})),
-        parse_zarray,
+        _sized(12, lambda n: _zarray(compressor={"id": "zstd"} | {f"m{i}": i for i in range(n)})), parse_zarray
     ),
     "JSON: a member twice": Case(
         _sized(10, lambda n: b"[" + b'{"a":1,"b":2,"a":1},' * n + b"1]"), lambda data: parse_json(data.decode(), "it")
@@ -550,9 +547,7 @@ CASES: Final[Mapping[str, Case]] = {
         "a.msgpack",
     ),
     "msgpack: floats": Case(
-        _sized(10, lambda n: _packed(n, lambda i: msgpack.packb(float((i + 1) << (i % 50))))),
-        _parsed_wire,
-        "a.msgpack",
+        _sized(10, lambda n: _packed(n, lambda i: msgpack.packb(float((i + 1) << (i % 50))))), _parsed_wire, "a.msgpack"
     ),
     "msgpack: text": Case(_sized(8, lambda n: _packed(n, lambda i: msgpack.packb(f"k{i}"))), _parsed_wire, "a.msgpack"),
     "msgpack: bytes": Case(
@@ -565,14 +560,10 @@ CASES: Final[Mapping[str, Case]] = {
         _sized(5, lambda n: b"\xdd" + n.to_bytes(4) + b"\x81\xa1a\xa1b" * n), _parsed_wire, "a.msgpack"
     ),
     "msgpack: small arrays": Case(
-        _sized(20, lambda n: b"\xdd" + n.to_bytes(4) + _small_array() * n),
-        _parsed_wire,
-        "a.msgpack",
+        _sized(20, lambda n: b"\xdd" + n.to_bytes(4) + _small_array() * n), _parsed_wire, "a.msgpack"
     ),
     "msgpack: tuples": Case(
-        _sized(6, lambda n: b"\xdd" + n.to_bytes(4) + b"\xc7\x01\x04\x90" * n),
-        _parsed_wire,
-        "a.msgpack",
+        _sized(6, lambda n: b"\xdd" + n.to_bytes(4) + b"\xc7\x01\x04\x90" * n), _parsed_wire, "a.msgpack"
     ),
     "msgpack: a chunked array": Case(_sized(50, _chunked), _parsed_wire, "a.msgpack"),
 }

@@ -82,12 +82,7 @@ class TreeringError(Exception):
     hint: str | None = None
 
     def __init__(
-        self,
-        message: str,
-        *,
-        path: tuple[str, ...] | None = None,
-        offset: int | None = None,
-        hint: str | None = None,
+        self, message: str, *, path: tuple[str, ...] | None = None, offset: int | None = None, hint: str | None = None
     ) -> None:
         super().__init__(message)
         self.message = message

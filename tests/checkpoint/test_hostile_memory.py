@@ -15,10 +15,7 @@ from tests.checkpoint.hostile_memory import MIB
 SCRIPT = Path(__file__).with_name("hostile_memory.py")
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")]
 
 
 @pytest.fixture(scope="module")

@@ -54,12 +54,7 @@ def test_a_leaf_becomes_what_like_has_there(path: Path) -> None:
         "scalar": np.float32(2),
         "zero": jnp.ones(()),
     }
-    like = {
-        "to_jax": jnp.zeros(3),
-        "to_numpy": np.zeros(3, "i4"),
-        "scalar": jnp.float32(0),
-        "zero": np.float32(0),
-    }
+    like = {"to_jax": jnp.zeros(3), "to_numpy": np.zeros(3, "i4"), "scalar": jnp.float32(0), "zero": np.float32(0)}
     treering.save(path, saved)
     found = treering.load(path, like)
     want = {
@@ -612,12 +607,7 @@ def test_a_model_and_its_optimizer(path: Path) -> None:
     }
     treering.save(path, state)
     fresh = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(5))
-    like = {
-        "model": fresh,
-        "opt": optimizer.init(eqx.filter(fresh, eqx.is_array)),
-        "key": jax.random.key(0),
-        "step": 0,
-    }
+    like = {"model": fresh, "opt": optimizer.init(eqx.filter(fresh, eqx.is_array)), "key": jax.random.key(0), "step": 0}
     found = treering.load(path, like)
     assert_same_structure(found, state)
     assert_same(found["model"](jnp.ones(2)), model(jnp.ones(2)), restored=False)

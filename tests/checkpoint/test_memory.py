@@ -15,10 +15,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 SIZE = 160 * MIB
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")]
 
 
 @pytest.fixture(scope="module")

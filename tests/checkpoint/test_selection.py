@@ -54,10 +54,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("params/layers/1", {"params": {"layers": {1: {"kernel": 5, "bias": 6}}}}),
         ("params/layers/*/bias", {"params": {"layers": {0: {"bias": 4}, 1: {"bias": 6}}}}),
         ("params/layers/[01]", None),
-        (
-            "**/kernel",
-            {"params": {"dense": {"kernel": 1}, "layers": [{"kernel": 3}, {"kernel": 5}, {"kernel": 7}]}},
-        ),
+        ("**/kernel", {"params": {"dense": {"kernel": 1}, "layers": [{"kernel": 3}, {"kernel": 5}, {"kernel": 7}]}}),
         ("**/k*l", {"params": {"dense": {"kernel": 1}, "layers": [{"kernel": 3}, {"kernel": 5}, {"kernel": 7}]}}),
         ("opt/0/x", {"opt": {0: {"x": 8}}}),
         ("opt/*/y/1", {"opt": {0: {"y": {1: 10}}}}),

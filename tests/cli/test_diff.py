@@ -63,11 +63,7 @@ def test_a_state_equals_itself(tmp_path: Path) -> None:
             {"x": jnp.ones((3, 2), jnp.bfloat16)},
             ["x: dtype: float32 in A, bfloat16 in B", "x: shape: [2, 3] in A, [3, 2] in B"],
         ),
-        (
-            {"x": jnp.ones(2)},
-            {"x": np.ones(2, np.float32)},
-            ["x: kind: jax float32[2] in A, numpy float32[2] in B"],
-        ),
+        ({"x": jnp.ones(2)}, {"x": np.ones(2, np.float32)}, ["x: kind: jax float32[2] in A, numpy float32[2] in B"]),
     ],
 )
 def test_what_is_told(tmp_path: Path, a: Any, b: Any, wanted: list[str]) -> None:

@@ -22,10 +22,7 @@ from treering import serialization
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    tree = {
-        "params": {"dense": {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32)}},
-        "step": 7,
-    }
+    tree = {"params": {"dense": {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32)}}, "step": 7}
     path = tmp_path / "state.msgpack"
     serialization.save_to_file(tree, path)
     return path

@@ -155,10 +155,7 @@ def test_a_damaged_run_json_is_a_note(run: Path) -> None:
     (run / RUN_DOCUMENT).unlink()
     assert "is whole: 3 steps" in inside("verify", str(run), code=0)[0]
     found = told("log", str(run))
-    assert (found["keep"], found["notes"]) == (
-        None,
-        ["there is no run.json; the next save rebuilds it from the steps"],
-    )
+    assert (found["keep"], found["notes"]) == (None, ["there is no run.json; the next save rebuilds it from the steps"])
 
 
 def test_verify_passes_over_a_step_that_goes_meanwhile(run: Path) -> None:

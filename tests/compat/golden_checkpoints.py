@@ -101,10 +101,7 @@ def trees() -> dict[str, Any]:
     ``single.safetensors`` is of version 1 of single files, which nothing writes any more.
     """
     return {
-        "example": {
-            "params": {"w": _in_rows(), "scale": np.float64(0.5)},
-            "pair": Pair(7, None),
-        },
+        "example": {"params": {"w": _in_rows(), "scale": np.float64(0.5)}, "pair": Pair(7, None)},
         "dtypes": {name: _of_dtype(name) for name in (*NUMPY_DTYPES, *EXTENDED_DTYPES)},
         "arrays": {
             "jax": jnp.arange(4),

@@ -358,15 +358,7 @@ def _kill_moving() -> None:
 
 _VICTIMS: Final = {
     done.__name__: done
-    for done in (
-        _kill_save,
-        _kill_overwrite,
-        _kill_sweep,
-        _kill_removal,
-        _kill_going_back,
-        _kill_leaves,
-        _kill_moving,
-    )
+    for done in (_kill_save, _kill_overwrite, _kill_sweep, _kill_removal, _kill_going_back, _kill_leaves, _kill_moving)
 }
 
 

@@ -102,10 +102,7 @@ def test_registering_again_with_override_replaces() -> None:
 
     serialization.register_serialization_state(Again, lambda node: {"old": 1}, lambda node, state: "old")
     serialization.register_serialization_state(
-        ty=Again,
-        ty_to_state_dict=lambda node: {"new": 1},
-        ty_from_state_dict=lambda node, state: "new",
-        override=True,
+        ty=Again, ty_to_state_dict=lambda node: {"new": 1}, ty_from_state_dict=lambda node, state: "new", override=True
     )
     assert serialization.to_state_dict(Again()) == {"new": 1}
     assert serialization.from_state_dict(Again(), {}) == "new"
@@ -312,16 +309,8 @@ def dense_state(layers: int) -> train_state.TrainState:
             {"a": Point(0, 0)},
             'Unknown field(s) "z,u" in state dict while restoring an instance of Point at path ./a',
         ),
-        (
-            [{"first": 1}],
-            [Pair(0, 0)],
-            None,
-        ),
-        (
-            {"first": 1, "second": 2, "third": 3},
-            Pair(0, 0),
-            None,
-        ),
+        ([{"first": 1}], [Pair(0, 0)], None),
+        ({"first": 1, "second": 2, "third": 3}, Pair(0, 0), None),
     ],
     ids=[
         "list",

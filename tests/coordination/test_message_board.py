@@ -264,8 +264,7 @@ def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "goes"),
-    [(begin(ATTEMPT), False), (begin(OTHER), True), (b"damaged", True), (None, True)],
+    ("content", "goes"), [(begin(ATTEMPT), False), (begin(OTHER), True), (b"damaged", True), (None, True)]
 )
 def test_the_note_of_a_job_goes_with_its_attempt(content: bytes | None, goes: bool) -> None:
     dead = stale_messages([prepare_name(JOB)], ATTEMPT.__eq__, lambda name: content)

@@ -54,11 +54,7 @@ def spend_time() -> None:
     ],
 )
 def test_the_judge(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    enter: Callable[[], Any],
-    outcome: str,
-    violation: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enter: Callable[[], Any], outcome: str, violation: str | None
 ) -> None:
     monkeypatch.setattr(doors, "_picked", lambda *_: ("the door", enter))
     monkeypatch.setattr(doors, "_SECONDS", 0.05)

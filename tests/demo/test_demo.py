@@ -304,9 +304,7 @@ def test_the_short_form_proves_everything(short_demo: tuple[subprocess.Completed
 
 
 @pytest.mark.slow
-def test_the_kept_run_opens_and_is_not_overwritten(
-    short_demo: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
+def test_the_kept_run_opens_and_is_not_overwritten(short_demo: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     folder = short_demo[1]
     run = str(folder / FILES[0])
     listed = treering("inspect", run, "state/params", "--depth", "2", code=0).stdout

@@ -71,8 +71,7 @@ def test_another_prefix_is_no_reason_to_start_over(tmp_path: Path, monkeypatch: 
 def test_damage_is_damage_when_nobody_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     act_before_reading(
-        monkeypatch,
-        [(tmp_path / "large" / "0.0").unlink, lambda: pytest.fail("nothing has changed: no second try")],
+        monkeypatch, [(tmp_path / "large" / "0.0").unlink, lambda: pytest.fail("nothing has changed: no second try")]
     )
     with pytest.raises(Corrupt, match=r"large/0\.0"):
         exact(tmp_path)

@@ -304,10 +304,7 @@ def _main(settings: dict[str, Any]) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", settings["devices"])
         jax.distributed.initialize(
-            settings["address"],
-            settings["count"],
-            settings["process"],
-            heartbeat_timeout_seconds=settings["heartbeat"],
+            settings["address"], settings["count"], settings["process"], heartbeat_timeout_seconds=settings["heartbeat"]
         )
         module, name = settings["worker"]
         worker = getattr(importlib.import_module(module), name)

@@ -125,11 +125,7 @@ def tree(number: int) -> dict[str, Any]:
     arrays["keys"] = jax.jit(jax.random.wrap_key_data, out_shardings=by_rows)(
         placed(key_data(number), spread("line rows", devices, 2))
     )
-    return {
-        "arrays": arrays,
-        "own": jnp.arange(number, number + 300, dtype=jnp.int32),
-        "python": python_leaves(number),
-    }
+    return {"arrays": arrays, "own": jnp.arange(number, number + 300, dtype=jnp.int32), "python": python_leaves(number)}
 
 
 def wanted(order: str, name: str, shape: tuple[int, ...]) -> Sharding:

@@ -358,9 +358,7 @@ def _more_containers(inner: st.SearchStrategy[Any]) -> list[st.SearchStrategy[An
 def flax_trees(leaf: st.SearchStrategy[Any] | None = None, *, max_leaves: int = 12) -> st.SearchStrategy[Any]:
     """Trees that flax can write and read back."""
     return st.recursive(
-        leaf if leaf is not None else leaves(),
-        lambda inner: st.one_of(*_flax_containers(inner)),
-        max_leaves=max_leaves,
+        leaf if leaf is not None else leaves(), lambda inner: st.one_of(*_flax_containers(inner)), max_leaves=max_leaves
     )
 
 

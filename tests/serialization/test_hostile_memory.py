@@ -14,10 +14,7 @@ from tests.serialization.hostile_memory import BOMBS, CLAIMS, MIB
 
 SCRIPT = Path(__file__).with_name("hostile_memory.py")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")]
 
 
 @pytest.fixture(scope="module")

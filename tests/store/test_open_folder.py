@@ -129,10 +129,7 @@ class TestEverywhere:
             opened.read_index()
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / ".treering.json.0123456789abcdef.treering-tmp").write_bytes(b"")
-        with (
-            OpenFolder(tmp_path / "a") as opened,
-            pytest.raises(NotFound, match="a save that is running"),
-        ):
+        with OpenFolder(tmp_path / "a") as opened, pytest.raises(NotFound, match="a save that is running"):
             opened.read_index()
 
 

@@ -56,13 +56,7 @@ def test_buffers_of_every_kind(tmp_path: Path) -> None:
     import array
 
     numbers = array.array("d", range(20_000))
-    buffers: list[Buffer] = [
-        b"ab",
-        bytearray(b"cd"),
-        memoryview(numbers),
-        memoryview(numbers)[:0],
-        memoryview(b"ef"),
-    ]
+    buffers: list[Buffer] = [b"ab", bytearray(b"cd"), memoryview(numbers), memoryview(numbers)[:0], memoryview(b"ef")]
     replace_file(tmp_path / "a.bin", buffers, 6 + 8 * 20_000)
     assert (tmp_path / "a.bin").read_bytes() == b"abcd" + numbers.tobytes() + b"ef"
 

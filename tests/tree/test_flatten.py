@@ -173,10 +173,7 @@ def test_a_chain_of_optimizers() -> None:
 
 def test_an_nnx_state_and_its_random_streams() -> None:
     flat = flatten(nnx.state(nnx.Rngs(0)))
-    assert dict(zip(flat.keys, flat.kinds, strict=True)) == {
-        "default/count/value": "jax",
-        "default/key/value": "key",
-    }
+    assert dict(zip(flat.keys, flat.kinds, strict=True)) == {"default/count/value": "jax", "default/key/value": "key"}
 
 
 def test_an_nnx_model_itself_flattens_like_its_state() -> None:

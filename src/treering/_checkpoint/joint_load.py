@@ -225,8 +225,7 @@ class LoadGroup:
         nothing = tuple(n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFound.__name__)
         if nothing and any("state" in one for one in heard):
             error = NotShared(
-                f"could not {self._doing}: {format_processes(nothing)} did not find what the others found",
-                hint=_SHARE,
+                f"could not {self._doing}: {format_processes(nothing)} did not find what the others found", hint=_SHARE
             )
             error.processes = nothing
             raise error

@@ -31,12 +31,7 @@ Around: TypeAlias = AbstractContextManager[None] | None
 
 
 def begin_save(
-    tree: Any,
-    options: SaveOptions,
-    *,
-    run: Path | None = None,
-    around: Around = None,
-    refusal: Exception | None = None,
+    tree: Any, options: SaveOptions, *, run: Path | None = None, around: Around = None, refusal: Exception | None = None
 ) -> PendingSave:
     """Begin to save ``tree``; ``treering.save_async`` says more.
 

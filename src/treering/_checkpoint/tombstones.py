@@ -43,10 +43,7 @@ def listed_by_tombstones(
 
 
 def finish_removals(
-    store: Store,
-    names: Collection[str],
-    names_in: Callable[[bytes], Sequence[str]],
-    live: Collection[str],
+    store: Store, names: Collection[str], names_in: Callable[[bytes], Sequence[str]], live: Collection[str]
 ) -> None:
     """Remove what tombstones list, then the tombstones. The caller has the lock of the folder.
 

@@ -88,11 +88,7 @@ def _steps(path: str, *, as_json: bool) -> int:
     return GOOD
 
 
-@verb(
-    "treering du checkpoint",
-    "treering du checkpoint --depth 4",
-    "treering du state.msgpack 'params/**' --depth 3",
-)
+@verb("treering du checkpoint", "treering du checkpoint --depth 4", "treering du state.msgpack 'params/**' --depth 3")
 @PATH
 @GLOBS
 @JSON

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 _STAYS = "no rule keeps it, but another process is saving to it, or has saved it again"
 
 
-@verb(
-    "treering log run",
-    "treering log run --json | jq -r '.steps[] | select(.kept | not) | .path'",
-)
+@verb("treering log run", "treering log run --json | jq -r '.steps[] | select(.kept | not) | .path'")
 @RUN
 @JSON
 def log(path: str, as_json: bool) -> int:

@@ -16,14 +16,7 @@ from typing import Any, Final
 from treering._codec.documents import check_hashes, check_json, member, show
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.index import Chunks, DataFile, Index, LeafType, TreeColumns
-from treering._format.leaf_values import (
-    decode_type,
-    decode_value,
-    encode_type,
-    encode_value,
-    from_base64,
-    to_base64,
-)
+from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
 from treering._format.structure_text import (
     check_keys,
     decode_structure,

@@ -93,12 +93,7 @@ class Named(dict[Any, Any]):
     __slots__ = ("class_name", "node", "static")
 
     def __init__(
-        self,
-        children: Mapping[Any, Any],
-        *,
-        node: str,
-        class_name: str | None,
-        static: Sequence[tuple[str, Any]] = (),
+        self, children: Mapping[Any, Any], *, node: str, class_name: str | None, static: Sequence[tuple[str, Any]] = ()
     ) -> None:
         super().__init__(children)
         self.node = node

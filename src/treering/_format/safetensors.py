@@ -17,15 +17,7 @@ from treering._codec.documents import check_hashes, member, parse_json
 from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
-from treering._format.headers import (
-    DATA_NOTE,
-    DTYPES,
-    frame,
-    header_text,
-    native_name,
-    round_up,
-    rows_of_file,
-)
+from treering._format.headers import DATA_NOTE, DTYPES, frame, header_text, native_name, round_up, rows_of_file
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType
 from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes

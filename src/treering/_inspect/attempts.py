@@ -140,11 +140,7 @@ def _looked(store: Store, path: str) -> FolderScan:
 
 
 def _saved(
-    store: Store,
-    names: Sequence[str],
-    sizes: Mapping[str, int | None],
-    times: Mapping[str, float],
-    locks: Locks,
+    store: Store, names: Sequence[str], sizes: Mapping[str, int | None], times: Mapping[str, float], locks: Locks
 ) -> Iterator[Leftovers]:
     """Walk through the attempts that have a journal or data files in a checkpoint's folder."""
     index = store.find(checkpoint_names.INDEX)

@@ -99,11 +99,7 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
             _LOCKED if lives else f"{_LOCKED}; if no process is saving here, remove it"
         )
     return Diagnosis(
-        path=path,
-        committed=committed,
-        attempts=attempts,
-        problems=tuple(problems),
-        notes=(*notes, *_waiting(looked)),
+        path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=(*notes, *_waiting(looked))
     )
 
 

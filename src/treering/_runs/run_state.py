@@ -64,12 +64,7 @@ class RunState:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        keep: Policy | None,
-        save_every: Cadence | None,
-        timeout: float | None,
+        self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None
     ) -> None:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")

@@ -132,11 +132,7 @@ def facts_of(path: Path) -> list[StepFacts]:
 def facts(record: StepRecord) -> StepFacts:
     """Return what a policy asks of one step."""
     return StepFacts(
-        step=record.step,
-        saved=record.saved,
-        metrics=record.metrics,
-        temporary=record.temporary,
-        nbytes=record.nbytes,
+        step=record.step, saved=record.saved, metrics=record.metrics, temporary=record.temporary, nbytes=record.nbytes
     )
 
 
@@ -189,12 +185,7 @@ def note_records(run: RunFolder, records: Records) -> None:
 
 
 def note_step(
-    path: Path,
-    step: int,
-    *,
-    seconds: float | None = None,
-    keep: str | None = None,
-    save_every: str | None = None,
+    path: Path, step: int, *, seconds: float | None = None, keep: str | None = None, save_every: str | None = None
 ) -> None:
     """Replace ``run.json`` by one that knows the step, which is committed: call it after the commit.
 

@@ -220,12 +220,7 @@ class MemoryStore(Store):
             self._contents.set(self._prefix + name, data)
 
     def replace(
-        self,
-        name: str,
-        data: bytes,
-        expected: Version | Anything | None = ANY,
-        *,
-        sweep: bool = True,
+        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
     ) -> Outcome:
         """Make ``data`` the content of a document, if its version is the expected one."""
         with self._contents.lock:

@@ -16,13 +16,7 @@ _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "co
 _PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(complex)}
 _NUMBERS: Final = ("bool", "int", "float", "complex")
 _KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
-_RANKS: Final = (
-    np.bool_,
-    np.unsignedinteger,
-    np.integer,
-    np.floating,
-    np.complexfloating,
-)
+_RANKS: Final = (np.bool_, np.unsignedinteger, np.integer, np.floating, np.complexfloating)
 _CATEGORY: Final = {"b": "bool", "u": "int", "i": "int", "f": "float", "c": "complex"}
 
 

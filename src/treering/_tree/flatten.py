@@ -168,9 +168,7 @@ class _FlattenWalk:
 def _check_level(key: str, level: int) -> None:
     if level > MAX_LEVELS:
         raise Unsupported(
-            f"the tree is more than {MAX_LEVELS} containers deep",
-            path=split_key(key),
-            hint="it may hold itself",
+            f"the tree is more than {MAX_LEVELS} containers deep", path=split_key(key), hint="it may hold itself"
         )
 
 
@@ -251,8 +249,7 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
             raise Unsupported(f"a dict key has no text: {error}") from error
         if text in texts:
             raise Unsupported(
-                f"the dict keys {texts[text]!r:.200} and {key!r:.200} have the same text",
-                hint="rename one of them",
+                f"the dict keys {texts[text]!r:.200} and {key!r:.200} have the same text", hint="rename one of them"
             )
         texts[text] = key
         held.append(value)

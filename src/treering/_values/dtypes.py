@@ -130,8 +130,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
         scalar_type = getattr(ml_dtypes, dtype.name, None)
         if scalar_type is None:
             raise Unsupported(
-                f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}",
-                hint="install a newer ml_dtypes",
+                f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}", hint="install a newer ml_dtypes"
             )
         extended: np.dtype[Any] = np.dtype(scalar_type)
         return extended

@@ -117,10 +117,7 @@ def test_a_tree_whose_keys_are_prefixes_has_a_branch_of_its_own(keys: tuple[Any,
     plain = flat({str(key): 1 for key in keys})
     plain = dataclasses.replace(plain, structure=[Container(node="dict", keys=keys), 2])
     index = join_records([plain, flat({"w": 2}, prefix=str(keys[0]))], verified=True)
-    assert tree_of(index) == {
-        "": {key: f"/{key}" for key in keys},
-        str(keys[0]): {"w": f"{keys[0]}/w"},
-    }
+    assert tree_of(index) == {"": {key: f"/{key}" for key in keys}, str(keys[0]): {"w": f"{keys[0]}/w"}}
     assert keys_of(index.structure) == index.keys
 
 

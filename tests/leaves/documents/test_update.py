@@ -262,10 +262,7 @@ def test_rules_about_arrays() -> None:
     assert LEAVES_RULES.marker(zarray_bytes(dataclasses.replace(ours, marker=None))) is None
     assert [
         name for name in ("0.0", "1.0", "2.0", "0.1", "0", ".zarray", "x") if LEAVES_RULES.is_chunk(zarray, name)
-    ] == [
-        "0.0",
-        "1.0",
-    ]
+    ] == ["0.0", "1.0"]
     for bad in (b"", b"{}", zarray[:-1], b"\xff"):
         assert LEAVES_RULES.marker(bad) is None
         assert not LEAVES_RULES.is_chunk(bad, "0.0")

@@ -178,8 +178,7 @@ class _Encoder:
     def _pack_key(self, key: object) -> bytes:
         if key == CHUNK_MARKER:
             raise Unsupported(
-                f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key",
-                hint="rename it",
+                f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key", hint="rename it"
             )
         if type(key) is str:
             packed = self._keys[key] = _pack(key)

@@ -20,14 +20,7 @@ from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count,
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._leaves.chunks.decode import find_chunks, plan_decoding, read_chunk, view_as_stored
-from treering._leaves.chunks.files import (
-    BranchFiles,
-    ChunkFile,
-    ChunkFiles,
-    OpenChunks,
-    SmallFile,
-    name_leaf,
-)
+from treering._leaves.chunks.files import BranchFiles, ChunkFile, ChunkFiles, OpenChunks, SmallFile, name_leaf
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._plan.exchange import StoredChunk

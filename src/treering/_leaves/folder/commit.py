@@ -86,9 +86,7 @@ class LeavesCommit:
         self._lock.give_back()
 
     def change(
-        self,
-        update: Callable[[bytes | None], Update | None],
-        wanted: Callable[[Update], Mapping[Parts, Sequence[str]]],
+        self, update: Callable[[bytes | None], Update | None], wanted: Callable[[Update], Mapping[Parts, Sequence[str]]]
     ) -> None:
         """Change the index, and do what the change promises.
 

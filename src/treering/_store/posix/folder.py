@@ -26,16 +26,7 @@ FROM_DESCRIPTOR = (
 
 # No hard links here, none to there, none to files of others, or no more to this one.
 _NO_LINKS = frozenset(
-    {
-        errno.EXDEV,
-        errno.EPERM,
-        errno.EACCES,
-        errno.ENOTSUP,
-        errno.EOPNOTSUPP,
-        errno.ENOSYS,
-        errno.EMLINK,
-        errno.EINVAL,
-    }
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 )
 
 # Where links can be told from what they lead to; elsewhere none was there a moment ago.
