@@ -1,4 +1,4 @@
-"""Sphinx: Markdown pages and the docstrings of the public modules, with every warning an error."""
+"""Configuration of Sphinx, which builds the pages and the reference of the public modules."""
 
 import treering
 
@@ -22,7 +22,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# Names that stand in docstrings and signatures but have no page here: there is no internet when the pages are built.
+# Names in docstrings and signatures that have no page here; the build has no network access to look them up.
 nitpick_ignore_regex = [
     (r"py:.*", r"(abc|builtins|collections|os|pathlib|re|typing|gzip)\..*"),
     (r"py:.*", r"[A-Z]\w*Error|object|str|int|bytes|bool|tuple|dict|list|None"),

@@ -97,7 +97,7 @@ class MessageBoardContract(abc.ABC):
         _require_same(store.get(heartbeat_name(1)), b"again")
 
     def test_large_content(self) -> None:
-        """A few megabytes are one note too."""
+        """A few megabytes are one message too."""
         store = self.make_store()
         data = bytes(range(256)) * (_LARGE // 256)
         store.put(heartbeat_name(1), data)

@@ -27,8 +27,8 @@ def test_named(numbers: list[int], text: str) -> None:
 
 def test_process_0_leads_and_the_others_are_all_but_this_one() -> None:
     assert Processes(this=0, count=1).others == ()
-    assert Processes(this=0, count=2).leads
-    assert not Processes(this=1, count=2).leads
+    assert Processes(this=0, count=2).is_coordinator
+    assert not Processes(this=1, count=2).is_coordinator
     assert Processes(this=1, count=4).others == (0, 2, 3)
 
 

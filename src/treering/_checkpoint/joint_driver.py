@@ -69,7 +69,7 @@ def save_jointly(
     Returns:
         The share of process 0, once the save has ended; None on every other process.
     """
-    if call.processes.leads:
+    if call.processes.is_coordinator:
         return _coordinate(call, path, make_share, pause)
     _participate(call, path, make_share, pause)
     return None

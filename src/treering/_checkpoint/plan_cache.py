@@ -111,7 +111,7 @@ class TreePlan:
                 yield plan.stored[part.leaf], part.box
         for number in leaves.sources:
             if number not in leaves.spread and (
-                host_local or self.processes.leads or self.flat.kinds[number] in ("jax", "key")
+                host_local or self.processes.is_coordinator or self.flat.kinds[number] in ("jax", "key")
             ):
                 yield number, None
 

@@ -124,7 +124,7 @@ class _Beginning:
         job = self._job(0 if isinstance(plan, Exception) else plan.nbytes)
         try:
             prepared = _JointSave(call, require_plan(plan), options.host_local == "equal")
-            if not processes.leads:  # what the others have counts for nothing
+            if not processes.is_coordinator:  # what the others have counts for nothing
                 options = dataclasses.replace(options, metadata=None)
             return self.hand_over(prepared, options, job)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below

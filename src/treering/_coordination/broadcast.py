@@ -46,7 +46,7 @@ def broadcast(
     failed: Exception | None = None
     try:
         before()
-        if processes.leads:
+        if processes.is_coordinator:
             said["answer"] = work()
     except Exception as error:
         if processes.count == 1:

@@ -144,15 +144,15 @@ class _JobHandshake:
         self._timeout = timeout
         self._look_seconds = min(timeout, timing.current.handshake_look)
         self._doing = doing
-        self._leads = job.processes.leads
+        self._is_coordinator = job.processes.is_coordinator
         self._store = store_at(path)
         self._failed: TreeringError | None = None
         self._board = _SignedMessageBoard(self._shown)
-        if not self._leads:
+        if not self._is_coordinator:
             self._sign()
 
     def __enter__(self) -> Self:
-        if self._leads:
+        if self._is_coordinator:
             try:
                 with naming(self._shown, "write"):
                     self._begin()
@@ -167,7 +167,7 @@ class _JobHandshake:
         if self._failed is not None:
             return
         name = heartbeat_name(self._job.processes.this)
-        if not self._leads and isinstance(error, Timeout) and error.__cause__ is not None:
+        if not self._is_coordinator and isinstance(error, Timeout) and error.__cause__ is not None:
             return  # jax gave up first, and this process has left a message that says so
         if isinstance(error, Timeout | KeyboardInterrupt):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
@@ -200,7 +200,7 @@ class _JobHandshake:
             NotShared: some do not.
             TreeringError: another process did not come, or process 0 cannot write.
         """
-        if self._leads:
+        if self._is_coordinator:
             own = _encode_failure(self._failed) if self._failed else b""
             if self._failed is None:
                 self._require_others()
@@ -231,7 +231,7 @@ class _JobHandshake:
             board=self._board,
             doing=self._doing,
             # Where the others find no folder, it is process 0 that has not come.
-            maker=None if self._leads else 0,
+            maker=None if self._is_coordinator else 0,
         )
 
     def _raise(self, failed: bytes) -> None:

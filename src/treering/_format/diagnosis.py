@@ -8,27 +8,27 @@ from collections.abc import Sequence
 
 
 class Life(enum.StrEnum):
-    """Whether somebody still works on an attempt."""
+    """Whether a process still works on an attempt."""
 
     IN_FLIGHT = "in flight"
     """A process does."""
     DEAD = "dead"
-    """Nobody does: its processes have ended."""
+    """None does: its processes have ended."""
     UNKNOWN = "unknown"
     """That cannot be told from here: it was written on another machine, or in another container."""
     OVER = "over"
-    """It is committed or given up; what lies there are notes about it, or a save that waits for its index."""
+    """It is committed or given up; messages about it are left, or it is a save that waits for its index."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """How far one process of a joint save is, as its note says."""
+    """How far one process of a joint save is, as its message says."""
 
     process: int
     """Its number in the job."""
     stage: str
-    """"at work", "written", "failed" or "seen"; "missing" where it has left no note, "unreadable" where its note cannot
-    be read."""
+    """"at work", "written", "failed" or "seen"; "missing" where it has left no message, "unreadable" where its message
+    cannot be read."""
     who: str | None
     """Host and number of the process, as in "node7, pid 4711"; None where that is not known."""
     age: float | None
@@ -44,9 +44,9 @@ class Attempt:
     attempt: str
     """Its 16 hexadecimal digits."""
     form: str
-    """"checkpoint", "leaves", or "notes" where nothing but notes is left of it."""
+    """"checkpoint", "leaves", or "messages" where nothing but messages is left of it."""
     life: Life
-    """Whether somebody works on it."""
+    """Whether a process works on it."""
     reason: str
     """Why that is known, or what it is, as the end of a sentence that begins with the attempt."""
     advice: str

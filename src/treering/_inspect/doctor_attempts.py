@@ -63,7 +63,7 @@ class _Judgement(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Notes:
-    """What the notes of one attempt say."""
+    """What the messages of one attempt say."""
 
     begin: PrepareMessage | None
     verdict: DecisionMessage | None
@@ -104,7 +104,9 @@ def judge_attempts(looked: FolderScan, known: Known, now: float) -> list[Attempt
     for attempt, said in notes.items():
         if attempt not in told:
             nothing = Leftovers(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
-            found.append(_attempt(nothing, "notes", _judge_messages(attempt, said, looked, known), said=said, now=now))
+            found.append(
+                _attempt(nothing, "messages", _judge_messages(attempt, said, looked, known), said=said, now=now)
+            )
     return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
 
@@ -199,11 +201,11 @@ def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _N
     return _Judgement(life, reason, _SWEPT if life is Life.DEAD else _LOOK)
 
 
-# ------------------------------------------------------------------------------------------------------------- notes
+# ---------------------------------------------------------------------------------------------------------- messages
 
 
 def _judge_messages(attempt: str, said: _Notes, looked: FolderScan, known: Known) -> _Judgement:
-    """Judge an attempt of which only notes are there."""
+    """Judge an attempt of which only messages are there."""
     if attempt in known.attempts:
         return _Judgement(Life.OVER, "it is the committed one", _NOTES_GO)
     if said.verdict is not None:
@@ -251,7 +253,7 @@ def _outcome(verdict: DecisionMessage) -> str:
 
 
 def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
-    """Walk through the processes that have left a note, and those of the job that have not."""
+    """Walk through the processes that have left a message, and those of the job that have not."""
     count = min(said.begin.processes, _MOST_PROCESSES) if said.begin is not None else 0
     for process in sorted({*said.parts, *range(1, count)}):
         note = said.parts.get(process)
@@ -282,8 +284,8 @@ def life_of(holder: int | None, locks: Locks, who: str | None, since: float) -> 
     Args:
         holder: the process that is seen to hold its lock.
         locks: what can be known of locks there.
-        who: host and number of the process that leads it, as its note says.
-        since: when that note, or the newest file, was written.
+        who: host and number of its coordinator, as the prepare message says.
+        since: when that message, or the newest file, was written.
 
     Example:
         >>> life_of(4711, Locks(None, {}), None, 0.0)

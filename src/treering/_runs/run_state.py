@@ -171,7 +171,7 @@ class RunState:
         Raises:
             Timeout: it has not, when the monotonic clock says ``end``.
         """
-        if not self.has_saved or this_processes(()).leads:
+        if not self.has_saved or this_processes(()).is_coordinator:
             return
         while going := [verdict.step for verdict in collect(self.path, self.keep, dry_run=True) if not verdict.kept]:
             if time.monotonic() >= end:

@@ -80,8 +80,8 @@ def save_step(
         refusal: Exception | None = None
         try:
             raise_unreported(run.path)
-            if processes.leads or overwrite:
-                order = order_of(run, step, overwrite=overwrite, leads=processes.leads)
+            if processes.is_coordinator or overwrite:
+                order = order_of(run, step, overwrite=overwrite, is_coordinator=processes.is_coordinator)
             described = step_metadata(
                 step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
@@ -106,7 +106,7 @@ def save_step(
                 items,
                 options,
                 run=run.path,
-                around=_collect_afterwards(run, step, order, begun=begun) if processes.leads else None,
+                around=_collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None,
                 refusal=refusal,
             )
     if decision.final:
@@ -138,14 +138,14 @@ def _first_latest(run: RunState) -> int | None:
     return latest
 
 
-def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order:
+def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool) -> Order:
     """Hold a step against those that are there and in flight.
 
     Args:
         run: the run.
         step: the step that is to be saved.
         overwrite: whether it may replace what is there, and leave later ones behind.
-        leads: whether this process also removes what an earlier save has left behind and could not remove.
+        is_coordinator: whether this process also removes what an earlier save has left behind and could not remove.
 
     Raises:
         Exists: it is there, or a later one is, and ``overwrite`` is False.
@@ -164,7 +164,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
     wait_for(run.path)
     raise_unreported(run.path)
-    if leads and names is not None and LEFT_DOCUMENT in names:
+    if is_coordinator and names is not None and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
             for error in remove_superseded(folder):
                 raise error
@@ -179,7 +179,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, leads: bool) -> Order
             hint="run.branch(step, path) continues from an older step in a new run; overwrite=True continues here, "
             f"and removes the steps after {step}",
         )
-    return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if leads and later else None)
+    return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
 
 
 def _names_in(path: Path) -> set[str] | None:

@@ -134,7 +134,7 @@ class SaveSchedule:
         """Return how many seconds have passed since the last save, by process 0, and the signal that came to anyone."""
         doing = f"decide whether to save step {step} of {os.fspath(self._path)!r}"
         said: dict[str, Any] = {"step": step, "signum": self._signals.noted}
-        if processes.leads:
+        if processes.is_coordinator:
             now = self._clock()
             said |= {"passed": now - self._since, "ahead": self._ahead(step, now)}
         payload = json.dumps(said).encode()

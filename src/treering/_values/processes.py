@@ -21,7 +21,7 @@ class Processes:
 
     Example:
         >>> two = Processes(this=1, count=3)
-        >>> two.leads, two.others
+        >>> two.is_coordinator, two.others
         (False, (0, 2))
     """
 
@@ -31,7 +31,7 @@ class Processes:
     """How many there are."""
 
     @property
-    def leads(self) -> bool:
+    def is_coordinator(self) -> bool:
         """Whether this is process 0, which commits."""
         return self.this == 0
 
