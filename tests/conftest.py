@@ -55,13 +55,12 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.config.getoption("--store") == "posix":
         yield tmp_path
         return
-    from tests.memory_paths import MemoryTestPath
-    from treering._store import resolve
+    from tests import memory_paths
 
     # A path that treering hands back, such as that of a run, can be looked at as well.
     monkeypatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
-    path = MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
+    monkeypatch.setattr(memory_paths.resolve, "MemoryPath", memory_paths.MemoryTestPath)
+    path = memory_paths.MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
     path.mkdir()
     yield cast("Path", path)
     path.forget()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,22 @@ def is_message(name: str) -> bool:
 def heartbeat_name(process: int) -> str:
     """Return the name of the message by which a process shows that it waits."""
     return f".treering-waiting-{process:05}"
+
+
+def tombstone_name(attempt: str) -> str:
+    """Return the name that the index of a checkpoint has while the checkpoint is being removed."""
+    return f".treering.json.{attempt}.removed"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder as a process that saves into it does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # -------------------------------------------------------------------------------------------------------------- steps

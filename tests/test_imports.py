@@ -63,9 +63,9 @@ def test_header_verbs_start_without_jax_and_numpy(arguments: list[str], tmp_path
     file.write_bytes(b"\x81\xa1a\x01")
     program = """
 import json, sys
-from treering._cli.main import main
+from treering.__main__ import main
 try:
-    main(sys.argv[1:])
+    main()
 except SystemExit as end:
     print()
     print(json.dumps({"code": end.code, "modules": sorted(sys.modules)}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -9,38 +10,34 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import treering as package
-from tests.cli.command import treering
+from tests.cli.command import here, treering
 from tests.cli.trees import saved
-from treering._cli import main as program
-from treering._cli.terminal import can_show, plain_line, wants_color
+from treering.__main__ import main
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError, Unsupported
 
 VERBS = ("cat", "diff", "du", "inspect", "ls", "verify")
 
 
 def test_help_has_every_verb_and_an_example() -> None:
-    text = CliRunner().invoke(program.cli, ["--help"]).output
+    text = here("--help", code=0).stdout
     for verb in VERBS:
         assert re.search(rf"^  {verb} +[A-Z]", text, re.MULTILINE)
     assert "treering inspect" in text
 
 
 def test_help_is_a_verb_too() -> None:
-    run = CliRunner().invoke
-    assert run(program.cli, ["help"]).output == run(program.cli, ["--help"]).output
-    assert run(program.cli, ["help", "ls"]).output == run(program.cli, ["ls", "--help"]).output
+    assert here("help", code=0).stdout == here("--help", code=0).stdout
+    assert here("help", "ls", code=0).stdout == here("ls", "--help", code=0).stdout
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_shows_examples(verb: str) -> None:
-    result = CliRunner().invoke(program.cli, [verb, "--help"])
-    assert result.exit_code == 0
-    assert "Examples:" in result.output
-    assert f"treering {verb}" in result.output
-    assert all(len(line) <= 100 for line in result.output.splitlines())
+    text = here(verb, "--help", code=0).stdout
+    assert "Examples:" in text
+    assert f"treering {verb}" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +61,9 @@ def imported_by(*arguments: str) -> set[str]:
     """Run a verb in a process of its own and answer what it imported."""
     command = """
 import sys
-from treering._cli.main import main
+from treering.__main__ import main
 try:
-    main(sys.argv[1:])
+    main()
 except SystemExit as end:
     print()
     print(end.code or 0, *sys.modules)
@@ -104,18 +101,16 @@ def test_wrong_arguments_are_one_line_and_a_hint(arguments: list[str], wanted: s
     assert lines[1].startswith("hint: ")
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int | str | None:
-    """Run the program with a verb that raises; answer its exit code."""
+def end_with(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> str:
+    """Run a verb that raises; assert the exit code and return what stands on stderr."""
 
-    @click.command()
-    def fails() -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(program.Verbs, "get_command", lambda *_: fails)
-    monkeypatch.setattr(program.Verbs, "resolve_command", lambda _, __, args: (args[0], fails, args[1:]))
-    with pytest.raises(SystemExit) as end:
-        program.main(["fails"])
-    return end.value.code
+    monkeypatch.setattr(click.Command, "invoke", fail)
+    done = here("inspect", "x", code=code)
+    assert done.stdout == ""
+    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -127,18 +122,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int | str | 
         (StoreFailed.of(PermissionError(13, "Permission denied"), "x", "read", hint="take another"), 2),
     ],
 )
-def test_every_error_is_two_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: TreeringError, code: int
-) -> None:
-    assert ended(monkeypatch, error) == code
-    lines = capsys.readouterr().err.splitlines()
+def test_every_error_is_two_lines(monkeypatch: pytest.MonkeyPatch, error: TreeringError, code: int) -> None:
+    lines = end_with(monkeypatch, error, code).splitlines()
     assert lines[1:] == ["hint: take another"]
     assert lines[0] == f"error: {str(error).removesuffix('; take another')}"
 
 
-def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(monkeypatch, KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err.strip() == "error: stopped"
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert end_with(monkeypatch, KeyboardInterrupt(), 130).strip() == "error: stopped"
 
 
 def test_ctrl_c_during_the_start() -> None:
@@ -161,27 +152,38 @@ main()
 
 def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
-        ended(monkeypatch, ZeroDivisionError())
+        end_with(monkeypatch, ZeroDivisionError(), 1)
+
+
+class Terminal(io.StringIO):
+    """A terminal of ASCII that keeps what it shows."""
+
+    encoding = "ascii"
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_colors_only_where_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal:
-        encoding = "ascii"
+    def error() -> str:
+        stderr = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["treering", "inspect", "\xe9\x1b"])
+            patch.setattr(sys, "stderr", stderr)
+            with pytest.raises(SystemExit):
+                main()
+        return stderr.getvalue()
 
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    assert wants_color(terminal)  # type: ignore[arg-type]
+    assert error().startswith("\x1b[1;31merror:\x1b[0m ")
+    assert "\\xe9\\x1b" in error()
     monkeypatch.setenv("TERM", "dumb")
-    assert not wants_color(terminal)  # type: ignore[arg-type]
+    assert error().startswith("error: ")
+    assert "\x1b" not in error()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not wants_color(terminal)  # type: ignore[arg-type]
-    assert not can_show("├", terminal)  # type: ignore[arg-type]
-    assert plain_line("é\x1b", terminal) == "\\xe9\\x1b"  # type: ignore[arg-type]
+    assert error().startswith("error: ")
 
 
 def test_the_module_is_the_command() -> None:

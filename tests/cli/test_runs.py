@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import shutil
 import subprocess
@@ -18,13 +18,7 @@ import treering as tr
 from tests.cli.command import inside, treering
 from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
-from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.diagnosis import Life
-from treering._format.document import read_names
-from treering._inspect.attempts import FolderScan, looked_at
-from treering._inspect.doctor import diagnose
-from treering._store.run_folder import RUN_DOCUMENT
-from treering._values.checkpoint_names import INDEX, tombstone_of
+from tests.on_disk import INDEX, RUN_DOCUMENT, locked, tombstone_name
 
 
 @pytest.fixture
@@ -198,13 +192,13 @@ def test_doctor_of_a_run_whose_first_save_was_killed(tmp_path: Path) -> None:
 def test_doctor_tells_of_a_removal_that_was_cut_short(run: Path) -> None:
     step = run / "step_00000001"
     attempt = next(step.glob("data-*")).name.split("-")[1]
-    (step / INDEX).rename(step / tombstone_of(attempt))
+    (step / INDEX).rename(step / tombstone_name(attempt))
     found = told("doctor", str(run), code=1)["folders"][0]
     assert (found["step"], found["attempts"][0]["life"]) == (1, "dead")
     assert found["attempts"][0]["reason"] == "its removal was interrupted"
     next(step.glob("data-*")).unlink()
     out = inside("doctor", str(run), code=0)[0]
-    assert f"note: the removal of a checkpoint here was interrupted: {tombstone_of(attempt)!r} is removed last" in out
+    assert f"note: the removal of a checkpoint here was interrupted: {tombstone_name(attempt)!r} is removed last" in out
     inside("gc", str(run), "--keep-last", "9", "--yes", code=0)
     assert len(inside("doctor", str(run), code=0)[0].splitlines()) == 1
     assert not step.exists()
@@ -212,23 +206,27 @@ def test_doctor_tells_of_a_removal_that_was_cut_short(run: Path) -> None:
 
 def test_a_removal_that_is_under_way_is_not_taken_for_a_dead_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = run / "step_00000001"
-    (step / INDEX).rename(step / tombstone_of(next(step.glob("data-*")).name.split("-")[1]))
-    looks = []
+    (step / INDEX).rename(step / tombstone_name(next(step.glob("data-*")).name.split("-")[1]))
+    read_text, looks = Path.read_text, []
+    with contextlib.ExitStack() as remover:
 
-    def look(path: str) -> FolderScan:
-        # Whoever removes it took the lock just after the first look at the locks.
-        looks.append(path)
-        looked = looked_at(path)
-        return dataclasses.replace(looked, saver=None if len(looks) == 1 else 4711)
+        def read(path: Path, *arguments: Any, **options: Any) -> str:
+            text = read_text(path, *arguments, **options)
+            if path == Path("/proc/locks"):
+                looks.append(path)
+                if len(looks) == 1:  # the process that removes it takes the lock just after the first look at the locks
+                    remover.enter_context(locked(step))
+            return text
 
-    monkeypatch.setattr("treering._inspect.doctor.looked_at", look)
-    found = diagnose(str(step))
-    assert found.ok
-    assert [attempt.life for attempt in found.attempts] == [Life.IN_FLIGHT]
+        monkeypatch.setattr(Path, "read_text", read)
+        found = told("doctor", str(step))
+    assert len(looks) > 1
+    assert found["ok"]
+    assert [attempt["life"] for attempt in found["attempts"]] == ["in flight"]
 
 
 def test_gc_says_which_step_could_not_go(run: Path) -> None:
-    with CheckpointFolder(run / "step_00000001", overwrite=True, names_in=read_names):
+    with locked(run / "step_00000001"):
         out = inside("gc", str(run), "--yes", code=1)[0]
     assert "keep    1" in out
     assert "another process is saving to it" in out
@@ -270,9 +268,9 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
 def test_log_starts_without_jax_and_numpy(run: Path) -> None:
     program = """
 import sys
-from treering._cli.main import main
+from treering.__main__ import main
 try:
-    main(sys.argv[1:])
+    main()
 except SystemExit as end:
     assert not end.code
 assert not {"jax", "numpy", "ml_dtypes"} & set(sys.modules), sorted(sys.modules)
