@@ -57,9 +57,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         return
     from tests import memory_paths
 
-    # A path that treering hands back, such as that of a run, can be looked at as well.
-    monkeypatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr(memory_paths.resolve, "MemoryPath", memory_paths.MemoryTestPath)
+    memory_paths.install(request.getfixturevalue("monkeypatch"))
     path = memory_paths.MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
     path.mkdir()
     yield cast("Path", path)

@@ -8,6 +8,9 @@ import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import pytest
+
+from treering._store import resolve
 from treering._store.api import Kind
 from treering._store.memory import MemoryPath, MemoryStore
 from treering._store.resolve import find_at, open_file, store_at, write_file
@@ -117,3 +120,8 @@ class MemoryTestPath(MemoryPath):
             (self / name).forget()
         store.drop()
         store_at(self.parent).remove(self.name)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the paths in memory that treering hands back, such as that of a run, ones that tests can look at."""
+    monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
