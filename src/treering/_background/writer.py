@@ -18,7 +18,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from treering._background.save_job import SaveJob, SaveStage, writes_here
@@ -68,9 +67,7 @@ class Reservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._give_up()
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import jax
@@ -161,9 +160,7 @@ class _JobHandshake:
                 self._failed = error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._failed is not None:
             return
         name = heartbeat_name(self._job.processes.this)

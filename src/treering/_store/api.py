@@ -13,7 +13,6 @@ import enum
 import mmap
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from treering._store.pieces import Buffer
@@ -126,9 +125,7 @@ class Reader(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,9 +211,7 @@ class Store(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # The place.

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import queue
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 _NO_ARGUMENTS: Final = itertools.repeat(())
@@ -22,9 +21,7 @@ class FirstError:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if self.error is None:
             self.error = error
         return error is not None
@@ -58,9 +55,7 @@ class Crew:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from treering._values.checkpoint_names import INDEX
@@ -60,9 +59,7 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, TreeringError):
             hint = _hint(error.errno or 0, self._shown)
             raise StoreFailed.of(error, self._shown, self._action, hint=hint) from error

@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from treering._store.api import LARGEST_DOCUMENT, Document, Reader, Store
@@ -49,9 +48,7 @@ class OpenFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from treering._store.api import Entry, Kind, Store
@@ -93,9 +92,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._store.close()
 
     def names(self) -> list[str]:

@@ -13,7 +13,6 @@ import os
 import queue
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from treering._store.crew import Crew, FirstError
@@ -71,9 +70,7 @@ class Ring:
         self._crew.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._abandoned = error is not None
         self.close()
 

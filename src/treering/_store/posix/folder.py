@@ -11,7 +11,6 @@ import errno
 import functools
 import os
 import stat
-from types import TracebackType
 from typing import Self
 
 from treering._store.posix import descriptors, open_descriptor
@@ -55,9 +54,7 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

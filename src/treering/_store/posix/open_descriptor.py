@@ -12,7 +12,6 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Self
 
 from treering._store.posix import descriptors
@@ -47,9 +46,7 @@ class OpenDescriptor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             if self._lockable:
                 self.unlock()

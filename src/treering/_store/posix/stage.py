@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import secrets
-from types import TracebackType
 from typing import Self
 
 from treering._store.posix import descriptors, open_descriptor
@@ -68,9 +67,7 @@ class StagedFile:
             undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._discard()
 
     def require_space(self, size: int) -> None:
