@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import errno
+import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
-from treering._store.api import (
-    ANY,
-    LARGEST_DOCUMENT,
-    Anything,
-    Claim,
-    Document,
-    Entry,
-    Held,
-    Outcome,
-    Reader,
-    Store,
-    Version,
-)
-from treering._store.pieces import Buffer
+from treering._store.api import ANY, Anything, Held, Outcome, Store, Version
 
-_Answer = TypeVar("_Answer")
+
+def _forward(name: str, *, about: str | None = None, troubled: str | None = None) -> Any:
+    """Return a method that asks the store inside, by way of the method ``troubled`` if there is one.
+
+    What it is about, for messages, is its first argument, or ``about``.
+    """
+
+    @functools.wraps(getattr(Store, name), updated=())  # or it would be abstract
+    def method(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
+        ask = functools.partial(getattr(self._inner, name), *arguments, **named)
+        return getattr(self, troubled)(about or arguments[0], ask) if troubled else ask()
+
+    return method
 
 
 class FaultyStore(Store):
     """Another store, with the troubles of a network file system: slow, stale and lost answers, drawn from a seed.
 
     A call that fails raises ``OSError``. Half of the time it was done all the same, as when an answer is lost on its
-    way. A stale answer is an older content of the same name, or none.
+    way. A conditional change that fails answers UNKNOWN. A stale answer is an older content of the same name, or none.
 
     Args:
         inner: any store, or what keeps messages only.
@@ -69,11 +69,8 @@ class FaultyStore(Store):
     ) -> None:
         self._inner = inner
         self._random = random.Random(seed)  # noqa: S311 - no secret is made of it
-        self._slow = slow
-        self._stale = stale
-        self._failing = failing
-        self._delay = delay
-        self._sleep = sleep
+        self._slow, self._stale, self._failing = slow, stale, failing
+        self._delay, self._sleep = delay, sleep
         self._older: dict[str, list[bytes | None]] = {}
         self._lock = threading.Lock()
 
@@ -83,13 +80,14 @@ class FaultyStore(Store):
         path: PurePath = self._inner.path
         return path
 
-    def put(self, name: str, data: bytes) -> None:
-        """Make ``data`` the content of ``name``.
-
-        Raises:
-            OSError: trouble; it may be done.
-        """
-        self._change(name, lambda: self._inner.put(name, data))
+    open, make, close = map(_forward, ("open", "make", "close"))
+    lock, unlock, at, claim = map(_forward, ("lock", "unlock", "at", "claim"))
+    read, find, open_file = (_forward(name, troubled="_ask") for name in ("read", "find", "open_file"))
+    names = _forward("names", about="the names", troubled="_ask")
+    places = _forward("places", about="the places", troubled="_ask")
+    flush = _forward("flush", about="a flush", troubled="_ask")
+    put, create = _forward("put", troubled="_change"), _forward("create", troubled="_change")
+    replace, retire = _forward("replace", troubled="_decide"), _forward("retire", troubled="_decide")
 
     def get(self, name: str) -> bytes | None:
         """Return the content of ``name``, None where there is none.
@@ -97,9 +95,7 @@ class FaultyStore(Store):
         Raises:
             OSError: trouble.
         """
-        self._dawdle()
-        if self._happens(self._failing):
-            raise _lost(name)
+        self._require_answer(name)
         if self._happens(self._stale):
             with self._lock:
                 older: list[bytes | None] = [None, *self._older.get(name, ())]
@@ -111,84 +107,12 @@ class FaultyStore(Store):
         """Remove ``name``; gone already is gone.
 
         Raises:
-            OSError: trouble; it may be done.
+            OSError: trouble; it may be done. Of a version the answer is UNKNOWN.
         """
-        if expected is ANY:
-            self._change(name, lambda: self._inner.remove(name))
-            return Outcome.DONE
-        return self._decide(name, lambda: self._inner.remove(name, expected))
-
-    def replace(
-        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
-    ) -> Outcome:
-        """Make ``data`` the content of a document; UNKNOWN for trouble."""
-        return self._decide(name, lambda: self._inner.replace(name, data, expected, sweep=sweep))
-
-    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
-        """Write data; OSError for trouble, and it may be done."""
-        self._change(name, lambda: self._inner.create(name, buffers, size, like=like))
-
-    def retire(self, name: str, new: str, expected: Version) -> Outcome:
-        """Give a document another name; UNKNOWN for trouble."""
-        return self._decide(name, lambda: self._inner.retire(name, new, expected))
-
-    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
-        """Return a document; OSError for trouble."""
-        found: Document | None = self._ask(name, lambda: self._inner.read(name, most))
-        return found
-
-    def find(self, name: str) -> Entry | None:
-        """Return what is known of a name; OSError for trouble."""
-        found: Entry | None = self._ask(name, lambda: self._inner.find(name))
-        return found
-
-    def names(self) -> list[str]:
-        """Return the names; OSError for trouble."""
-        return self._ask("the names", self._inner.names)
-
-    def places(self) -> list[str]:
-        """Return the places; OSError for trouble."""
-        return self._ask("the places", self._inner.places)
-
-    def open_file(self, name: str) -> Reader:
-        """Open data; OSError for trouble."""
-        file: Reader = self._ask(name, lambda: self._inner.open_file(name))
-        return file
-
-    def flush(self) -> None:
-        """Make all of it durable; OSError for trouble."""
-        self._ask("a flush", self._inner.flush)
-
-    def open(self, *, quick: bool = False) -> None:
-        """Begin to use the place."""
-        self._inner.open(quick=quick)
-
-    def make(self) -> None:
-        """Make the place."""
-        self._inner.make()
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._inner.close()
-
-    def lock(self) -> bool:
-        """Keep other writers out, as the store inside does."""
-        held: bool = self._inner.lock()
-        return held
-
-    def unlock(self) -> None:
-        """Let others in."""
-        self._inner.unlock()
-
-    def at(self, name: str) -> Store:
-        """Return a place below without trouble."""
-        store: Store = self._inner.at(name)
-        return store
-
-    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
-        """Return an attempt of the store inside."""
-        claim: Claim = self._inner.claim(marker, name, base)
-        return claim
+        if expected is not ANY:
+            return self._decide(name, lambda: self._inner.remove(name, expected))
+        self._change(name, lambda: self._inner.remove(name))
+        return Outcome.DONE
 
     def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
         """Remove what an attempt left; UNKNOWN for trouble."""
@@ -204,28 +128,31 @@ class FaultyStore(Store):
 
     def _decide(self, name: str, change: Callable[[], Outcome]) -> Outcome:
         """Make a conditional change whose answer may be lost."""
-        answers: list[Outcome] = []
         try:
-            self._change(name, lambda: answers.append(change()))
+            outcome: Outcome = self._change(name, change)
         except OSError:
             return Outcome.UNKNOWN
-        return answers[0]
+        return outcome
 
-    def _ask(self, name: str, ask: Callable[[], _Answer]) -> _Answer:
-        self._dawdle()
-        if self._happens(self._failing):
-            raise _lost(name)
+    def _ask(self, name: str, ask: Callable[[], Any]) -> Any:
+        self._require_answer(name)
         return ask()
 
-    def _change(self, name: str, change: Callable[[], object]) -> None:
+    def _change(self, name: str, change: Callable[[], Any]) -> Any:
         self._dawdle()
         fails = self._happens(self._failing)
         if not fails or self._happens(0.5):
             before = self._inner.get(name)
-            change()
+            answer = change()
             with self._lock:
                 self._older.setdefault(name, []).append(before)
-        if fails:
+            if not fails:
+                return answer
+        raise _lost(name)
+
+    def _require_answer(self, name: str) -> None:
+        self._dawdle()
+        if self._happens(self._failing):
             raise _lost(name)
 
     def _dawdle(self) -> None:
