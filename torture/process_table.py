@@ -15,7 +15,7 @@ _RENAME: Final = "treering._store.posix.folder:Folder.replace"
 _REMOVE: Final = "treering._coordination.message_board:FolderMessageBoard.remove"
 _JOURNAL: Final = "treering._store.posix.journal:Journal"
 _FOLDER: Final = "treering._checkpoint.transaction:CheckpointFolder"
-_CONTENT: Final = "treering._store.posix.new_file:write_content"
+_CONTENT: Final = "treering._store.posix.store:write_content"
 _STAGED: Final = "treering._leaves.folder.staged_leaves:StagedLeaves"
 _JOINED_LEAVES: Final = "treering._leaves.folder.staged_files:JoinedLeaves"
 _JOINED: Final = "treering._checkpoint.joined_folder:JoinedFolder"
@@ -49,19 +49,17 @@ _CHECKPOINT: Final = (
     Point(name="in the middle of a file", place=_CONTENT, when="middle"),
     Point(name="a file is not durable yet", place=_CONTENT, when="after"),
     Point(name="all parts are there", place=f"{_FOLDER}.commit", when="before", of="leader"),
-    Point(name="the journal is durable", place=f"{_JOURNAL}.fill", when="after", of="leader"),
+    Point(name="the journal is durable", place=f"{_JOURNAL}.prepare", when="after", of="leader"),
     Point(name="it is committed", place=f"{_FOLDER}.commit", when="after", of="leader", done=True),
 )
-_FIRST: Final = (
-    Point(name="the index is there", place=f"{_JOURNAL}.become_first", when="after", of="leader", done=True),
-)
+_FIRST: Final = (Point(name="the index is there", place=f"{_JOURNAL}.commit", when="after", of="leader", done=True),)
 # What is handed over is written while the caller goes on: how far that has come cannot be known.
 _BACKGROUND: Final = (
     Point(name="it is not handed over yet", place=_HAND_OVER, when="before"),
     Point(name="it is handed over", place=_HAND_OVER, when="after", done=None),
 )
 _OVERWRITE: Final = (
-    Point(name="the index is replaced", place=f"{_JOURNAL}.become_next", when="after", of="leader", done=True),
+    Point(name="the index is replaced", place=f"{_JOURNAL}.commit", when="after", of="leader", done=True),
 )
 _LEAVES: Final = (
     Point(name="the attempt has its folder", place=f"{_STAGED}.__init__", when="after", of="leader"),

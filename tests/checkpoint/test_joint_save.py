@@ -387,7 +387,7 @@ def test_a_commit_that_fails_is_told_to_all(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr("treering._store.posix.journal.Journal.fill", fail)
+        patch.setattr("treering._store.posix.journal.Journal.prepare", fail)
         outcomes = together.save(tmp_path / "ckpt", lambda process: mixed())
     assert kinds(outcomes) == [StoreFailed] * together.count
     assert names(tmp_path / "ckpt") == []

@@ -20,7 +20,7 @@ import pytest
 from tests.store.listing import names
 from treering._store import crew
 from treering._store.posix import direct, writing
-from treering._store.posix.local import replace_file
+from treering._store.posix.writing import replace_file
 from treering.errors import StoreFailed
 
 MIB = 1 << 20
@@ -245,24 +245,24 @@ def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.Mo
 
 LIMITED = """
 import pathlib, resource, sys
-from treering._store.posix import local, writing
+from treering._store.posix import writing
 from treering.errors import StoreFailed
 resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))
 for start in (0, 1 << 62):
     writing.DIRECT_FROM = start
     writing.FREE_SHARE = 0
     try:
-        local.replace_file(pathlib.Path(sys.argv[1]), [bytes(9 << 20)], 9 << 20)
+        writing.replace_file(pathlib.Path(sys.argv[1]), [bytes(9 << 20)], 9 << 20)
     except StoreFailed as error:
         print(error.errno, error)
 """
 
 LARGE = """
 import pathlib, resource, sys
-from treering._store.posix import local, writing
+from treering._store.posix import writing
 piece = bytes(1 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-local.replace_file(pathlib.Path(sys.argv[1]), (piece for _ in range(128)), 128 << 20)
+writing.replace_file(pathlib.Path(sys.argv[1]), (piece for _ in range(128)), 128 << 20)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 """
 

@@ -12,7 +12,7 @@ import pytest
 from tests.store.listing import names
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors, writing
-from treering._store.posix.local import replace_file
+from treering._store.posix.writing import replace_file
 from treering.errors import NotFound, StoreFailed, TreeringError
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.listing import names
 from treering._store.posix import descriptors, stage
-from treering._store.posix.local import replace_file
+from treering._store.posix.writing import replace_file
 from treering.errors import StoreFailed
 
 HOLDER = """

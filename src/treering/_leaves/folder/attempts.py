@@ -15,7 +15,6 @@ from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.rights import take_over
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import is_message
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
@@ -66,7 +65,7 @@ class AttemptFolder:
         self._tree.remove(self.parts, name)
         with self._tree.create(self.parts, name) as opened:
             if old is not None:
-                take_over(opened.number, old)
+                descriptors.take_over(opened.number, old)
             write_all(opened.number, memoryview(data))
             descriptors.sync(opened.number)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from treering._store.api import Version
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefused
 from treering._store.posix.folder import Folder
@@ -51,6 +52,11 @@ class FileVersion:
 
     def __hash__(self) -> int:
         return hash((self.found.st_dev, self.found.st_ino))
+
+
+def stat_of(version: Version | None) -> os.stat_result | None:
+    """Return what the system knew of the file of a version; None where there was none."""
+    return version.found if isinstance(version, FileVersion) else None
 
 
 class LocalFile:

@@ -11,9 +11,9 @@ from pathlib import Path, PurePath
 
 from treering._store.api import Entry
 from treering._store.pieces import Buffer
-from treering._store.posix.local import replace_file
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore, entry_of
+from treering._store.posix.writing import replace_file
 from treering._store.root import Root
 from treering.errors import StoreFailed
 

@@ -15,7 +15,6 @@ from typing import Self
 
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.rights import take_over
 from treering.errors import StoreFailed
 
 _SUFFIX = ".treering-tmp"
@@ -63,7 +62,7 @@ class StagedFile:
             if old:
                 if not os.access(self._target, os.W_OK):
                     raise PermissionError(errno.EACCES, "it is write-protected")
-                take_over(self.descriptor, old)
+                descriptors.take_over(self.descriptor, old)
             undo.pop_all()
         return self
 

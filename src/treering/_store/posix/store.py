@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -33,10 +33,10 @@ from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.journal import Journal, remove_leftover
-from treering._store.posix.new_file import write_new_file
-from treering._store.posix.reading import FileVersion, LocalFile, open_in
+from treering._store.posix.reading import FileVersion, LocalFile, open_in, stat_of
 from treering._store.posix.seen_locks import seen_locks
 from treering._store.posix.stage import StagedFile
+from treering._store.posix.writing import write_content
 from treering._values import timing
 from treering.errors import NotFound
 
@@ -200,23 +200,23 @@ class PosixStore(Store):
             OSError: the system refused; a link, a pipe or something too large has that name.
         """
         try:
-            opened = self.folder.open(name, _READING)
-        except OSError as error:
-            if error.errno not in _REPLACED:
-                raise
-            self._refresh()
-            return None
-        try:
-            with opened:
+            with self.folder.open(name, _READING) as opened:
                 return _message(opened.number, name)
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
-            return None
+        self._refresh()
+        return None
 
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
         """Write a new file, durable but for its name."""
-        write_new_file(self.folder, name, buffers, size, _stat_of(like))
+        old = stat_of(like)
+        # Closed to others until it has the rights of what it belongs to, which may be as narrow.
+        with self.folder.create(name, 0o600 if old else 0o666) as opened:
+            if old:
+                descriptors.take_over(opened.number, old)
+            write_content(opened.number, buffers, size)
+            descriptors.sync(opened.number)
 
     def replace(
         self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
@@ -226,18 +226,25 @@ class PosixStore(Store):
             return self._put_in_place(name, data, sweep=sweep)
         if expected is None:
             return self._link_in_place(name, data)
+        return self._change(name, expected, lambda: self._put_in_place(name, data, sweep=sweep), gone=Outcome.LOST)
+
+    def _change(self, name: str, expected: Version, change: Callable[[], object], *, gone: Outcome) -> Outcome:
+        """Change a file of the expected version, under its lock; ``gone`` is the answer where there is none."""
         try:
             current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
         except FileNotFoundError:
-            return Outcome.LOST
+            return gone
         with current:
             # Each who swaps locks the file that goes; after the rename another one is there.
             while current.lock() is False:
                 time.sleep(timing.current.swap_pause)
             found = self.read(name)
-            if found is None or found.version != expected or found.version != FileVersion(os.fstat(current.number)):
+            if found is None:
+                return gone
+            if found.version != expected or found.version != FileVersion(os.fstat(current.number)):
                 return Outcome.LOST
-            return self._put_in_place(name, data, sweep=sweep)
+            change()
+        return Outcome.DONE
 
     def _put_in_place(self, name: str, data: bytes, *, sweep: bool) -> Outcome:
         shown = os.fspath(self.path / name)
@@ -248,51 +255,41 @@ class PosixStore(Store):
         return Outcome.DONE
 
     def _link_in_place(self, name: str, data: bytes) -> Outcome:
-        folder = self.folder
-        aside = f"{name}.{secrets.token_hex(8)}.new"
         try:
-            with folder.create(aside) as opened:
-                write_all(opened.number, memoryview(data))
-                descriptors.sync(opened.number)
-            folder.link(aside, name)
+            with self._aside(name, data, durable=True) as aside:
+                self.folder.link(aside, name)
         except FileExistsError:
             return Outcome.LOST
-        finally:
-            with contextlib.suppress(OSError):
-                folder.remove(aside)
-        folder.sync()
+        with contextlib.suppress(OSError):
+            self.folder.remove(aside)
+        self.folder.sync()
         return Outcome.DONE
+
+    @contextlib.contextmanager
+    def _aside(self, name: str, data: bytes, *, durable: bool = False) -> Iterator[str]:
+        """Write a file beside ``name``, which an error in the block removes; yield what it is called."""
+        aside = f"{name}.{secrets.token_hex(8)}.new"
+        try:
+            with self.folder.create(aside) as opened:
+                write_all(opened.number, memoryview(data))
+                if durable:
+                    descriptors.sync(opened.number)
+            yield aside
+        except BaseException:  # an interrupt too: nothing half written stays; raised again below
+            with contextlib.suppress(OSError):  # a sweeper knows it by its name
+                self.folder.remove(aside)
+            raise
 
     def put(self, name: str, data: bytes) -> None:
         """Write aside, then rename; nothing is fsynced."""
-        folder = self.folder
-        aside = f"{name}.{secrets.token_hex(8)}.new"
-        opened = folder.create(aside)
-        try:
-            with opened:
-                write_all(opened.number, memoryview(data))
-            folder.replace(aside, name)
-        except BaseException:  # an interrupt too: nothing half written stays; raised again below
-            with contextlib.suppress(OSError):  # a sweeper knows it by its name
-                folder.remove(aside)
-            raise
+        with self._aside(name, data) as aside:
+            self.folder.replace(aside, name)
 
     def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
         """Remove a file; gone already is gone. Of a version, under the lock of the file."""
-        if expected is ANY:
-            self.folder.remove(name)
-            return Outcome.DONE
-        try:
-            current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-        except FileNotFoundError:
-            return Outcome.DONE
-        with current:
-            while current.lock() is False:
-                time.sleep(timing.current.swap_pause)
-            found = self.read(name)
-            if found is not None and found.version != expected:
-                return Outcome.LOST
-            self.folder.remove(name)
+        if expected is not ANY:
+            return self._change(name, expected, lambda: self.folder.remove(name), gone=Outcome.DONE)
+        self.folder.remove(name)
         return Outcome.DONE
 
     def flush(self) -> None:
@@ -301,7 +298,7 @@ class PosixStore(Store):
 
     def claim(self, marker: str, name: str, base: Version | None) -> Claim:
         """Return an attempt to change the document ``name``: its journal."""
-        return _PosixClaim(self, Journal(self.folder, marker, name), base)
+        return Journal(self, marker, name, base)
 
     def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
         """Remove what a dead attempt left; its journal can be locked then."""
@@ -371,47 +368,6 @@ class PosixStore(Store):
         self._refreshed = self._clock()
 
 
-class _PosixClaim(Claim):
-    """A journal: its lock says that its writer lives, and it becomes the document by its name."""
-
-    def __init__(self, store: PosixStore, journal: Journal, base: Version | None) -> None:
-        self._store = store
-        self._journal = journal
-        self._base = base
-
-    def make(self) -> None:
-        """Make and lock the journal; its name is durable before any data file's."""
-        self._journal.make(_stat_of(self._base))
-        if self._base is None:
-            self._store.sync_above()
-        self._store.flush()
-
-    def prepare(self, data: bytes) -> None:
-        """Write the document into it, durably; the names of the data are durable before the document is."""
-        self._journal.fill(data)
-        self._store.flush()
-
-    def commit(self) -> Outcome:
-        """Link it where nothing was, else rename it over what was there."""
-        try:
-            self._journal.become_first() if self._base is None else self._journal.become_next()
-        except FileExistsError:
-            return Outcome.LOST
-        return Outcome.DONE
-
-    def committed(self) -> bool:
-        """Whether the document is the journal."""
-        return self._journal.is_index()
-
-    def withdraw(self) -> None:
-        """Remove it."""
-        self._journal.remove()
-
-    def close(self) -> None:
-        """Let go of it, and of its lock."""
-        self._journal.close()
-
-
 def entry_of(name: str, found: os.stat_result) -> Entry:
     """Return what the system knows of a name."""
     mode = found.st_mode
@@ -419,10 +375,6 @@ def entry_of(name: str, found: os.stat_result) -> Entry:
     if stat.S_ISLNK(mode):
         kind = Kind.LINK
     return Entry(name, found.st_size, found.st_mtime, FileVersion(found), kind, found.st_ino)
-
-
-def _stat_of(version: Version | None) -> os.stat_result | None:
-    return version.found if isinstance(version, FileVersion) else None
 
 
 def _message(descriptor: int, name: str) -> bytes:
