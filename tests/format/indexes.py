@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 from treering._format.blocks import first_blocks
 from treering._format.document import data_name
 from treering._format.headers import lay_out_files
-from treering._format.index import Container, DataFile, Index, LeafType
+from treering._format.index import Container, DataFile, Index, LeafType, Token
+from treering._format.structure import iter_runs
 from treering._values.boxes import Box
 
-__all__ = ["ATTEMPT", "index_of", "indexes"]
+__all__ = ["ATTEMPT", "index_of", "indexes", "keys_of"]
 
 ATTEMPT = "0123456789abcdef"
+
+
+def keys_of(tokens: Sequence[Token]) -> list[str]:
+    """Return the key text of each leaf, in the order of the structure."""
+    return [above + name for above, names in iter_runs(tokens) for name in names]
 
 
 def index_of(

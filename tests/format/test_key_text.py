@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import treering
+from tests.format.indexes import keys_of
 from treering._format.index import Container, ForeignKey, Token
 from treering._format.selection import select
-from treering._format.structure import key_text, keys_of
+from treering._format.structure import key_text
 from treering._tree.flatten import flatten
 from treering.errors import Unsupported
 

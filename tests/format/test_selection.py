@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.test_selection import TREE
+from tests.format.indexes import keys_of
 from treering._format.index import Container, Token
 from treering._format.selection import select
-from treering._format.structure import keys_of
 from treering._tree.flatten import flatten
 from treering._tree.likeness import apply_renames
 from treering._values.keys import split_key

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.format.indexes import keys_of
 from tests.properties.strategies import quick
 from treering._codec.documents import json_text, parse_json
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
-from treering._format.structure import keys_of
 from treering._format.structure_text import (
     check_keys,
     decode_structure,

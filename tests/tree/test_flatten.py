@@ -23,9 +23,9 @@ from flax.core import freeze
 from flax.training.train_state import TrainState
 from hypothesis import given
 
+from tests.format.indexes import keys_of
 from tests.properties.strategies import Box, Chexed, Layer, Pair, Plain, Point, add, quick, trees
 from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, Container, ForeignKey, OpaqueLeaf
-from treering._format.structure import keys_of
 from treering._tree.flatten import flatten, flatten_like
 from treering._values.keys import join_key
 from treering.serialization import register_serialization_state

@@ -19,10 +19,11 @@ import pytest
 from flax.core import freeze
 from hypothesis import given
 
+from tests.format.indexes import keys_of
 from tests.properties.sameness import assert_same_structure, fingerprint
 from tests.properties.strategies import Box, Layer, Pair, Plain, Point, Triple, quick, trees
 from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
-from treering._format.structure import _MAKERS, StandIn, build, class_name, iter_keys, keys_of, register_node
+from treering._format.structure import _MAKERS, StandIn, build, class_name, iter_runs, register_node
 from treering._tree.flatten import flatten
 from treering._tree.unflatten import static_differences
 from treering.errors import Format, Unsupported
@@ -270,12 +271,12 @@ def test_no_class_is_imported_because_a_file_names_it() -> None:
     program = """
 import sys
 from treering._format.index import Container
-from treering._format.structure import build, keys_of
+from treering._format.structure import build, iter_runs
 heads = [Container(node="list", keys=(0, 1, 2))]
 heads += [Container(node="other", keys=("a",), class_name="wave.Error"), 1]
 heads += [Container(node="namedtuple", keys=("a",), class_name="this.Zen"), 1]
 heads += [Container(node="other", keys=("a",), class_name="collections.UserDict"), 1]
-print(build(heads, [1, 2, 3]), keys_of(heads))
+print(build(heads, [1, 2, 3]), list(iter_runs(heads)))
 assert not {"wave", "this", "jax", "numpy"} & set(sys.modules), sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -358,8 +359,8 @@ def test_key_texts_cost_nothing_before_they_are_asked_for() -> None:
     # A thousand levels of long names, and a leaf at the end of which nobody asks.
     name = "x" * 100_000
     chain: list[Token] = [Container(node="dict", keys=(name, "end")) for _ in range(1000)]
-    tokens = iter_keys([*chain, 1001])
-    assert len(next(tokens)) == 1000 * 100_001 - 1
+    above, names = next(iter_runs([*chain, 1001]))
+    assert (len(above), names) == (999 * 100_001, [name, "end"])
 
 
 @pytest.mark.parametrize(

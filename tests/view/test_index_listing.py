@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.format.indexes import keys_of
 from treering._format.index import Chunks, Container, DataFile, ForeignKey, Index, LeafType, OpaqueLeaf, Token
 from treering._format.listing import list_index
 from treering._format.records import LeafRecord, Listing, Named
-from treering._format.structure import keys_of
 from treering._view.listing_json import json_lines, origin_members
 from treering._view.nodes import branch_kind, leaves_of
 from treering._view.rows import lay_out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final
 
 from treering._codec.msgpack.arrays import ChunkedArray
@@ -13,12 +12,12 @@ from treering._codec.msgpack.scan import Scanner
 from treering._format.blocks import leaf_bytes
 from treering._format.index import Container, Index, LeafType, OpaqueLeaf
 from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
+from treering._format.structure import assemble, zip_children
 from treering._values.dtypes import Dtype
-from treering.errors import Corrupt
+from treering.errors import Corrupt, Format
 
 _ARRAYS_OF_OTHERS: Final = "array"
 _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
-_END: Final = object()
 _SHORT_TEXT: Final = 256
 
 
@@ -38,10 +37,15 @@ def list_index(
     Raises:
         Corrupt: the structure and the leaves do not fit together.
     """
+    leaves = list(_place_leaves(index, places) if places else _leaves(index))
+    try:
+        root = assemble(index.structure, leaves, _node)
+    except Format as error:
+        raise Corrupt(error.message) from None
     return Listing(
         form=form,
         file_bytes=file_bytes,
-        root=_tree(index, _place_leaves(index, places) if places else _leaves(index)),
+        root=root,
         files=files,
         written=index.written,
         metadata=index.metadata,
@@ -52,55 +56,13 @@ def list_index(
     )
 
 
-@dataclasses.dataclass(slots=True)
-class _Open:
-    """A container whose children are being collected."""
-
-    head: Container
-    """Its token."""
-    children: list[Any]
-    """The children so far."""
-
-    def close(self) -> Any:
-        head, children = self.head, self.children
-        if head.node == "list":
-            return children
-        if head.node == "tuple":
-            return tuple(children)
-        named = dict(zip(head.keys, children, strict=True))
-        if len(named) != len(head.keys):
-            raise Corrupt("the structure has a container with two children of one key")
-        if head.node == "dict":
-            return named
-        return Named(named, node=head.node, class_name=head.class_name, static=head.static)
-
-
-def _tree(index: Index, leaves: Iterator[Any]) -> Any:
-    """Nest the leaves as the structure says, on a stack of its own."""
-    done: list[Any] = []
-    stack: list[_Open] = []
-    for token in index.structure:
-        if isinstance(token, Container):
-            stack.append(_Open(token, []))
-            count = 0
-        else:
-            count = token
-        while True:
-            # Leaves fill the innermost container; a full one is a child of the next.
-            into = stack[-1].children if stack else done
-            room = len(stack[-1].head.keys) - len(into) if stack else 1 - len(into)
-            taken = max(min(count, room), 0)
-            into.extend(islice(leaves, taken))
-            count -= taken
-            if not stack or len(into) < len(stack[-1].head.keys):
-                break
-            node = stack.pop().close()
-            (stack[-1].children if stack else done).append(node)
-        if count:
-            raise Corrupt("the structure has more leaves than its containers hold")
-    if stack or len(done) != 1 or next(leaves, _END) is not _END:
-        raise Corrupt("the structure and the leaves do not end together")
-    return done[0]
+def _node(head: Container, children: list[Any]) -> Any:
+    if head.node in ("list", "tuple"):
+        return children if head.node == "list" else tuple(children)
+    named = zip_children(head.keys, children)
+    return (
+        named if head.node == "dict" else Named(named, node=head.node, class_name=head.class_name, static=head.static)
+    )
 
 
 def _leaves(index: Index) -> Iterator[Any]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from treering._codec.documents import show
 from treering._format.index import Container, Token
-from treering._format.structure import KEYS, key_text, node_keys
+from treering._format.structure import KEYS, key_text, node_keys, walk
 from treering._values.human import near
 from treering._values.keys import Glob, GlobSet, join_key, split_key
 from treering.errors import Mismatch
 
 _COMPARED: Final = 2000
-_LEAF: Final = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,162 +53,87 @@ def select(
     globs = [Glob.parse(text) for text in ([only] if isinstance(only, str) else only)]
     if not globs:
         raise Mismatch("only= holds no glob, so it selects nothing", hint="omit it to load everything")
-    return _thin(whole, globs, below=bool(at))
-
-
-@dataclasses.dataclass(slots=True)
-class _Node:
-    """One node on the way through the structure."""
-
-    parent: int
-    key: str
-    token: int
-    leaf: int
-    accepted: tuple[int, ...]
-    """Numbers of the globs that match it."""
-    kept: bool = False
-    needed: bool = False
-
-
-def _places(structure: Sequence[Token]) -> Iterator[tuple[int, str, int]]:
-    """Yield (number of the parent, key part, number of the container's token or -1 for a leaf), in pre-order."""
-    open_ones: list[tuple[int, Iterator[str]]] = []
-    number = 0
-    for at, token in enumerate(structure):
-        for _ in range(1 if isinstance(token, Container) else token):
-            parent, part = -1, ""
-            while open_ones:
-                parent, parts = open_ones[-1]
-                following = next(parts, None)
-                if following is not None:
-                    part = following
-                    break
-                open_ones.pop()
-                parent = -1
-            yield parent, part, at if isinstance(token, Container) else _LEAF
-            if isinstance(token, Container):
-                open_ones.append((number, iter([key_text(key) for key in token.keys])))
-            number += 1
+    part, hit = _thin(whole, globs)
+    if len(hit) < len(globs):
+        missed = globs[min(set(range(len(globs))) - hit)].text
+        branches = _branches(whole.keys)
+        raise Mismatch(
+            f"nothing in the checkpoint matches {missed!r}{_near(missed, branches)}",
+            hint=_about_globs(missed, branches, below=bool(at)),
+        )
+    return part
 
 
 def _below(whole: Selection, at: str) -> Selection:
     """Return the subtree at a key."""
     wanted = split_key(at)
-    depth_of: list[int] = []
-    found = -1
-    first_leaf = leaves = 0
-    first_token = -1
-    matching = {-1: 0}  # node -> how many parts of the wanted path lead to it
-    for number, (parent, part, token) in enumerate(_places(whole.structure)):
-        depth = depth_of[parent] + 1 if parent >= 0 else 0
-        depth_of.append(depth)
-        if found >= 0 and depth <= len(wanted):
-            break
-        on_the_way = matching.get(parent) if parent >= 0 else 0
-        if found < 0 and on_the_way is not None:
-            if parent < 0:
-                matching[number] = 0
-            elif on_the_way < len(wanted) and part == wanted[on_the_way]:
-                matching[number] = on_the_way + 1
-                if on_the_way + 1 == len(wanted):
-                    found, first_leaf, first_token = number, leaves, token
-        leaves += token == _LEAF
-    if found < 0:
+    part, hit = _thin(whole, [Glob(text=at, parts=tuple((name,) for name in wanted))])
+    if not hit:
         raise Mismatch(f"nothing lies at {at!r} in the checkpoint{_near(at, _branches(whole.keys))}")
-    if first_token == _LEAF:
-        return Selection(structure=[1], leaves=[whole.leaves[first_leaf]], keys=[""])
-    numbers = range(first_leaf, leaves)
-    return Selection(
-        structure=_sub_structure(whole.structure, first_token),
-        leaves=[whole.leaves[number] for number in numbers],
-        keys=[join_key(split_key(whole.keys[number])[len(wanted) :]) for number in numbers],
-    )
+    # Each container on the way has one child left.
+    keys = [join_key(split_key(key)[len(wanted) :]) for key in part.keys]
+    return Selection(structure=part.structure[len(wanted) :], leaves=part.leaves, keys=keys)
 
 
-def _sub_structure(structure: Sequence[Token], start: int) -> list[Token]:
-    """Return the tokens of the container at ``start`` and of all below it."""
-    result: list[Token] = []
-    open_children = 1
-    for token in structure[start:]:
-        if isinstance(token, Container):
-            open_children += len(token.keys) - 1
-            result.append(token)
-        else:
-            count = min(token, open_children)
-            open_children -= count
-            result.append(count)
-        if not open_children:
-            break
-    return result
+@dataclasses.dataclass(slots=True)
+class _OpenContainer:
+    """A container whose children are being looked at."""
+
+    head: Container
+    place: int
+    """Where it stands in the new structure."""
+    state: Any
+    """How far the globs have come."""
+    kept: bool
+    """Whether a glob matches it, or a container around it."""
+    stay: list[bool]
+    """Of each child so far, whether it or something in it is kept."""
 
 
-def _thin(whole: Selection, globs: Sequence[Glob], *, below: bool) -> Selection:
-    places = _walk(whole.structure, globs)
-    hit: set[int] = set()
-    for number, place in enumerate(places):
-        above = places[place.parent].kept if place.parent >= 0 else False
-        hit.update(place.accepted)
-        place.kept = above or bool(place.accepted)
-        if place.kept and not above:
-            _keep_way(places, number)
-    if len(hit) < len(globs):
-        missed = globs[min(set(range(len(globs))) - hit)].text
-        raise Mismatch(
-            f"nothing in the checkpoint matches {missed!r}{_near(missed, _branches(whole.keys))}",
-            hint=_about_globs(missed, _branches(whole.keys), below=below),
-        )
-    return _emit(whole, places)
-
-
-def _walk(structure: Sequence[Token], globs: Sequence[Glob]) -> list[_Node]:
+def _thin(whole: Selection, globs: Sequence[Glob]) -> tuple[Selection, set[int]]:
+    """Return what the globs keep, and the numbers of those that match something."""
     together = GlobSet(globs)
-    places: list[_Node] = []
-    states: dict[int, Any] = {}
-    leaf = 0
-    for number, (parent, part, token) in enumerate(_places(structure)):
-        state = together.start if parent < 0 else together.step(states[parent], part)
-        places.append(_Node(parent, part, token, leaf, tuple(together.iter_accepted(state))))
-        if token == _LEAF:
-            leaf += 1
-        else:
-            states[number] = state
-    return places
-
-
-def _keep_way(places: list[_Node], number: int) -> None:
-    """Mark the containers that lead to a kept node; of their children they keep only what is marked."""
-    parent = places[number].parent
-    while parent >= 0 and not places[parent].needed:
-        places[parent].needed = True
-        parent = places[parent].parent
-
-
-def _emit(whole: Selection, places: list[_Node]) -> Selection:
-    stays = [place.kept or place.needed for place in places]
-    children: dict[int, list[int]] = {}
-    for number, place in enumerate(places):
-        if place.token != _LEAF:
-            children[number] = []
-        if place.parent >= 0:
-            children[place.parent].append(number)
+    hit: set[int] = set()
     structure: list[Token] = []
-    leaves: list[int] = []
-    keys: list[str] = []
-    for number, place in enumerate(places):
-        if not stays[number]:
-            continue
-        if place.token == _LEAF:
-            if structure and isinstance(structure[-1], int):
-                structure[-1] += 1
-            else:
-                structure.append(1)
-            leaves.append(whole.leaves[place.leaf])
-            keys.append(whole.keys[place.leaf])
-            continue
-        token = whole.structure[place.token]
+    kept: list[int] = []
+    leaf = 0
+    levels = [_OpenContainer(Container(node="dict", keys=("",)), -1, together.start, kept=False, stay=[])]
+    for depth, place, token in walk(whole.structure):
+        _close(levels, depth, structure)
+        above = levels[-1]
+        state, count = above.state, 1 if isinstance(token, Container) else token
+        stay = [above.kept] * count
+        for number in range(count if state else 0):
+            if depth:
+                state = together.step(above.state, key_text(above.head.keys[place + number]))
+            accepted = list(together.iter_accepted(state))
+            hit.update(accepted)
+            stay[number] |= bool(accepted)
         if isinstance(token, Container):
-            structure.append(_keep_children(token, [stays[child] for child in children[number]]))
-    return Selection(structure=structure, leaves=leaves, keys=keys)
+            levels.append(_OpenContainer(token, len(structure), state, stay[0], stay=[]))
+            structure.append(token)
+            continue
+        above.stay += stay
+        kept += itertools.compress(range(leaf, leaf + count), stay)
+        leaf += count
+        if True in stay:  # a run goes on behind the end of a container
+            last = structure.pop() if structure else 0
+            structure += [last, sum(stay)] if isinstance(last, Container) else [last + sum(stay)]
+    _close(levels, 0, structure)
+    leaves, keys = [whole.leaves[number] for number in kept], [whole.keys[number] for number in kept]
+    return Selection(structure=structure, leaves=leaves, keys=keys), hit
+
+
+def _close(levels: list[_OpenContainer], depth: int, structure: list[Token]) -> None:
+    """Leave the containers that are complete: those of which nothing is kept disappear."""
+    while len(levels) > depth + 1:
+        level = levels.pop()
+        stays = level.kept or True in level.stay
+        levels[-1].stay.append(stays)
+        if stays:
+            structure[level.place] = _keep_children(level.head, level.stay)
+        else:
+            del structure[level.place :]
 
 
 def _keep_children(container: Container, stay: Sequence[bool]) -> Container:

@@ -180,83 +180,74 @@ def node_keys(container: Container) -> tuple[Any, ...]:
     return container.keys
 
 
-def keys_of(tokens: Iterable[Token]) -> list[str]:
-    """Return the key text of each leaf, in the order of the structure; see ``iter_keys``.
+def walk(tokens: Iterable[Token]) -> Iterator[tuple[int, int, Token]]:
+    """Yield each container, and the leaves that follow each other in one container as a run.
 
-    Example:
-        >>> keys_of([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2])
-        ['a', '3/0', '3/1']
-        >>> keys_of([1])
-        ['']
-    """
-    return list(iter_keys(tokens))
-
-
-def iter_keys(tokens: Iterable[Token]) -> Iterator[str]:
-    """Yield the key text of each leaf; comparing them one by one bounds what a hostile structure costs.
+    Yields:
+        How many containers are open around it; its place in the innermost one, of a run that of its first leaf; and the
+        container, or how many leaves the run has.
 
     Raises:
         Format: the tokens end early or go on too long, or there are more than 1,024 levels.
+
+    Example:
+        >>> head = Container(node="dict", keys=("a", "b"))
+        >>> [(depth, place, token is head or token) for depth, place, token in walk([head, head, 3])]
+        [(0, 0, True), (1, 0, True), (2, 0, 2), (1, 1, 1)]
     """
-    # A level: the names of its children, how many of them are done, and the key text in front of them if it is known.
-    names: list[tuple[Any, ...]] = [("",)]
-    done = [0]
-    prefixes: list[str | None] = [""]
+    sizes, done = [1], [0]
     for token in tokens:
-        _drop_done(names, done, prefixes)
-        if not names:
-            raise Format("the structure continues after its end")
+        left = 1 if isinstance(token, Container) else token
+        if left < 1:
+            raise Format(f"a run of {pluralize(left, 'leaves')} stands in the structure")
+        while left:
+            while sizes and done[-1] == sizes[-1]:
+                sizes.pop()
+                done.pop()
+            if not sizes:
+                raise Format("the structure continues after its end")
+            place = done[-1]
+            count = min(left, sizes[-1] - place)
+            done[-1] += count
+            left -= count
+            yield len(sizes) - 1, place, token if isinstance(token, Container) else count
         if isinstance(token, Container):
-            _check_level(len(names))
-            done[-1] += 1
-            names.append(token.keys)
+            if len(sizes) > MAX_LEVELS:
+                raise Format(f"the structure is more than {MAX_LEVELS} containers deep")
+            sizes.append(len(token.keys))
             done.append(0)
-            prefixes.append(None)
-            continue
-        _check_run(token)
-        count = token
-        while count:
-            _drop_done(names, done, prefixes)
-            if not names:
-                raise Format("the structure has more leaves than places for them")
-            start, stop = done[-1], min(done[-1] + count, len(names[-1]))
-            prefix = _prefix(names, done, prefixes)
-            bare = len(names) == 1
-            for key in names[-1][start:stop]:
-                part = key_text(key)
-                yield "" if bare else (prefix + (escape_part(part) if "/" in part or "~" in part else part) or "~")
-            done[-1] = stop
-            count -= stop - start
-    if any(level != len(children) for level, children in zip(done, names, strict=True)):
+    if done != sizes:
         raise Format("the structure ends early")
 
 
-def _drop_done(names: list[tuple[Any, ...]], done: list[int], prefixes: list[str | None]) -> None:
-    while names and done[-1] == len(names[-1]):
-        names.pop()
-        done.pop()
-        prefixes.pop()
+def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the key texts of the leaves in two pieces: what all leaves of a run begin with, and how each of them ends.
 
+    A hostile structure may have key texts that fill any memory; so they are not put together here.
 
-def _prefix(names: list[tuple[Any, ...]], done: list[int], prefixes: list[str | None]) -> str:
-    """Return the text in front of the innermost level's keys; it is made when a leaf needs it, and kept."""
-    known = prefixes[-1]
-    if known is None:
-        # The root level names nothing, and each level's last begun child is the next level.
-        above = [key_text(level[at - 1]) for level, at in zip(names[1:-1], done[1:-1], strict=True)]
-        known = "".join(f"{escape_part(part)}/" for part in above)
-        prefixes[-1] = known
-    return known
+    Raises:
+        Format: as `walk` says.
 
-
-def _check_level(level: int) -> None:
-    if level > MAX_LEVELS:
-        raise Format(f"the structure is more than {MAX_LEVELS} containers deep")
-
-
-def _check_run(count: int) -> None:
-    if count < 1:
-        raise Format(f"a run of {pluralize(count, 'leaves')} stands in the structure")
+    Example:
+        >>> list(iter_runs([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2]))
+        [('', ['a']), ('3/', ['0', '1'])]
+    """
+    # Layers are alike: one container stands for all, and its parts are made once.
+    known: dict[int, list[str]] = {}
+    above: list[str] = []
+    levels = [[""]]
+    for depth, place, token in walk(tokens):
+        del above[depth:], levels[depth + 1 :]
+        parts = levels[depth]
+        if isinstance(token, Container):
+            above.append(f"{parts[place]}/" if depth else "")
+            inner = known.get(id(token))
+            if inner is None:
+                inner = known[id(token)] = [escape_part(key_text(key)) for key in token.keys]
+            levels.append(inner)
+        else:
+            parts = parts[place : place + token]
+            yield "".join(above), [part or "~" for part in parts] if depth == 1 else parts
 
 
 # ---------------------------------------------------------------------------------------------------- trees of leaves
@@ -274,40 +265,39 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
         >>> build([Container(node="dict", keys=(1, "a")), 1, Container(node="tuple", keys=(0, 1)), 2], [7, 8, 9])
         {1: 7, 'a': (8, 9)}
     """
-    made: dict[tuple[str, tuple[str, ...]], type] = {}
-    root: list[Any] = []
-    open_nodes: list[tuple[Container | None, int, list[Any]]] = [(None, 1, root)]
+    return assemble(tokens, leaves, functools.partial(_node, made={}))
+
+
+def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Container, list[Any]], Any]) -> Any:
+    """Return the tree that ``tokens`` describe around ``leaves``, of the nodes that ``make`` makes of their children.
+
+    Raises:
+        Format: tokens and leaves do not belong together.
+    """
     taken = 0
-    for token in tokens:
-        if not open_nodes:
-            raise Format("the structure continues after its end")
+    root: list[Any] = []
+    heads: list[Container] = []
+    children = [root]
+
+    def close(depth: int) -> None:
+        while len(heads) > depth:
+            node = make(heads.pop(), children.pop())
+            children[-1].append(node)
+
+    for depth, _, token in walk(tokens):
+        close(depth)
         if isinstance(token, Container):
-            _check_level(len(open_nodes))
-            open_nodes.append((token, len(token.keys), []))
-        else:
-            _check_run(token)
-            left = token
-            while left and open_nodes:
-                _, size, children = open_nodes[-1]
-                count = min(left, size - len(children))
-                children.extend(leaves[taken : taken + count])
-                taken += count
-                left -= count
-                _close(open_nodes, made)
-            if left or taken > len(leaves):
-                raise Format(f"the structure has {pluralize(taken + left, 'leaves')} or more, there are {len(leaves)}")
-        _close(open_nodes, made)
-    if open_nodes or taken != len(leaves):
+            heads.append(token)
+            children.append([])
+            continue
+        children[-1].extend(leaves[taken : taken + token])
+        taken += token
+        if taken > len(leaves):
+            raise Format(f"the structure has {pluralize(taken, 'leaves')} or more, there are {len(leaves)}")
+    if taken != len(leaves):
         raise Format(f"the structure ends after {taken} of {pluralize(len(leaves), 'leaves')}")
+    close(0)
     return root[0]
-
-
-def _close(open_nodes: list[tuple[Container | None, int, list[Any]]], made: dict[Any, type]) -> None:
-    """Make the nodes that have all their children, and give each to its parent."""
-    while open_nodes and len(open_nodes[-1][2]) == open_nodes[-1][1]:
-        container, _, children = open_nodes.pop()
-        if container is not None:
-            open_nodes[-1][2].append(_node(container, children, made))
 
 
 def _node(container: Container, children: list[Any], made: dict[Any, type]) -> Any:
@@ -315,7 +305,7 @@ def _node(container: Container, children: list[Any], made: dict[Any, type]) -> A
     if kind in ("list", "tuple") and not container.thinned:
         return children if kind == "list" else tuple(children)
     keys = node_keys(container)
-    fields = _dict(keys, children)
+    fields = zip_children(keys, children)
     if kind == "dict" or container.thinned:
         return fields
     static = dict(container.static)
@@ -330,7 +320,8 @@ def _node(container: Container, children: list[Any], made: dict[Any, type]) -> A
     return StandIn(name, fields, static) if cls is None else cls(*children)
 
 
-def _dict(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
+def zip_children(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
+    """Return the children of a container by their keys. Raises ``Format`` where two keys are equal."""
     fields = dict(zip(keys, children, strict=True))
     if len(fields) != len(keys):
         raise Format(f"two keys of a container are equal among {keys!r:.200}")

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_hashes, member, show
-from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
+from treering._format.index import Container, ForeignKey, Token
 from treering._format.leaf_values import decode_key, encode_key
-from treering._format.structure import KEYS, iter_keys, key_text
+from treering._format.structure import KEYS, iter_runs, key_text
 from treering._values.human import pluralize
-from treering._values.keys import escape_part
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -197,83 +196,28 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
         ...
         treering.errors.Corrupt: leaf 1 has the key 'c', the structure says 'b'
     """
-    if _agree(structure, keys):
-        return
+    leaf = 0
     try:
-        _compare(structure, keys)
+        for above, names in iter_runs(structure):
+            there = keys[leaf : leaf + len(names)]
+            # The keys that are there bound what is made to compare them with.
+            if len(above) * len(names) <= sum(map(len, there)) and [above + name for name in names] == there:
+                leaf += len(names)
+                continue
+            for name in names:
+                if leaf == len(keys):
+                    raise Corrupt(f"the structure has more leaves than the {pluralize(leaf, 'keys')}")
+                if keys[leaf] != above + name:
+                    raise Corrupt(
+                        f"leaf {leaf} has the key {_short(keys[leaf])}, the structure says {_short(above + name)}"
+                    )
+                leaf += 1
     except Format as error:
         raise Corrupt(error.message) from None
-    if len(set(keys)) != len(keys):
-        raise Corrupt("two leaves have the same key")
-
-
-def _compare(structure: Sequence[Token], keys: Sequence[str]) -> None:
-    # One text at a time: a document of a megabyte may claim a tree whose key texts together take a terabyte.
-    leaf = 0
-    for said in iter_keys(structure):
-        if leaf == len(keys):
-            raise Corrupt(f"the structure has more leaves than the {pluralize(leaf, 'keys')}")
-        if keys[leaf] != said:
-            raise Corrupt(f"leaf {leaf} has the key {_short(keys[leaf])}, the structure says {_short(said)}")
-        leaf += 1
     if leaf != len(keys):
         raise Corrupt(f"the structure has {pluralize(leaf, 'leaves')}, there are {pluralize(len(keys), 'keys')}")
-
-
-class _OpenLevel:
-    """A container whose children are not all there yet."""
-
-    __slots__ = ("above", "parts", "place")
-
-    def __init__(self, above: str, parts: list[str]) -> None:
-        self.above = above
-        """What it adds to the key texts of its leaves."""
-        self.parts = parts
-        self.place = 0
-
-
-def _agree(structure: Sequence[Token], keys: Sequence[str]) -> bool:
-    """Tell quickly whether the structure gives these keys; where in doubt, False."""
-    if not structure or len(set(keys)) != len(keys) or "" in keys:
-        return False
-    parts_of: dict[int, list[str]] = {}
-    levels: list[_OpenLevel] = []
-    leaf = 0
-    for number, token in enumerate(structure):
-        if isinstance(token, Container):
-            if bool(number) != bool(levels) or len(levels) >= MAX_LEVELS:
-                return False
-            above = ""
-            if levels:
-                inner = levels[-1]
-                above = inner.parts[inner.place] + "/"
-                inner.place += 1
-            parts = parts_of.get(id(token))
-            if parts is None:
-                parts = parts_of[id(token)] = [escape_part(key_text(key)) for key in token.keys]
-            levels.append(_OpenLevel(above, parts))
-        else:
-            end = leaf + token
-            while leaf < end and levels:
-                inner = levels[-1]
-                wanted = inner.parts[inner.place : inner.place + end - leaf]
-                there = keys[leaf : leaf + len(wanted)]
-                prefix = "".join([level.above for level in levels])
-                # The keys that are there bound what is made to compare them with.
-                if len(prefix) * len(wanted) > sum(map(len, there)) or [prefix + part for part in wanted] != there:
-                    return False
-                leaf += len(wanted)
-                inner.place += len(wanted)
-                _leave(levels)
-            if leaf != end:
-                return False
-        _leave(levels)
-    return not levels and leaf == len(keys)
-
-
-def _leave(levels: list[_OpenLevel]) -> None:
-    while levels and levels[-1].place == len(levels[-1].parts):
-        levels.pop()
+    if len(set(keys)) != len(keys):
+        raise Corrupt("two leaves have the same key")
 
 
 def _short(key: str) -> str:

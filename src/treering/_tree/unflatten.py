@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
-from treering._format.structure import KEYS, key_text
+from treering._format.structure import KEYS, key_text, walk
 from treering._printable import printable
 from treering._tree.flatten import flatten_like, open_node
 from treering._tree.flatten_leaves import KINDS
@@ -83,26 +83,13 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called:
 
 def containers_of(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
     """Yield the containers of a structure with their key paths."""
-    levels: list[tuple[tuple[str, ...], Container, int]] = []
-    for token in tokens:
-        left = 1 if isinstance(token, Container) else token
-        while left:
-            while levels and levels[-1][2] == len(levels[-1][1].keys):
-                levels.pop()
-            if not levels:
-                break
-            path, container, done = levels.pop()
-            count = min(left, len(container.keys) - done)
-            levels.append((path, container, done + count))
-            left -= count
+    levels: list[tuple[tuple[str, ...], Container]] = []
+    for depth, place, token in walk(tokens):
         if isinstance(token, Container):
-            if levels:
-                above, container, done = levels[-1]
-                path = (*above, key_text(container.keys[done - 1]))
-            else:
-                path = ()
+            del levels[depth:]
+            path = (*levels[-1][0], key_text(levels[-1][1].keys[place])) if levels else ()
+            levels.append((path, token))
             yield path, token
-            levels.append((path, token, 0))
 
 
 def _differences(saved: Container, like: Container, called: str) -> Iterator[str]:

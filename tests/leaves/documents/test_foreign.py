@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.format.indexes import keys_of
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._format.index import Container
-from treering._format.structure import build, keys_of
+from treering._format.structure import build
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry, parse_leaves_index
 from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of, first_checksums

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.format.indexes import keys_of
 from tests.leaves.documents.made_records import F32, flat, records
 from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, chunk_count
 from treering._format.blocks import first_blocks
 from treering._format.index import Container, Index, LeafType
 from treering._format.listing import list_index
-from treering._format.structure import build, keys_of
+from treering._format.structure import build
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry
 from treering._leaves.documents.join import join_records
