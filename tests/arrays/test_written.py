@@ -67,27 +67,27 @@ def test_each_comes_to_the_same_files_as_process_0(plans: list[DividedSave], lim
     every = plans[0].files(ATTEMPT, range(4), limit)
     assert len(set(every.names)) == len(every.names)
     assert every.writers == sorted(every.writers)
-    sizes = every.layout.sizes()
-    chunks = every.layout.chunks
+    sizes = every.sizes()
+    chunks = every.chunks
     for this, plan in enumerate(plans):
         own = plan.files(ATTEMPT, [this], limit)
         mine = [file for file, writer in enumerate(every.writers) if writer == this]
         assert own.names == [every.names[file] for file in mine]
-        assert own.layout.headers == [every.layout.headers[file] for file in mine]
-        assert own.layout.sizes() == [sizes[file] for file in mine]
+        assert own.headers == [every.headers[file] for file in mine]
+        assert own.sizes() == [sizes[file] for file in mine]
         rows = [
             (chunks.leaf[n], chunks.box[n], mine.index(file), chunks.offset[n], chunks.nbytes[n], chunks.block[n])
             for n, file in enumerate(chunks.file)
             if file in mine
         ]
-        kept = own.layout.chunks
+        kept = own.chunks
         assert rows == list(zip(kept.leaf, kept.box, kept.file, kept.offset, kept.nbytes, kept.block, strict=True))
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_every_item_is_written_once(plans: list[DividedSave], limit: int) -> None:
     files = plans[0].files(ATTEMPT, range(4), limit)
-    chunks, leaves = files.layout.chunks, plans[0].leaves
+    chunks, leaves = files.chunks, plans[0].leaves
     for leaf in leaves.sources:
         shape = leaves.types[leaves.leaf_types[leaf]].shape or ()
         boxes = [chunks.box[n] or whole(shape) for n, found in enumerate(chunks.leaf) if found == leaf]
@@ -99,10 +99,10 @@ def test_what_each_writes_is_what_the_arrays_hold(plans: list[DividedSave], limi
     tree = tree_of(0)
     for this, plan in enumerate(plans):
         own = plan.files(ATTEMPT, [this], limit)
-        chunks = own.layout.chunks
-        written = SaveData(own.layout, None)
+        chunks = own.chunks
+        written = SaveData(own, None)
         for file in range(len(own.names)):
-            data = own.layout.headers[file] + b"".join(map(bytes, written.data_of(file)))
+            data = own.headers[file] + b"".join(map(bytes, written.data_of(file)))
             for n, found in enumerate(chunks.file):
                 key = plan.keys[chunks.leaf[n]]
                 if found == file and key != "text":
@@ -115,16 +115,14 @@ def test_what_each_writes_is_what_the_arrays_hold(plans: list[DividedSave], limi
 def test_files_end_at_their_limit(plans: list[DividedSave]) -> None:
     for limit in LIMITS:
         files = plans[0].files(ATTEMPT, range(4), limit)
-        for size, header, file in zip(files.layout.sizes(), files.layout.headers, range(len(files.names)), strict=True):
-            nbytes = [
-                n for n, of in zip(files.layout.chunks.nbytes, files.layout.chunks.file, strict=True) if of == file
-            ]
+        for size, header, file in zip(files.sizes(), files.headers, range(len(files.names)), strict=True):
+            nbytes = [n for n, of in zip(files.chunks.nbytes, files.chunks.file, strict=True) if of == file]
             assert size - len(header) <= limit + max(nbytes)
 
 
 def test_checksums_are_put_where_their_chunks_are(plans: list[DividedSave]) -> None:
     files = plans[0].files(ATTEMPT, range(4))
-    chunks = files.layout.chunks
+    chunks = files.chunks
     parts = [array("Q") for _ in range(4)]
     want = array("Q")
     for n, (file, nbytes, block) in enumerate(zip(chunks.file, chunks.nbytes, chunks.block, strict=True)):

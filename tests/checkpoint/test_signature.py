@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -13,14 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
-from treering._checkpoint.signature import (
-    check_local,
-    check_signature,
-    claim_leaves,
-    leaf_text,
-    local_digests,
-    signature_of,
-)
+from treering._checkpoint.signature import check_local, check_signature, claim_leaves, local_digests, signature_of
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering.errors import Mismatch
@@ -37,8 +29,7 @@ def signature(tree: Any, this: int = 0) -> bytes:
 
 def compare(mine: Any, theirs: Any) -> None:
     flat, leaves = seen(mine)
-    check = check_signature(signature_of(flat, leaves), flat.keys, functools.partial(leaf_text, leaves))
-    check(signature(theirs))
+    check_signature(flat, leaves, signature(theirs))
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,6 @@ def print_of(plan: TreePlan) -> dict[str, Any]:
         "spread": repr(leaves.spread),
         "chunks": repr(layout.chunks),
         "headers": layout.headers,
-        "signature": plan.signature(),
         "divided": repr(plan.divided().files(ATTEMPT, [0]).names),
         "processes": plan.processes,
     }
@@ -285,7 +284,6 @@ def test_no_leaf_is_held() -> None:
     tree = state(1.0)
     held = [weakref.ref(leaf) for leaf in (tree["params"]["w"], tree["params"]["b"], tree["key"], tree["opt"][0].first)]
     plan_tree(tree).layout(ATTEMPT)
-    plan_tree(tree).signature()
     del tree
     gc.collect()
     assert [leaf() for leaf in held] == [None] * len(held)

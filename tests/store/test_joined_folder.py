@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.checkpoints import folder_at, journal_name, names_in, open_descriptors, save, write
-from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
+from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._values.checkpoint_names import decision_name, heartbeat_name, prepare_name, vote_name
 from treering.errors import Busy, NotFound, StoreFailed
@@ -155,19 +155,19 @@ def test_files_of_others_beside_notes_are_refused_as_ever(tmp_path: Path) -> Non
 
 def test_who_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ckpt"
-    with TellingFolder(path) as telling:
+    with refusing_board(path) as board:
         assert path.is_dir()
-        telling.board.put(decision_name(ATTEMPT), b"refused")
-        telling.board.remove(decision_name(ATTEMPT))
+        board.put(decision_name(ATTEMPT), b"refused")
+        board.remove(decision_name(ATTEMPT))
     assert names(tmp_path) == []
 
 
 def test_who_is_refused_leaves_a_folder_that_was_there(tmp_path: Path) -> None:
-    with TellingFolder(tmp_path):
+    with refusing_board(tmp_path):
         pass
     assert tmp_path.is_dir()
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreFailed), TellingFolder(tmp_path / "file"):
+    with pytest.raises(StoreFailed), refusing_board(tmp_path / "file"):
         pass
 
 

@@ -77,6 +77,13 @@ class DescribedLeaves:
         source = next(source for source in sources if contains(source.box, box))
         return source.data if source.box == box else cut_box(source.data, source.box, box)
 
+    def whole_of(self, leaf: int) -> Any:
+        """Return all of a leaf as one array, where this process holds all of its boxes."""
+        sources = self.sources[leaf]
+        if len(sources) == 1:
+            return sources[0].data
+        return BoxedArray(self.types[self.leaf_types[leaf]].shape or (), sources)
+
     def held_by(self, leaf: int) -> HeldBoxes:
         """Return the distinct boxes of a leaf that lies in files, and who holds each."""
         found = self.spread.get(leaf)

@@ -32,6 +32,10 @@ class SaveLayout:
     """Which box lies where."""
     headers: Sequence[bytes]
     """The bytes of each file before its data."""
+    names: Sequence[str]
+    """The names of the files."""
+    writers: Sequence[int]
+    """Which process writes each file."""
 
     @property
     def data_bytes(self) -> int:
@@ -78,24 +82,6 @@ class SaveData:
         return None if block is None else self._layout.chunks.leaf[bisect.bisect_right(self._starts, block) - 1]
 
 
-def content(header: bytes, data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield a whole file."""
-    yield header
-    yield from data
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FilesOfProcesses:
-    """Data files of some or all processes."""
-
-    layout: SaveLayout
-    """What lies in them."""
-    names: Sequence[str]
-    """Their names."""
-    writers: Sequence[int]
-    """Which process writes each."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DividedSave:
     """Who writes what."""
@@ -109,7 +95,7 @@ class DividedSave:
     plan: SavePlan
     """The plan of all."""
 
-    def files(self, attempt: str, processes: Iterable[int], limit: int = FILE_BYTES) -> FilesOfProcesses:
+    def files(self, attempt: str, processes: Iterable[int], limit: int = FILE_BYTES) -> SaveLayout:
         """Lay out the files of some processes.
 
         Args:
@@ -132,9 +118,7 @@ class DividedSave:
             writers += [process] * len(found)
         leaves = self.leaves
         chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
-        return FilesOfProcesses(
-            layout=SaveLayout(leaves=leaves, chunks=chunks, headers=headers), names=names, writers=writers
-        )
+        return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=names, writers=writers)
 
     def _rows_of(self, process: int) -> tuple[list[Row], list[int]]:
         """Return what a process writes, and the bytes of each box."""
@@ -151,8 +135,10 @@ class DividedSave:
         return rows, sizes
 
 
-def divide_save(keys: Sequence[str], leaves: DescribedLeaves, processes: int) -> DividedSave:
-    """Divide leaves among processes.
+def divide_save(
+    keys: Sequence[str], leaves: DescribedLeaves, processes: int, plan: SavePlan | None = None
+) -> DividedSave:
+    """Divide leaves among processes, by a ``plan`` that was made for leaves that are alike.
 
     Example:
         >>> import numpy as np
@@ -164,21 +150,21 @@ def divide_save(keys: Sequence[str], leaves: DescribedLeaves, processes: int) ->
         ['data-0000000000000000-00000-of-00001.safetensors']
     """
     stored = list(leaves.sources)
-    plan = plan_save([leaves.layout_of(leaf) for leaf in stored], processes)
+    plan = plan or plan_save([leaves.layout_of(leaf) for leaf in stored], processes)
     return DividedSave(keys=keys, leaves=leaves, stored=stored, plan=plan)
 
 
-def merge_checksums(files: FilesOfProcesses, parts: Sequence[array[int]]) -> array[int]:
+def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[int]:
     """Return the checksums of all chunks, given those that each process found, in the order of its own chunks.
 
     Raises:
         ProcessFailed: a process handed in another number of checksums than its part has blocks.
     """
-    chunks = files.layout.chunks
+    chunks = layout.chunks
     table = array("Q")
     taken = [0] * len(parts)
     for file, nbytes, block in zip(chunks.file, chunks.nbytes, chunks.block, strict=True):
-        process = files.writers[file]
+        process = layout.writers[file]
         start = taken[process]
         taken[process] = stop = start + block_count(nbytes, block)
         table += parts[process][start:stop]

@@ -1,4 +1,4 @@
-"""Saving into a checkpoint's folder that process 0 of the job has entered: data files of its attempt, and notes.
+"""New files in a checkpoint's folder; and the folder as a process sees it that joins the save of process 0.
 
 Whoever joins takes no lock and makes no journal: those of process 0 stand for the attempt. It removes what it wrote
 itself, and nothing else.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
@@ -21,7 +20,63 @@ from treering._store.resolve import store_at
 from treering._values.checkpoint_names import INDEX, require_data_name
 
 
-class JoinedFolder:
+class AttemptFiles:
+    """The new data files of one attempt.
+
+    Args:
+        path: the folder.
+        attempt: the attempt.
+
+    Attributes:
+        attempt: 16 hexadecimal digits; data files are called ``data-<attempt>-NNNNN-of-NNNNN.safetensors``.
+    """
+
+    def __init__(self, path: Path, attempt: str) -> None:
+        self.attempt = attempt
+        self._shown = os.fspath(path)
+        self._store = store_at(path)
+        self._opened = False
+        self._old: Version | None = None
+        self._written: list[str] = []
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit.
+
+        Raises:
+            StoreFailed: the file system has fewer than ``size`` bytes free, or there is no folder.
+        """
+        with naming(self._shown, "write"):
+            self._open_store().require_space(size)
+
+    def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
+        """Write the new file ``name``, durable but for its name, as the concatenation of ``buffers``.
+
+        Args:
+            name: a name of this attempt.
+            buffers: C-contiguous buffers of any item type, asked for one after the other.
+            size: how many bytes the buffers hold together.
+
+        Raises:
+            StoreFailed: the system refused, or the buffers hold another number of bytes.
+            ValueError: the name is not one of this attempt.
+        """
+        require_data_name(self.attempt, name)
+        with naming(self._shown, "write"):
+            store = self._open_store()
+            self._written.append(name)
+            try:
+                store.create(name, buffers, size, like=self._old)
+            except FileExistsError:
+                self._written.remove(name)  # somebody else's
+                raise
+
+    def _open_store(self) -> Store:
+        if not self._opened:
+            raise RuntimeError("the with block has not begun, or is over")
+        return self._store
+
+
+class JoinedFolder(AttemptFiles):
     """The part of one process in the save of another, a context manager. Nothing is opened before it is needed.
 
     Attributes:
@@ -42,20 +97,13 @@ class JoinedFolder:
     """
 
     def __init__(self, path: Path, attempt: str) -> None:
-        self.board: MessageBoard = PathMessageBoard(os.fspath(path))
-        self._attempt = attempt
-        self._shown = os.fspath(path)
-        self._store = store_at(path)
-        self._opened = False
-        self._old: Version | None = None
-        self._written: list[str] = []
+        super().__init__(path, attempt)
+        self.board: MessageBoard = PathMessageBoard(self._shown)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened = False
         self._store.close()
 
@@ -67,32 +115,6 @@ class JoinedFolder:
         """
         self._store.make()
 
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
-
-        Raises:
-            StoreFailed: the file system has fewer than ``size`` bytes free, or there is no folder.
-        """
-        with naming(self._shown, "write"):
-            self._open().require_space(size)
-
-    def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write a data file as `CheckpointFolder.write_file` does.
-
-        Raises:
-            StoreFailed: the system refused, or the buffers hold another number of bytes.
-            ValueError: the name is not one of this attempt.
-        """
-        require_data_name(self._attempt, name)
-        with naming(self._shown, "write"):
-            store = self._open()
-            self._written.append(name)
-            try:
-                store.create(name, buffers, size, like=self._old)
-            except FileExistsError:
-                self._written.remove(name)  # somebody else's
-                raise
-
     def make_durable(self) -> None:
         """Make the names of the written files durable; their content is.
 
@@ -100,7 +122,7 @@ class JoinedFolder:
             StoreFailed: the system refused.
         """
         with naming(self._shown, "write"):
-            self._open().flush()
+            self._open_store().flush()
 
     def withdraw(self) -> None:
         """Remove what was written here, as far as that goes; the journal of process 0 is the proof for the rest."""
@@ -110,7 +132,7 @@ class JoinedFolder:
                 with contextlib.suppress(OSError):  # the others may go all the same
                     self._store.remove(name)
 
-    def _open(self) -> Store:
+    def _open_store(self) -> Store:
         if not self._opened:
             self._store.open()
             self._opened = True
@@ -119,30 +141,23 @@ class JoinedFolder:
         return self._store
 
 
-class TellingFolder:
-    """A folder in which process 0 says that it could not enter: made for that if it is not there, a context manager.
+@contextlib.contextmanager
+def refusing_board(path: Path) -> Iterator[MessageBoard]:
+    """Give the board of a folder that process 0 could not enter; made for that, and removed, if it is not there.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "ckpt")
-        >>> with TellingFolder(path) as telling:
-        ...     telling.board.put(".treering-0123456789abcdef-verdict", b"refused")
-        ...     telling.board.remove(".treering-0123456789abcdef-verdict")
+        >>> with refusing_board(path) as board:
+        ...     board.put(".treering-0123456789abcdef-verdict", b"refused")
+        ...     board.remove(".treering-0123456789abcdef-verdict")
         >>> path.exists()
         False
     """
-
-    def __init__(self, path: Path) -> None:
-        self.board: MessageBoard = PathMessageBoard(os.fspath(path))
-        self._shown = os.fspath(path)
-        self._store = store_at(path)
-
-    def __enter__(self) -> Self:
-        with naming(self._shown, "write"):
-            self._store.make()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._store.unmake()
+    store = store_at(path)
+    with naming(os.fspath(path), "write"):
+        store.make()
+    try:
+        yield PathMessageBoard(os.fspath(path))
+    finally:
+        store.unmake()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from treering._checkpoint.joined_folder import JoinedFolder, TellingFolder
+from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import run_protocol
 from treering._coordination.message_board import MessageBoard
@@ -82,8 +82,8 @@ def _coordinate(call: Call, path: Path, make_share: Callable[[], S], pause: Call
             signature = share.signature()
             board = share.enter(held)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
-            with contextlib.suppress(TreeringError), TellingFolder(path) as telling:
-                run_protocol(refuse(call, error), telling.board, _ShareExecutor(error), sleep=pause)
+            with contextlib.suppress(TreeringError), refusing_board(path) as board:
+                run_protocol(refuse(call, error), board, _ShareExecutor(error), sleep=pause)
             raise
         run_protocol(coordinate(call, signature), board, share, sleep=pause)
         share.finish()

@@ -12,44 +12,24 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-from treering._arrays.written import FilesOfProcesses, SaveData, content, divide_save, merge_checksums
+from treering._arrays.written import SaveLayout, divide_save, merge_checksums
 from treering._background.save_job import UNWATCHED, Watch
-from treering._checkpoint.joined_folder import JoinedFolder
+from treering._checkpoint.joined_folder import AttemptFiles, JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.plan_cache import TreePlan
-from treering._checkpoint.save_folder import add_digests, make_index
+from treering._checkpoint.save_folder import commit_index, make_index, write_data
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.signature import (
-    check_local,
-    check_signature,
-    claim_leaves,
-    leaf_text,
-    local_digests,
-    signature_of,
-)
+from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
-from treering._format.document import encode_index, read_names
-from treering._format.index import DataFile
+from treering._format.document import read_names
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
-from treering._values.telemetry import phase
 from treering.errors import Mismatch
 
 _COUNT: Final = struct.Struct("<Q")
-
-
-def save_together(plan: TreePlan | Exception, options: SaveOptions, processes: Processes) -> None:
-    """Write this process's share of a tree into a folder; all processes call it.
-
-    Args:
-        plan: the tree, planned; or why it cannot be saved, which the others are told before it is raised.
-        options: what the caller asks for.
-        processes: those of the job, more than one.
-    """
-    write_share(begin_call(options, processes), plan, options)
 
 
 def begin_call(options: SaveOptions, processes: Processes) -> Call:
@@ -59,7 +39,14 @@ def begin_call(options: SaveOptions, processes: Processes) -> Call:
 
 
 def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
-    """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone."""
+    """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone.
+
+    Args:
+        call: the save.
+        plan: the tree, planned; or why it cannot be saved, which the others are told before it is raised.
+        options: what the caller asks for.
+        watch: watches the save.
+    """
 
     def make_share() -> _CheckpointShare:
         if isinstance(plan, Exception):
@@ -81,17 +68,15 @@ class _CheckpointShare:
         self._watch = watch
         self._folder: CheckpointFolder | None = None
         self._joined: JoinedFolder | None = None
-        self._files: FilesOfProcesses | None = None
+        self._layout: SaveLayout | None = None
 
     def signature(self) -> bytes:
         return signature_of(self._flat, self._plan.leaves)
 
     def check(self, signature: bytes) -> None:
-        this, flat = self._call.processes.this, self._flat
-        leaves = claim_leaves(flat, self._plan.leaves, signature, this)
+        leaves = match_signature(self._flat, self._plan.leaves, signature, self._call.processes.this)
         if leaves is not self._plan.leaves:
-            self._plan = divide_save(flat.keys, leaves, self._call.processes.count)
-        check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(signature)
+            self._plan = divide_save(self._flat.keys, leaves, self._call.processes.count)
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
@@ -115,7 +100,7 @@ class _CheckpointShare:
         if self._folder is not None:
             payload = self._write(self._folder)
             # Now, while the others are still writing: between their last byte and the commit is as little as can be.
-            self._files = self._plan.files(self._call.attempt, range(self._call.processes.count))
+            self._layout = self._plan.files(self._call.attempt, range(self._call.processes.count))
             return payload
         joined = self._joined
         if joined is None:
@@ -125,47 +110,28 @@ class _CheckpointShare:
         self._watch.claim()  # what is handed in may be committed at any moment
         return payload
 
-    @phase("save/write")
-    def _write(self, folder: CheckpointFolder | JoinedFolder) -> bytes:
+    def _write(self, folder: AttemptFiles) -> bytes:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
-        files = self._plan.files(self._call.attempt, [self._call.processes.this])
-        layout = files.layout
-        sizes = layout.sizes()
-        folder.require_space(sum(sizes))
-        written = SaveData(layout, self._options.progress)
-        for number, (name, header, size) in enumerate(zip(files.names, layout.headers, sizes, strict=True)):
-            folder.write_file(name, content(header, written.data_of(number)), size)
+        layout = self._plan.files(self._call.attempt, [self._call.processes.this])
+        checksums = write_data(layout, folder, self._options)
         digests = local_digests(self._flat, self._plan.leaves) if self._options.host_local == "equal" else b""
-        return _COUNT.pack(len(written.checksums)) + pack_checksums(written.checksums) + digests
+        return _COUNT.pack(len(checksums)) + pack_checksums(checksums) + digests
 
     def commit(self, payloads: Sequence[bytes]) -> None:
-        files, folder = self._files, self._folder
-        if files is None or folder is None:
+        layout, folder = self._layout, self._folder
+        if layout is None or folder is None:
             raise RuntimeError("a commit comes after the data")
         opened = list(map(_opened, payloads))
         if self._options.host_local == "equal":
             check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
             raise Mismatch(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
-        checksums = merge_checksums(files, [found for found, _ in opened])
-        layout = files.layout
-        columns = zip(files.names, layout.sizes(), layout.headers, files.writers, strict=True)
+        checksums = merge_checksums(layout, [found for found, _ in opened])
+        call = self._call
         index = make_index(
-            self._flat,
-            layout,
-            checksums,
-            [
-                DataFile(name=name, nbytes=size, header=len(header), digest=None, process=process)
-                for name, size, header, process in columns
-            ],
-            metadata=self._metadata,
-            attempt=self._call.attempt,
-            processes=self._call.processes.count,
+            self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=call.processes.count
         )
-        document = encode_index(add_digests(index, layout.headers, replaces=folder.superseded))
-        self._watch.claim()
-        with phase("save/commit"):
-            folder.commit(document)
+        commit_index(folder, index, layout.headers, self._watch)
 
     def roll_back(self) -> None:
         if self._folder is not None:

@@ -15,8 +15,8 @@ from treering._arrays.known_leaves import KnownLeaves
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._arrays.snapshot import snapshot
 from treering._arrays.written import DividedSave, SaveLayout, divide_save
-from treering._checkpoint.signature import signature_of
 from treering._format.blocks import leaf_bytes
+from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files, of_attempt
 from treering._format.index import Chunks
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
@@ -39,8 +39,6 @@ class _Common:
     """Chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros."""
     plan: SavePlan | None = None
     """Who writes what."""
-    signature: bytes | None = None
-    """What this process says of the tree."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +66,20 @@ class TreePlan:
             rows = _shared_out(leaves, _rows(leaves))
             common.layout = lay_out_files(_MAKING, self.flat.keys, leaves.types, leaves.leaf_types, rows)
         chunks, headers = common.layout
+        count = len(headers)
         return SaveLayout(
-            leaves=self.leaves, chunks=chunks, headers=[of_attempt(header, attempt) for header in headers]
+            leaves=self.leaves,
+            chunks=chunks,
+            headers=[of_attempt(header, attempt) for header in headers],
+            names=[data_name(attempt, number, count) for number in range(count)],
+            writers=[0] * count,
         )
 
     def divided(self) -> DividedSave:
         """Return who writes what, in a save by several processes."""
-        common = self._common
-        if common.plan is None:
-            common.plan = divide_save(self.flat.keys, self.leaves, self.processes.count).plan
-        return DividedSave(keys=self.flat.keys, leaves=self.leaves, stored=list(self.leaves.sources), plan=common.plan)
-
-    def signature(self) -> bytes:
-        """Return what this process says of the tree; see ``signature_of``."""
-        common = self._common
-        if common.signature is None:
-            common.signature = signature_of(self.flat, self.leaves)
-        return common.signature
+        divided = divide_save(self.flat.keys, self.leaves, self.processes.count, self._common.plan)
+        self._common.plan = divided.plan
+        return divided
 
     @property
     def nbytes(self) -> int:

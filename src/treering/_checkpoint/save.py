@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -9,11 +10,12 @@ from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
 from treering._background.save_job import UNWATCHED, Watch
 from treering._background.saves import settle
-from treering._checkpoint.joint_save import save_together
+from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
-from treering._checkpoint.save_folder import FolderSave
+from treering._checkpoint.save_folder import write_folder
 from treering._checkpoint.save_options import SaveOptions
+from treering._coordination.operations import Call
 from treering._values.processes import Processes
 from treering._values.telemetry import report
 from treering._view.progress import showing
@@ -33,6 +35,33 @@ class PreparedSave(Protocol):
         """Write it, durable when this returns."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FolderSave:
+    """A tree that this process saves into a folder, alone or as its share in a counted save."""
+
+    plan: TreePlan
+    host_local: bool = False
+    """Whether leaves that each process holds alone are compared."""
+    call: Call | None = None
+    """The save that other processes take part in."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory its snapshot takes."""
+        return self.plan.nbytes
+
+    def snapshot(self) -> FolderSave:
+        """Return the same with its leaves in memory that nobody changes any more."""
+        return dataclasses.replace(self, plan=self.plan.snapshot(host_local=self.host_local))
+
+    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+        """Write the folder, or the share."""
+        if self.call is None:
+            write_folder(self.plan, options, watch)
+        else:
+            write_share(self.call, self.plan, options, watch)
+
+
 _FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = {
     ".msgpack": MsgpackSave.of,
     ".safetensors": SafetensorsSave.of,
@@ -48,7 +77,7 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
             return
         plan, processes = plan_together(tree, options, lambda: settle(options.path))
         if processes.count > 1:
-            save_together(plan, options, processes)
+            write_share(begin_call(options, processes), plan, options)
         else:
             FolderSave(require_plan(plan)).write(options)
 

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from treering._background import shutdown
-from treering._background.save_job import UNWATCHED, PendingSave, SaveJob, Watch
+from treering._background.save_job import PendingSave, SaveJob
 from treering._background.saves import raise_unreported, resolved, reword, writer
 from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan
-from treering._checkpoint.save import PreparedSave, plan_together, prepare_alone, require_plan
-from treering._checkpoint.save_folder import FolderSave
+from treering._checkpoint.save import FolderSave, PreparedSave, plan_together, prepare_alone, require_plan
 from treering._checkpoint.save_options import SaveOptions
-from treering._coordination.operations import Call
 from treering._store.resolve import absolute
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
@@ -58,26 +56,6 @@ def begin_save(
     if processes.count > 1:
         return begun.together(plan, processes)
     return begun.hand_over(FolderSave(require_plan(plan)), options)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _JointSave:
-    """The share of this process in a counted save."""
-
-    call: Call
-    plan: TreePlan
-    host_local: bool
-    """Whether leaves that each process holds alone are compared."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.plan.nbytes
-
-    def snapshot(self) -> _JointSave:
-        return dataclasses.replace(self, plan=self.plan.snapshot(host_local=self.host_local))
-
-    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
-        write_share(self.call, self.plan, options, watch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +101,7 @@ class _Beginning:
         call = begin_call(options, processes)
         job = self._job(0 if isinstance(plan, Exception) else plan.nbytes)
         try:
-            prepared = _JointSave(call, require_plan(plan), options.host_local == "equal")
+            prepared = FolderSave(require_plan(plan), options.host_local == "equal", call)
             if not processes.is_coordinator:  # what the others have counts for nothing
                 options = dataclasses.replace(options, metadata=None)
             return self.hand_over(prepared, options, job)

@@ -13,9 +13,8 @@ import numpy as np
 from treering._arrays.host import piece_buffers
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
-from treering._arrays.parted import BoxedArray
 from treering._arrays.snapshot import snapshot
-from treering._arrays.written import SaveData, SaveLayout, content
+from treering._arrays.written import SaveData, SaveLayout
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.plan_cache import held_bytes
 from treering._checkpoint.save_folder import make_index
@@ -23,7 +22,6 @@ from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
 from treering._codec.msgpack.write import Block, Piece, pieces_size
 from treering._format.headers import lay_out_files
-from treering._format.index import DataFile
 from treering._format.safetensors import check_single_file, check_single_metadata, single_file
 from treering._store.resolve import is_seen, write_file
 from treering._tree.flatten import Flattened, flatten
@@ -123,13 +121,11 @@ class SafetensorsSave:
         attempt = secrets.token_hex(8)
         rows = [(number, None) for number in leaves.sources]
         chunks, headers = lay_out_files(attempt, keys, leaves.types, leaves.leaf_types, [rows])
-        layout = SaveLayout(leaves=leaves, chunks=chunks, headers=headers)
+        layout = SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=[""], writers=[0])
         first = SaveData(layout, None)
         for _ in first.data_of(0, kept=False):
             pass
-        file = DataFile(name="", nbytes=layout.sizes()[0], header=len(headers[0]), digest=None)
-        index = make_index(self._flat, layout, first.checksums, [file], metadata=metadata, attempt=attempt)
-        _, header = single_file(index)
+        _, header = single_file(make_index(self._flat, layout, first.checksums, metadata, attempt=attempt))
         buffers = _claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
         write_file(options.path, buffers, len(header) + layout.data_bytes)
 
@@ -158,7 +154,8 @@ def _read_again(
 ) -> Iterator[bytes | memoryview]:
     """Yield the file; at its end, require that the second reading of the arrays found what the first one did."""
     second = SaveData(layout, progress)
-    yield from content(header, second.data_of(0))
+    yield header
+    yield from second.data_of(0)
     changed = second.first_other(first)
     if changed is not None:
         error = Unsupported("the array was changed while it was being saved", hint="save again; nothing was replaced")
@@ -168,9 +165,7 @@ def _read_again(
 
 def _join_parts(leaves: DescribedLeaves) -> DescribedLeaves:
     """Let every leaf be one box: readers of safetensors know no parts."""
-    sources = dict(leaves.sources)
-    for number, parts in leaves.sources.items():
-        if len(parts) > 1:
-            shape = leaves.types[leaves.leaf_types[number]].shape or ()
-            sources[number] = (HeldBox(whole(shape), BoxedArray(shape, [(part.box, part.data) for part in parts])),)
-    return dataclasses.replace(leaves, sources=sources)
+    shapes = [kind.shape or () for kind in leaves.types]
+    return dataclasses.replace(
+        leaves, sources={n: (HeldBox(whole(shapes[leaves.leaf_types[n]]), leaves.whole_of(n)),) for n in leaves.sources}
+    )

@@ -1,9 +1,10 @@
-"""A planned tree -> a checkpoint's folder, durable when this returns."""
+"""A planned tree -> a checkpoint's folder, durable when this returns; the steps that a joint save takes too."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import platform
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,77 +16,64 @@ import ml_dtypes
 import numpy as np
 
 from treering import __version__
-from treering._arrays.written import SaveData, SaveLayout, content
-from treering._background.save_job import UNWATCHED, Watch
+from treering._arrays.written import SaveData, SaveLayout
+from treering._background.save_job import Watch
+from treering._checkpoint.joined_folder import AttemptFiles
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.blocks import file_digests
-from treering._format.document import data_name, encode_index, read_names
+from treering._format.document import encode_index, read_names
 from treering._format.index import DataFile, Index
 from treering._tree.flatten import Flattened
 from treering._values.telemetry import phase
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FolderSave:
-    """A tree that this process alone saves into a folder."""
-
-    plan: TreePlan
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory its snapshot takes."""
-        return self.plan.nbytes
-
-    def snapshot(self) -> FolderSave:
-        """Return the same with its leaves in memory that nobody changes any more."""
-        return FolderSave(self.plan.snapshot())
-
-    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
-        """Write the folder; ``treering.save`` says more."""
-        metadata = options.json_metadata()
-        watch.move()
-        with (
-            closing(CheckpointFolder(options.path, overwrite=options.overwrite, names_in=read_names)) as folder,
-            folder,
-        ):
-            layout = self.plan.layout(folder.attempt)
-            written = SaveData(layout, options.progress)
-            files = _write(layout, written, folder)
-            flat, attempt = self.plan.flat, folder.attempt
-            index = make_index(flat, layout, written.checksums, files, metadata=metadata, attempt=attempt)
-            document = encode_index(add_digests(index, layout.headers, replaces=folder.superseded))
-            watch.claim()
-            with phase("save/commit"):
-                folder.commit(document)
+def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
+    """Write the folder as this process alone; ``treering.save`` says more."""
+    metadata = options.json_metadata()
+    watch.move()
+    with closing(CheckpointFolder(options.path, overwrite=options.overwrite, names_in=read_names)) as folder, folder:
+        layout = plan.layout(folder.attempt)
+        checksums = write_data(layout, folder, options)
+        index = make_index(plan.flat, layout, checksums, metadata, attempt=folder.attempt)
+        commit_index(folder, index, layout.headers, watch)
 
 
 @phase("save/write")
-def _write(layout: SaveLayout, written: SaveData, folder: CheckpointFolder) -> list[DataFile]:
-    """Write the data files; their content is durable then, their names are with the commit."""
+def write_data(layout: SaveLayout, folder: AttemptFiles, options: SaveOptions) -> array[int]:
+    """Write the data files, durable but for their names, and return the checksums of their blocks."""
     sizes = layout.sizes()
     folder.require_space(sum(sizes))
-    files = []
-    for number, (header, size) in enumerate(zip(layout.headers, sizes, strict=True)):
-        name = data_name(folder.attempt, number, len(sizes))
-        folder.write_file(name, content(header, written.data_of(number)), size)
-        files.append(DataFile(name=name, nbytes=size, header=len(header), digest=None))
-    return files
+    written = SaveData(layout, options.progress)
+    for number, (name, header, size) in enumerate(zip(layout.names, layout.headers, sizes, strict=True)):
+        folder.write_file(name, itertools.chain([header], written.data_of(number)), size)
+    return written.checksums
+
+
+def commit_index(folder: CheckpointFolder, index: Index, headers: Sequence[bytes], watch: Watch) -> None:
+    """Commit what the index says was written."""
+    digests = file_digests(index, headers)
+    files = [dataclasses.replace(file, digest=found) for file, found in zip(index.files, digests, strict=True)]
+    document = encode_index(dataclasses.replace(index, files=files, replaces=folder.superseded))
+    watch.claim()
+    with phase("save/commit"):
+        folder.commit(document)
 
 
 def make_index(
     flat: Flattened,
     layout: SaveLayout,
     checksums: array[int],
-    files: Sequence[DataFile],
-    *,
     metadata: Mapping[str, Any],
+    *,
     attempt: str,
     processes: int = 1,
 ) -> Index:
-    """Return the index of what was written."""
+    """Return the index of what was written, without the digests of its files."""
     leaves = layout.leaves
+    writers = layout.writers if processes > 1 else [None] * len(layout.names)
+    files = zip(layout.names, layout.sizes(), layout.headers, writers, strict=True)
     return Index(
         attempt=attempt,
         written=versions(),
@@ -98,17 +86,13 @@ def make_index(
         values=leaves.values,
         chunks=layout.chunks,
         checksums=checksums,
-        files=files,
+        files=[
+            DataFile(name=name, nbytes=size, header=len(header), digest=None, process=process)
+            for name, size, header, process in files
+        ],
         replaces=(),
         metadata=metadata,
     )
-
-
-def add_digests(index: Index, headers: Sequence[bytes], *, replaces: Sequence[str]) -> Index:
-    """Return the index with the digest of each file."""
-    digests = file_digests(index, headers)
-    files = [dataclasses.replace(file, digest=found) for file, found in zip(index.files, digests, strict=True)]
-    return dataclasses.replace(index, files=files, replaces=replaces)
 
 
 def versions() -> dict[str, str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import xxhash
 
 from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
-from treering._arrays.parted import BoxedArray, host_blocks
+from treering._arrays.parted import host_blocks
 from treering._codec.documents import json_text
 from treering._format.index import LeafType
 from treering._format.leaf_values import encode_value
@@ -53,6 +53,13 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     return pack_checksums(signature)
 
 
+def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
+    """Return the leaves as process 0 sees them, compared with its signature: `claim_leaves`, then `check_signature`."""
+    leaves = claim_leaves(flat, leaves, theirs, this)
+    check_signature(flat, leaves, theirs)
+    return leaves
+
+
 def claim_leaves(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
     """Return the leaves as process 0 sees them, as far as that cannot be known here.
 
@@ -79,42 +86,40 @@ def claim_leaves(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: 
     return leaves if len(spread) == len(leaves.spread) else dataclasses.replace(leaves, spread=spread)
 
 
-def check_signature(mine: bytes, keys: Sequence[str], text: Callable[[int], str]) -> Callable[[bytes], None]:
-    """Return what compares process 0's signature with this process's.
+def check_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes) -> None:
+    """Compare process 0's signature with this process's.
 
-    Args:
-        mine: this process's signature.
-        keys: key text of each leaf.
-        text: says what a leaf is here, such as `leaf_text` with its first two arguments given.
-
-    Returns:
-        A function of process 0's signature. It raises ``Mismatch``, naming the first few leaves that differ.
+    Raises:
+        Mismatch: they differ; the first few leaves that do are named.
 
     Example:
-        >>> check_signature(b"12345678", ["w"], lambda leaf: "an int")(b"87654321")
+        >>> from treering._arrays.outgoing import describe_leaves
+        >>> from treering._tree.flatten import flatten
+        >>> flat = flatten({"w": 7})
+        >>> check_signature(flat, describe_leaves(flat), b"87654321")
         Traceback (most recent call last):
             ...
         treering.errors.Mismatch: the tree of process 0 differs:
-          leaf 'w' differs from that of process 0; here it is an int
+          leaf 'w' differs from that of process 0; here it is int
     """
+    mine, keys = signature_of(flat, leaves), flat.keys
+    if theirs == mine:
+        return
+    differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
+    if len(theirs) != len(mine):
+        found = f"process 0 has {pluralize(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
+        first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
+        raise Mismatch(f"the processes have different trees: {found}{first}")
+    text = "leaf {!r:.200} differs from that of process 0; here it is {}"
+    lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
+    raise _mismatch("the tree of process 0 differs:", lines, len(differing))
 
-    def check(theirs: bytes) -> None:
-        if theirs == mine:
-            return
-        differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
-        if len(theirs) != len(mine):
-            found = f"process 0 has {pluralize(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
-            first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
-            raise Mismatch(f"the processes have different trees: {found}{first}")
-        lines = [
-            f"leaf {keys[n]!r:.200} differs from that of process 0; here it is {text(n)}" for n in differing[:_SHOWN]
-        ]
-        more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
-        error = Mismatch("the tree of process 0 differs:" + "".join(f"\n  {line}" for line in [*lines, *more]))
-        error.differences = tuple(lines)
-        raise error
 
-    return check
+def _mismatch(what: str, lines: Sequence[str], count: int, hint: str = "") -> Mismatch:
+    more = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
+    error = Mismatch("\n".join([what, *(f"  {line}" for line in [*lines[:_SHOWN], *more]), *filter(None, [hint])]))
+    error.differences = tuple(lines)
+    return error
 
 
 def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:
@@ -152,8 +157,8 @@ def local_digests(flat: Flattened, leaves: DescribedLeaves) -> bytes:
         elif number in leaves.spread:
             digests.append(_NOTHING)
         else:
-            state = xxhash.xxh3_64()
-            for piece in _bytes_of(leaves, number):
+            state, data = xxhash.xxh3_64(), leaves.whole_of(number)
+            for piece in host_blocks(data, 0, data.size):
                 state.update(piece)
             digests.append(state.intdigest() or 1)
     return pack_checksums(digests)
@@ -177,17 +182,13 @@ def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[
             for number, mine, theirs in zip(numbers, wanted, found, strict=True):
                 if theirs not in (mine, _NOTHING):
                     differing.setdefault(number, []).append(process)
-    if not differing:
-        return
-    lines = [
-        f"leaf {keys[number]!r:.200} differs on {format_processes(differing[number])}" for number in sorted(differing)
-    ]
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    shown = "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
-    hint = 'host_local="first" saves what process 0 has'
-    error = Mismatch(f"leaves that each process holds alone differ from those of process 0:{shown}\n{hint}")
-    error.differences = tuple(lines)
-    raise error
+    if differing:
+        lines = [
+            f"leaf {keys[number]!r:.200} differs on {format_processes(differing[number])}"
+            for number in sorted(differing)
+        ]
+        what = "leaves that each process holds alone differ from those of process 0:"
+        raise _mismatch(what, lines, len(lines), 'host_local="first" saves what process 0 has')
 
 
 def _part(signature: bytes, leaf: int) -> bytes:
@@ -212,13 +213,3 @@ def _local(leaves: DescribedLeaves) -> list[int]:
     """Return the leaves that are process 0's."""
     opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
     return [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
-
-
-def _bytes_of(leaves: DescribedLeaves, leaf: int) -> Iterator[bytes | memoryview]:
-    sources = leaves.sources[leaf]
-    if len(sources) == 1:
-        data = sources[0].data
-    else:
-        shape = leaves.types[leaves.leaf_types[leaf]].shape or ()
-        data = BoxedArray(shape, [(source.box, source.data) for source in sources])
-    yield from host_blocks(data, 0, data.size)

@@ -9,37 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import Self
 
+from treering._checkpoint.joined_folder import AttemptFiles
 from treering._checkpoint.tombstones import finish_removals, listed_by_tombstones
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, stale_messages
-from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
-from treering._store.failures import naming
+from treering._store.api import Claim, Entry, Held, Outcome, Store
+from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document
-from treering._store.pieces import Buffer
-from treering._store.resolve import store_at
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
 from treering.errors import Busy, Exists, StoreFailed, TreeringError
 
 _TRIES = 20
-_AnyOSError = TypeVar("_AnyOSError", bound=OSError)
 
 
 class _Vanished(Exception):
     """The folder is gone, or another one is at its path."""
 
 
-class CheckpointFolder:
+class CheckpointFolder(AttemptFiles):
     """One save into the folder at ``path``, a context manager: left without ``commit``, it leaves what was there.
 
     Attributes:
-        attempt: 16 hexadecimal digits; data files are called ``data-<attempt>-NNNNN-of-NNNNN.safetensors``.
         superseded: data files that nothing needs once this save is committed. The new index must list them, for
             they may survive the removal.
 
@@ -77,19 +72,14 @@ class CheckpointFolder:
         attempt: str | None = None,
         live: Collection[str] = (),
     ) -> None:
-        self.attempt = secrets.token_hex(8) if attempt is None else attempt
+        super().__init__(path, secrets.token_hex(8) if attempt is None else attempt)
         self.superseded: tuple[str, ...] = ()
-        self._shown = os.fspath(path)
         self._overwrite = overwrite
         self._names_in = names_in
         self._live = live
-        self._store = store_at(path)
-        self._opened = False
         self._claim: Claim | None = None
         self._joint = attempt is not None
         self._alone = not self._joint
-        self._old: Version | None = None
-        self._written: list[str] = []
 
     def __enter__(self) -> Self:
         with naming(self._shown, "write"):
@@ -105,48 +95,19 @@ class CheckpointFolder:
                 else:
                     return self
         hint = "another process removes it, or folders cannot be created there"
-        raise self._busy("the folder disappears repeatedly", hint)
+        raise self._refuse("the folder disappears repeatedly", hint)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def board(self) -> MessageBoard:
         """The board in the folder."""
-        return FolderMessageBoard(self._open_store)
+        return FolderMessageBoard(self._open_store())
 
     def others_are_done(self) -> None:
         """Let everything go, should the save fail: no other process will write anything of this attempt any more."""
         self._alone = True
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
-
-        Raises:
-            StoreFailed: the file system has fewer than ``size`` bytes free.
-        """
-        with naming(self._shown, "write"):
-            self._open_store.require_space(size)
-
-    def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write the new file ``name``, durable but for its name, as the concatenation of ``buffers``.
-
-        Args:
-            name: a name of this attempt.
-            buffers: C-contiguous buffers of any item type, asked for one after the other.
-            size: how many bytes the buffers hold together.
-
-        Raises:
-            StoreFailed: the system refused, or the buffers hold another number of bytes.
-            ValueError: the name is not one of this attempt.
-        """
-        require_data_name(self.attempt, name)
-        with naming(self._shown, "write"):
-            store = self._open_store
-            self._written.append(name)
-            store.create(name, buffers, size, like=self._old)
 
     def link_file(self, name: str, source: Store) -> bool:
         """Give the file ``name`` of another place the same name here, as a second name of the same bytes.
@@ -161,7 +122,7 @@ class CheckpointFolder:
         require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
             self._written.append(name)
-            return self._open_store.link_from(source, name)
+            return self._open_store().link_from(source, name)
 
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
@@ -172,19 +133,19 @@ class CheckpointFolder:
             StoreFailed: the system refused. Nothing has changed, except in one case that the message names: the new
                 content is in place but may not be durable.
         """
-        store, claim = self._open_store, self._claim
+        store, claim = self._open_store(), self._claim
         if claim is None:
             raise RuntimeError("call commit once, inside the with block")
         with naming(self._shown, "write"):
             if not store.is_current():
-                raise self._busy("another process moved or removed the folder")
+                raise self._refuse("another process moved or removed the folder")
             claim.prepare(index)
             try:
                 outcome = claim.commit()
             except FileNotFoundError as error:
-                raise self._busy("another process removed the new files") from error
+                raise self._refuse("another process removed the new files") from error
             if outcome is Outcome.LOST:
-                raise self._exists() if self._old is None else self._busy("another process saved there meanwhile")
+                raise self._exists() if self._old is None else self._refuse("another process saved there meanwhile")
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, "no answer came to the commit: the new content may be in place")
         try:
@@ -196,12 +157,6 @@ class CheckpointFolder:
             with contextlib.suppress(OSError):  # the index lists it: the next save tries again
                 store.remove(name)
 
-    @property
-    def _open_store(self) -> Store:
-        if not self._opened:
-            raise RuntimeError("the with block has not begun, or is over")
-        return self._store
-
     def _begin(self) -> None:
         """Make the place, keep others out, look at it, put the marker there, sweep."""
         store = self._store
@@ -211,7 +166,7 @@ class CheckpointFolder:
             self._opened = True
             if not store.lock():
                 hint = None if store.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
-                raise self._busy("another process is saving to this checkpoint", hint)
+                raise self._refuse("another process is saving to this checkpoint", hint)
             if not store.is_current():
                 raise _Vanished
             names = store.names()
@@ -231,7 +186,7 @@ class CheckpointFolder:
     def _listed(self, old: Entry) -> tuple[str, ...] | None:
         """Return the names in the old index, None when it is damaged; refuse what may not be overwritten."""
         if not old.is_file:
-            self._refuse(f"{INDEX!r} there is not a file of its own", "save to another path")
+            raise self._refuse(f"{INDEX!r} there is not a file of its own", "save to another path", Exists)
         if not self._overwrite:
             raise self._exists()
         self._store.require_writable(INDEX)
@@ -258,7 +213,7 @@ class CheckpointFolder:
         foreign = sorted(set(names) - ours)
         if foreign:
             what = f"it is not empty and holds no checkpoint ({foreign[0]!r} is there)"
-            self._refuse(what, "save to a new or an empty folder")
+            raise self._refuse(what, "save to a new or an empty folder", Exists)
         return ()
 
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
@@ -270,7 +225,7 @@ class CheckpointFolder:
                 data = [name for name in checkpoint_names.data_of(attempt, names) if name not in listed]
                 life = store.sweep(marker, data, INDEX, self._old)
                 if life is Held.YES:
-                    raise self._busy("another process is saving to this checkpoint")
+                    raise self._refuse("another process is saving to this checkpoint")
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
             finish_removals(store, names, self._names_in, listed)
         # What is not swept may go on: its marker is there. It may also have come after the names were listed.
@@ -326,16 +281,8 @@ class CheckpointFolder:
 
     def _exists(self) -> Exists:
         error = Exists(f"a checkpoint is at {self._shown!r} already", hint="pass overwrite=True to replace it")
-        return self._named(error, errno.EEXIST)
+        return with_errno(error, errno.EEXIST, self._shown)
 
-    def _busy(self, what: str, hint: str | None = None) -> Busy:
-        return self._named(Busy(f"could not write {self._shown!r}: {what}", hint=hint), errno.EBUSY)
-
-    def _refuse(self, what: str, hint: str) -> NoReturn:
-        raise self._named(Exists(f"could not write {self._shown!r}: {what}", hint=hint), errno.EEXIST)
-
-    def _named(self, error: _AnyOSError, reason: int) -> _AnyOSError:
-        error.errno = reason
-        error.strerror = os.strerror(reason)
-        error.filename = self._shown
-        return error
+    def _refuse(self, what: str, hint: str | None = None, kind: type[Busy | Exists] = Busy) -> Busy | Exists:
+        error = kind(f"could not write {self._shown!r}: {what}", hint=hint)
+        return with_errno(error, errno.EBUSY if kind is Busy else errno.EEXIST, self._shown)

@@ -16,14 +16,7 @@ from typing import Final
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
-from treering._checkpoint.signature import (
-    check_local,
-    check_signature,
-    claim_leaves,
-    leaf_text,
-    local_digests,
-    signature_of,
-)
+from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
@@ -104,10 +97,7 @@ class _LeavesShare:
         if signature[:_DIGEST_BYTES] != self._options.digest():
             hint = "prefix, write_index, compressor, chunk_bytes and host_local must be the same on all processes"
             raise Mismatch("the processes passed different arguments", hint=hint)
-        theirs = signature[_DIGEST_BYTES:]
-        flat = self._flat
-        leaves = claim_leaves(flat, self._leaves, theirs, self._call.processes.this)
-        check_signature(signature_of(flat, leaves), flat.keys, lambda leaf: leaf_text(leaves, leaf))(theirs)
+        leaves = match_signature(self._flat, self._leaves, signature[_DIGEST_BYTES:], self._call.processes.this)
         if leaves is not self._leaves:
             self._plan(leaves)
 
