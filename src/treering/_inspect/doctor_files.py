@@ -15,8 +15,9 @@ from treering._inspect.doctor_attempts import Known
 from treering._leaves.branches import judge_branch
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.documents.update import unfinished_update
 from treering._leaves.folder.leaves_folder import LeavesFolder
+from treering._leaves.folder.moves import attempts_in
 from treering._store.failures import LinkRefused, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
@@ -98,7 +99,9 @@ def leaves_state(path: str) -> State:
                 size += nbytes
                 if problem is not None:
                     problems.append(f"{name} {problem}; use another copy of the directory")
-    known = Known(attempts=LEAVES_RULES.attempts(data), moving={move.attempt for move in LEAVES_RULES.moves(data)})
+    unfinished = unfinished_update(data)
+    moving = {move.attempt for move in unfinished.moves} if unfinished is not None else set()
+    known = Known(attempts=attempts_in(data), moving=moving)
     written = max((each.record.written for each in branches), key=lambda one: str(one.get("at", "")), default={})
     committed = Committed(
         form="leaves",

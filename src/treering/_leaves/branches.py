@@ -11,8 +11,8 @@ from treering._codec.zarr import parse_zarray
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
-from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import LeavesFolder
+from treering._leaves.folder.moves import marker_of
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused, naming_file
 from treering._values.human import join_first, near, pluralize
@@ -148,7 +148,7 @@ def _is_replaced(folder: LeavesFolder, record: LeavesRecord, attempt: str | None
         except (NotFound, Corrupt, LinkRefused, StoreFailed):
             return False
         # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
-        if LEAVES_RULES.marker(data) is not None or record.attempt.encode() in data:
+        if marker_of(data) is not None or record.attempt.encode() in data:
             return False
     return bool(record.folders)
 

@@ -19,10 +19,10 @@ from treering._leaves.documents.index import (
     parse_leaves_index,
 )
 from treering._leaves.documents.record import LeavesRecord
-from treering._leaves.documents.update import LEAVES_RULES
+from treering._leaves.documents.update import unfinished_update
 from treering._leaves.folder.commit import commit_pending
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.rules import Update
+from treering._leaves.folder.moves import Update
 from treering._store.failures import LinkRefused, naming_file
 from treering._values.human import join_first
 from treering.errors import Corrupt, Format, NotFound, Unsupported
@@ -33,7 +33,7 @@ _SHOWN: Final = 10
 def index_directory(path: Path) -> None:
     """Make the index of ``path`` whole; ``treering.leaves.index_leaves`` says more."""
     lost: list[str] = []
-    commit_pending(path, LEAVES_RULES, lambda old: _update(path, old, lost))
+    commit_pending(path, unfinished_update, lambda old: _update(path, old, lost))
     if lost:
         raise Corrupt(
             f"{str(path)!r} has saves whose record is lost or cannot be read, so that their content is unknown; they"

@@ -32,9 +32,8 @@ from treering._codec.zarr import (
 )
 from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import commit_record
+from treering._leaves.commit import commit_record, stage_leaves
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, stored_leaves
-from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._leaves.source import LeavesSource
@@ -56,7 +55,7 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     check_manager(manager)
     plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = StagedLeaves(path, LEAVES_RULES)
+    staged = stage_leaves(path)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         staged.require_space(plan.nbytes)

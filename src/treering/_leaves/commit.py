@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from treering._coordination.message_board import stale_messages
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
-from treering._leaves.documents.update import LEAVES_RULES, update_for
+from treering._leaves.documents.update import unfinished_update, update_for
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.rules import Update
+from treering._leaves.folder.moves import Update, marker_of
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused, naming_file
 from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
+
+
+def stage_leaves(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> StagedLeaves:
+    """Begin a save into the directory ``path``; ``StagedLeaves`` says more."""
+    return StagedLeaves(path, unfinished_update, stale_messages, attempt, live=live)
 
 
 def commit_record(path: Path, staged: StagedLeaves, record: LeavesRecord, *, write_index: bool) -> None:
@@ -102,6 +108,6 @@ def read_marker(folder: LeavesFolder, name: str, attempt: str | None) -> str | N
         attempt: the save among whose staged files it is looked for first.
     """
     try:
-        return LEAVES_RULES.marker(read_zarray(folder, name, attempt))
+        return marker_of(read_zarray(folder, name, attempt))
     except (NotFound, Corrupt, LinkRefused):
         return None

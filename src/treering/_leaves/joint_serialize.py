@@ -18,13 +18,12 @@ from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._coordination.job_handshake import next_sequence
-from treering._coordination.message_board import MessageBoard
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._coordination.operations import Call
 from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import commit_record
+from treering._leaves.commit import commit_record, stage_leaves
 from treering._leaves.documents.record import LeavesRecord, arrays_of
-from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
@@ -103,28 +102,25 @@ class _LeavesShare:
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
-        self._staged = StagedLeaves(self._path, LEAVES_RULES, call.attempt, live=call.live_attempts)
+        self._staged = stage_leaves(self._path, call.attempt, live=call.live_attempts)
         held.callback(self._close)
-        return self._staged.board
+        return FolderMessageBoard(self._staged.store)
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del folder
         self._joined = held.enter_context(JoinedLeaves(self._path, self._call.attempt))
 
     def prepare(self) -> bytes:
-        staged, joined = self._staged, self._joined
-        if staged is not None:
-            payload = self._write(staged)
-            if not self.managed:  # else everything is made durable when the manager has written
-                staged.make_durable()
+        staged = self._staged or self._joined
+        if staged is None:
+            raise RuntimeError("the directory comes before the data")
+        payload = self._write(staged)
+        if staged is self._joined or not self.managed:  # else all is made durable when the manager has written
+            staged.make_durable()
+        if self._staged is not None:
             # Now, while the others are still writing: between their last byte and the commit is as little as can be.
             for folder, names in self._shares.left_to_others(self._share):
-                staged.expect(folder, names)
-            return payload
-        if joined is None:
-            raise RuntimeError("the directory comes before the data")
-        payload = self._write(joined)
-        joined.make_durable()
+                self._staged.expect(folder, names)
         return payload
 
     def _write(self, staged: StagedFiles) -> bytes:

@@ -12,10 +12,8 @@ from treering._arrays.outgoing import ALONE, describe_leaves
 from treering._checkpoint.save_options import require_one_of
 from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import commit_record
+from treering._leaves.commit import commit_record, stage_leaves
 from treering._leaves.documents.record import arrays_of
-from treering._leaves.documents.update import LEAVES_RULES
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
 from treering._store.resolve import new_local_folder_path
@@ -65,7 +63,7 @@ def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, P
 def _serialize_alone(path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
     """Plan, write the chunks, make the record, and commit it."""
     plan = plan_leaves(flat, describe_leaves(flat), options)
-    with StagedLeaves(path, LEAVES_RULES) as staged:
+    with stage_leaves(path) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)
         sizes, checksums = write_leaves(

@@ -18,13 +18,12 @@ from treering._codec.zarr import parse_zarray
 from treering._format.index import Index
 from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.chunks.write import write_leaves
+from treering._leaves.commit import stage_leaves
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
-from treering._leaves.documents.update import LEAVES_RULES
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box, whole
@@ -47,7 +46,7 @@ class Saved:
         options = LeavesSaveOptions(prefix=prefix, compressor=compressor, chunk_bytes=chunk_bytes)
         plan = plan_leaves(flat, describe_leaves(flat), options)
         self.path = path
-        self.staged = StagedLeaves(path, LEAVES_RULES)
+        self.staged = stage_leaves(path)
         try:
             record = plan.record(self.staged.attempt)
             sizes, checksums = write_leaves(

@@ -13,8 +13,8 @@ from treering._codec.zarr import zarray_bytes
 from treering._format.index import LeafType
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
-from treering._leaves.documents.update import LEAVES_RULES, update_for
-from treering._leaves.folder.rules import Move
+from treering._leaves.documents.update import unfinished_update, update_for
+from treering._leaves.folder.moves import Move, attempts_in, marker_of
 from treering.errors import Corrupt, Format, Mismatch
 
 FIRST, SECOND, THIRD = (digit * 16 for digit in "123")
@@ -45,10 +45,8 @@ def test_the_first_save() -> None:
     assert [entry.document for entry in settled.branches["model"].entries] == entries_of(record)
     assert record_of(settled.branches["model"]) == record
     # The store reads the same moves from it, and comes to the same end.
-    assert LEAVES_RULES.moves(update.moving) == update.moves
-    assert LEAVES_RULES.settled(update.moving) == update.settled
-    assert LEAVES_RULES.moves(update.settled) == ()
-    assert LEAVES_RULES.settled(update.settled) == update.settled
+    assert unfinished_update(update.moving) == update
+    assert unfinished_update(update.settled) is None
 
 
 def test_a_save_replaces_its_own_branch_only() -> None:
@@ -63,14 +61,14 @@ def test_a_save_replaces_its_own_branch_only() -> None:
     assert list(branches) == ["model", "other"]
     assert record_of(branches["model"]) == new
     assert branches["other"] == parse_leaves_index(before).branches["other"]
-    assert LEAVES_RULES.attempts(update.moving) == {SECOND, THIRD}
+    assert attempts_in(update.moving) == {SECOND, THIRD}
 
 
 def test_several_records_at_once() -> None:
     records = [flat({"w": (F32, None)}, prefix=prefix, attempt=each) for prefix, each in (("a", FIRST), ("b", SECOND))]
     update = update_for(None, records)
     assert [move.attempt for move in update.moves] == [FIRST, SECOND]
-    assert LEAVES_RULES.moves(update.moving) == update.moves
+    assert unfinished_update(update.moving) == update
     assert parse_leaves_index(update.settled).branches.keys() == {"a", "b"}
     clash = [flat({"b": (F32, None)}, prefix="a"), flat({"w": (F32, None)}, prefix="a.b")]
     with pytest.raises(Mismatch):
@@ -109,7 +107,8 @@ def test_an_array_that_two_branches_list_stays_for_the_other() -> None:
     }
     record = flat({"u": (F32, None)}, prefix="model", attempt=FIRST)
     update = update_for(written(old), [record])
-    assert update.moves == LEAVES_RULES.moves(update.moving) == (Move(attempt=FIRST, cleared=("model/v",)),)
+    assert unfinished_update(update.moving) == update
+    assert update.moves == (Move(attempt=FIRST, cleared=("model/v",)),)
     with pytest.raises(Mismatch, match="'model/w' of prefix 'model' and 'model/w' of the tree without prefix"):
         update_for(written(old), [flat({"w": (F32, None)}, prefix="model", attempt=FIRST)])
 
@@ -124,8 +123,12 @@ def test_an_unfinished_save_of_the_same_branch_is_cleared_too() -> None:
 def test_an_unfinished_save_of_another_branch_stays_unfinished() -> None:
     unfinished = update_for(None, [flat({"w": (F32, None)}, prefix="a", attempt=FIRST)])
     update = update_for(unfinished.moving, [flat({"w": (F32, None)}, prefix="b", attempt=SECOND)])
-    assert LEAVES_RULES.moves(update.moving) == (*unfinished.moves, *update.moves)
-    assert LEAVES_RULES.moves(update.settled) == unfinished.moves
+    promised = unfinished_update(update.moving)
+    assert promised is not None
+    assert promised.moves == (*unfinished.moves, *update.moves)
+    promised = unfinished_update(update.settled)
+    assert promised is not None
+    assert promised.moves == unfinished.moves
 
 
 @pytest.mark.parametrize(
@@ -234,43 +237,39 @@ def test_a_branch_that_another_program_saved_over_ours_is_replaced() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"format": "zarr"}', b"\xff"], ids=range(4))
 def test_rules_about_what_is_no_index(data: bytes) -> None:
-    assert LEAVES_RULES.moves(data) == ()
-    assert LEAVES_RULES.settled(data) == data
-    assert LEAVES_RULES.attempts(data) == frozenset()
+    assert unfinished_update(data) is None
+    assert attempts_in(data) == frozenset()
 
 
 def test_attempts_of_a_damaged_index_are_still_known() -> None:
     index = saved(flat({"w": (F32, None)}, prefix="a", attempt=FIRST), flat({"w": (F32, None)}, attempt=SECOND))
-    assert LEAVES_RULES.attempts(index) == {FIRST, SECOND}
-    assert LEAVES_RULES.attempts(index[:-30]) == {FIRST, SECOND}
+    assert attempts_in(index) == {FIRST, SECOND}
+    assert attempts_in(index[:-30]) == {FIRST, SECOND}
     # However a program writes the same JSON.
-    assert LEAVES_RULES.attempts(json.dumps(json.loads(index), separators=(",", ":")).encode()) == {FIRST, SECOND}
+    assert attempts_in(json.dumps(json.loads(index), separators=(",", ":")).encode()) == {FIRST, SECOND}
 
 
 def test_moves_of_a_damaged_record_are_none() -> None:
     moving = update_for(None, [flat({"w": (F32, None)}, attempt=FIRST)]).moving
     bad = moving.replace(FIRST.encode(), SECOND.encode())
-    assert LEAVES_RULES.moves(bad) == ()
-    assert LEAVES_RULES.settled(bad) == bad
+    assert unfinished_update(bad) is None
 
 
 def test_rules_about_arrays() -> None:
     record = flat({"w": (F32, ChunkLayout(chunks=(2, 6)))}, attempt=FIRST)
     (ours,) = arrays_of(record)
     zarray = zarray_bytes(ours)
-    assert LEAVES_RULES.marker(zarray) == FIRST
-    assert LEAVES_RULES.marker(zarray_bytes(dataclasses.replace(ours, marker=None))) is None
-    assert [
-        name for name in ("0.0", "1.0", "2.0", "0.1", "0", ".zarray", "x") if LEAVES_RULES.is_chunk(zarray, name)
-    ] == ["0.0", "1.0"]
+    assert marker_of(zarray) == FIRST
+    assert marker_of(zarray_bytes(dataclasses.replace(ours, marker=None))) is None
     for bad in (b"", b"{}", zarray[:-1], b"\xff"):
-        assert LEAVES_RULES.marker(bad) is None
-        assert not LEAVES_RULES.is_chunk(bad, "0.0")
+        assert marker_of(bad) is None
 
 
 def test_rules_never_change_what_they_do_not_know() -> None:
     moving = json.loads(update_for(None, [flat({"w": (F32, None)}, attempt=FIRST)]).moving)
     moving["note"] = {"a": [1]}
-    settled = json.loads(LEAVES_RULES.settled(written(moving)))
+    promised = unfinished_update(written(moving))
+    assert promised is not None
+    settled = json.loads(promised.settled)
     assert settled["note"] == {"a": [1]}
     assert encode_leaves_index(parse_leaves_index(written(settled))) == written(settled)

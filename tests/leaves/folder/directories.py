@@ -1,7 +1,6 @@
 """Small leaves directories whose index is JSON of these tests, and what is found of them.
 
-An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders]}}}``,
-and a ``.zarray`` is ``{"marker": ..., "chunks": [names]}``.
+An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders]}}}``.
 """
 
 import itertools
@@ -11,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
+from treering._coordination.message_board import stale_messages
 from treering._leaves.folder.commit import commit_pending
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.rules import Move, Update
+from treering._leaves.folder.moves import Move, Update
 from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing
 
@@ -23,44 +24,6 @@ Tree = Mapping[str, bytes]
 INDEX = "tensorstore_index.json"
 CHUNK = 4
 """Bytes of a chunk."""
-
-
-class Rules:
-    """How these tests write an index."""
-
-    def moves(self, index: bytes) -> tuple[Move, ...]:
-        return tuple(
-            Move(attempt=branch["attempt"], cleared=tuple(branch["moving"]))
-            for branch in branches_of(index).values()
-            if "moving" in branch
-        )
-
-    def settled(self, index: bytes) -> bytes:
-        return encoded(
-            {
-                prefix: {key: value for key, value in branch.items() if key != "moving"}
-                for prefix, branch in branches_of(index).items()
-            }
-        )
-
-    def attempts(self, index: bytes) -> frozenset[str]:
-        return frozenset(branch["attempt"] for branch in branches_of(index).values())
-
-    def marker(self, zarray: bytes) -> str | None:
-        try:
-            marker = json.loads(zarray)["marker"]
-        except (ValueError, KeyError):
-            return None
-        return str(marker)
-
-    def is_chunk(self, zarray: bytes, name: str) -> bool:
-        try:
-            return name in json.loads(zarray)["chunks"]
-        except (ValueError, KeyError):
-            return False
-
-
-RULES = Rules()
 
 
 def branches_of(index: bytes | None) -> dict[str, Any]:
@@ -75,12 +38,34 @@ def encoded(branches: Mapping[str, Any]) -> bytes:
     return json.dumps({"branches": branches}).encode()
 
 
+def settled(index: bytes) -> bytes:
+    """The index when everything is in its place."""
+    branches = branches_of(index)
+    return encoded(
+        {prefix: {key: branch[key] for key in branch if key != "moving"} for prefix, branch in branches.items()}
+    )
+
+
+def unfinished(index: bytes) -> Update | None:
+    """What such an index promises that is not done."""
+    moves = tuple(
+        Move(attempt=branch["attempt"], cleared=tuple(branch["moving"]))
+        for branch in branches_of(index).values()
+        if "moving" in branch
+    )
+    return Update(moving=index, settled=settled(index), moves=moves) if moves else None
+
+
+def stage(path: Path, attempt: str | None = None) -> StagedLeaves:
+    return StagedLeaves(path, unfinished, stale_messages, attempt)
+
+
 def chunks_of(content: bytes) -> list[tuple[str, bytes]]:
     return [(str(number), content[start : start + CHUNK]) for number, start in enumerate(range(0, len(content), CHUNK))]
 
 
 def array_text(attempt: str, content: bytes) -> bytes:
-    return json.dumps({"marker": attempt, "chunks": [name for name, _ in chunks_of(content)]}).encode()
+    return zarray_bytes(ZarrArray(shape=(len(content),), chunks=(CHUNK,), dtype="int8", marker=attempt))
 
 
 def write(saving: StagedLeaves, tree: Tree) -> dict[str, list[str]]:
@@ -112,7 +97,7 @@ def update_for(
             moves.append(Move(attempt=attempt, cleared=tuple(cleared)))
             branches[prefix] = {"attempt": attempt, "leaves": dict(leaves), "moving": cleared}
         moving = encoded(branches)
-        return Update(moving=moving, settled=RULES.settled(moving), moves=tuple(moves), dropped=tuple(dropped))
+        return Update(moving=moving, settled=settled(moving), moves=tuple(moves), dropped=tuple(dropped))
 
     return update
 
@@ -127,7 +112,7 @@ def pending(path: Path) -> list[tuple[int, str, str, dict[str, list[str]]]]:
 
 def save(path: Path, tree: Tree, *, prefix: str = "", leave: bool = False) -> str:
     """Save a tree and return the attempt."""
-    with StagedLeaves(path, RULES) as saving:
+    with stage(path) as saving:
         leaves = write(saving, tree)
         record = json.dumps([time.time_ns(), prefix, leaves]).encode()
         if leave:
@@ -153,7 +138,7 @@ def take_up(path: Path) -> None:
         kept = {attempt for attempt, _ in newest.values()}
         return update_for(newest, {attempt: leaves for _, _, attempt, leaves in found if attempt not in kept})(old)
 
-    commit_pending(path, RULES, update)
+    commit_pending(path, unfinished, update)
 
 
 def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
@@ -184,8 +169,8 @@ def whole(directory: LeavesFolder, branch: Mapping[str, Any]) -> dict[str, bytes
     found = {}
     for folder, names in branch["leaves"].items():
         with directory.open(folder, ".zarray", attempt) as file:
-            text = json.loads(file.read(0, file.size))
-        if text != {"marker": branch["attempt"], "chunks": names}:
+            array = parse_zarray(file.read(0, file.size))
+        if array.marker != branch["attempt"] or (list(chunk_names(array)) if array.shape != (0,) else []) != names:
             return None
         parts = []
         for name in names:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaves.folder.directories import RULES, array_text, everything, expected, load, save, update_for
-from treering._coordination.message_board import FolderMessageBoard
+from tests.leaves.folder.directories import array_text, everything, expected, load, save, stage, update_for
 from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.folder.staged_files import JoinedLeaves
 from treering._leaves.folder.staged_leaves import StagedLeaves
@@ -46,7 +45,7 @@ def test_two_write_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     if not whole:
         monkeypatch.setattr(descriptors, "sync_file_system", lambda _: False)
     save(tmp_path, OLD)
-    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader:
+    with stage(tmp_path, ATTEMPT) as leader:
         assert leader.attempt == ATTEMPT
         with JoinedLeaves(tmp_path, ATTEMPT) as joined:
             write(joined)
@@ -63,7 +62,7 @@ def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(descriptors, "sync_file_system", lambda _: False)
     monkeypatch.setattr(descriptors, "sync", lambda number: synced.append(os.fstat(number).st_ino))
     monkeypatch.setattr(descriptors, "sync_folder", lambda number: synced.append(os.fstat(number).st_ino))
-    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
         leader.write_small("other", [(".zarray", b"{}")])
         write(joined)
         synced.clear()
@@ -77,7 +76,7 @@ def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: py
 def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
     save(tmp_path, OLD, prefix="other")
     (tmp_path / "layer" / "w" / "1").unlink()
-    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
         leader.write_small("c", [(".zarray", array_text(ATTEMPT, b"abcd"))])
         leader.make_durable()
         leader.expect("c", ["0"])
@@ -90,7 +89,7 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_withdrawing_removes_what_this_process_wrote(tmp_path: Path) -> None:
-    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
         leader.write_small("layer/w", [(".zarray", b"{}")])
         write(joined)
         joined.withdraw()
@@ -100,7 +99,7 @@ def test_withdrawing_removes_what_this_process_wrote(tmp_path: Path) -> None:
 
 
 def test_withdrawing_after_everything_was_removed(tmp_path: Path) -> None:
-    with StagedLeaves(tmp_path, RULES, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
         write(joined)
         leader.close()
         joined.withdraw()
@@ -112,7 +111,7 @@ def test_withdrawing_after_everything_was_removed(tmp_path: Path) -> None:
 def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
     """It has no lock and no record, others may go on writing, and the next saver sweeps it."""
     save(tmp_path, OLD)
-    leader = StagedLeaves(tmp_path, RULES, ATTEMPT)
+    leader = stage(tmp_path, ATTEMPT)
     with JoinedLeaves(tmp_path, ATTEMPT) as joined:
         write(joined)
         leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
@@ -129,7 +128,7 @@ def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
 
 
 def test_abandoning_what_was_committed_changes_nothing(tmp_path: Path) -> None:
-    leader = StagedLeaves(tmp_path, RULES, ATTEMPT)
+    leader = stage(tmp_path, ATTEMPT)
     with JoinedLeaves(tmp_path, ATTEMPT) as joined:
         write(joined)
     commit(leader)
@@ -149,7 +148,7 @@ def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=join)
     thread.start()
-    with StagedLeaves(tmp_path, RULES, ATTEMPT):
+    with stage(tmp_path, ATTEMPT):
         thread.join()
     assert found == [ATTEMPT]
 
@@ -169,15 +168,13 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
     gone = [f".treering-{dead}-part-00001", f".treering-{dead}-verdict", ".treering-waiting-00004"]
     for name in (*kept, *mine, *gone):
         (tmp_path / name).write_bytes(b"{}")
-    with StagedLeaves(tmp_path, RULES, alive):
+    with stage(tmp_path, alive):
         (tmp_path / gone[0]).write_bytes(b"{}")
         (tmp_path / kept[0]).write_bytes(b"{}")
         (tmp_path / kept[1]).write_bytes(b"{}")
-        with StagedLeaves(tmp_path, RULES, own) as leader:
+        with stage(tmp_path, own) as leader:
             assert set(kept) <= {entry.name for entry in tmp_path.iterdir()}
-            notes = leader.board
-            assert isinstance(notes, FolderMessageBoard)
-            assert notes.get(kept[1]) == b"{}"
+            assert leader.store.get(kept[1]) == b"{}"
     assert {entry.name for entry in tmp_path.iterdir()} == {*kept, *mine}
 
 

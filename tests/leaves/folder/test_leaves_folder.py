@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaves.folder.directories import INDEX, RULES, branches_of, everything, expected, load, save, write
-from treering._leaves.folder import commit
+from tests.leaves.folder.directories import (
+    INDEX,
+    branches_of,
+    everything,
+    expected,
+    load,
+    save,
+    stage,
+    unfinished,
+    write,
+)
+from treering._leaves.folder import moves
 from treering._leaves.folder.commit import commit_pending
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.rules import Update
-from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._leaves.folder.moves import Update
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._values.leaves_names import attempt_folder
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
@@ -110,7 +119,7 @@ def test_records_and_what_waits(tmp_path: Path) -> None:
     second = save(tmp_path, {"m/a": b"1"}, prefix="m", leave=True)
     (tmp_path / ".treering" / "notes").mkdir()
     (tmp_path / ".treering" / ATTEMPT).write_bytes(b"not a folder")
-    with StagedLeaves(tmp_path, RULES) as living, LeavesFolder(tmp_path) as directory:
+    with stage(tmp_path) as living, LeavesFolder(tmp_path) as directory:
         write(living, {"b": b"1"})
         assert {attempt: json.loads(text)[1] for attempt, text in directory.records().items()} == {
             first: "",
@@ -182,14 +191,14 @@ def test_nothing_or_a_file_at_the_path(tmp_path: Path) -> None:
     with pytest.raises(NotDirectory):
         LeavesFolder(tmp_path / "file")
     with pytest.raises(NotFound):
-        commit_pending(tmp_path / "nothing", RULES, lambda index: None)
+        commit_pending(tmp_path / "nothing", unfinished, lambda index: None)
     assert not (tmp_path / "nothing").exists()
 
 
 def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
     put(tmp_path, "notes.txt", b"")
     seen: list[bytes | None] = []
-    commit_pending(tmp_path, RULES, seen.append)
+    commit_pending(tmp_path, unfinished, seen.append)
     assert seen == [None]
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -197,7 +206,7 @@ def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
 def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, {"a": b"12345678", "b": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "move_staged", lambda tree, attempt: 1 / 0)
+        patch.setattr(moves, "move_staged", lambda tree, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new", "c": b"1"})
     moving = branches_of((tmp_path / INDEX).read_bytes())[""]
@@ -205,7 +214,7 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
     with LeavesFolder(tmp_path) as directory:
         assert content(directory, "a", "0", moving["attempt"]) == b"new"
     seen: list[bytes | None] = []
-    commit_pending(tmp_path, RULES, seen.append)
+    commit_pending(tmp_path, unfinished, seen.append)
     assert "moving" not in branches_of(seen[0])[""]
     assert (tmp_path / INDEX).read_bytes() == seen[0]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".treering", "a", "c", INDEX]
@@ -214,14 +223,14 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
 
 def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "move_staged", lambda tree, attempt: 1 / 0)
+        patch.setattr(moves, "move_staged", lambda tree, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new"})
 
     def refuse(index: bytes | None) -> Update:
         raise KeyError(index)
 
-    with StagedLeaves(tmp_path, RULES) as saving:
+    with stage(tmp_path) as saving:
         write(saving, {"b": b"1"})
         with pytest.raises(KeyError):
             saving.commit(b"", refuse)

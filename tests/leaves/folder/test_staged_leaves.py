@@ -13,22 +13,22 @@ import pytest
 
 from tests.leaves.folder.directories import (
     INDEX,
-    RULES,
+    array_text,
     branches_of,
     everything,
     expected,
     load,
     pending,
     save,
+    stage,
     take_up,
     update_for,
     write,
 )
 from tests.store.checkpoints import open_descriptors
 from tests.store.listing import names
-from treering._leaves.folder import commit
+from treering._leaves.folder import moves
 from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused
 from treering._store.posix import descriptors, folder, open_descriptor
 from treering._store.posix.folder_tree import FolderTree
@@ -136,7 +136,7 @@ class TestEverywhere:
         assert attempt in names(tmp_path / ".treering")
 
     def test_leaving_without_commit_is_no_save(self, tmp_path: Path) -> None:
-        with StagedLeaves(tmp_path / "new" / "a", RULES) as saving:
+        with stage(tmp_path / "new" / "a") as saving:
             write(saving, OLD)
             saving.close()
         assert names(tmp_path) == []
@@ -166,7 +166,7 @@ class TestEverywhere:
         def fail(old: bytes | None) -> None:
             raise KeyError(old)
 
-        with StagedLeaves(tmp_path, RULES) as saving:
+        with stage(tmp_path) as saving:
             write(saving, NEW)
             with pytest.raises(KeyError):
                 saving.commit(b"", fail)  # type: ignore[arg-type]
@@ -302,7 +302,7 @@ def test_a_failing_sync_is_a_failed_save_and_not_asked_again(
 
     if portable:
         monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
-    with StagedLeaves(tmp_path, RULES) as saving:
+    with stage(tmp_path) as saving:
         leaves = write(saving, NEW)
         monkeypatch.setattr(os, "fsync", fail) if portable else monkeypatch.setattr(
             descriptors, "sync_file_system", fail
@@ -329,7 +329,7 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
     monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
     monkeypatch.setattr(os, "fsync", fsync)
     tree = {f"a/{number}": b"12" for number in range(40)}
-    with StagedLeaves(tmp_path, RULES) as saving:
+    with stage(tmp_path) as saving:
         leaves = write(saving, tree)
         staged = str(tmp_path / ".treering" / saving.attempt / "leaves" / "a")
         saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
@@ -339,10 +339,10 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
 def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, OLD)
     before = everything(tmp_path, records=True)
-    with StagedLeaves(tmp_path, RULES) as saving, pytest.raises(StoreFailed, match="are needed") as caught:
+    with stage(tmp_path) as saving, pytest.raises(StoreFailed, match="are needed") as caught:
         saving.require_space(1 << 60)
     assert caught.value.errno == errno.ENOSPC
-    with StagedLeaves(tmp_path, RULES) as saving, monkeypatch.context() as patch:
+    with stage(tmp_path) as saving, monkeypatch.context() as patch:
         patch.setattr(os, "write", fails(errno.ENOSPC))
         for add in (
             lambda: saving.write_small("a", [("0", b"1")]),
@@ -398,7 +398,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
     entered, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with StagedLeaves(tmp_path, RULES) as saving:
+        with stage(tmp_path) as saving:
             leaves = write(saving, {"m/a": b"1"})
             change = update_for({"m": (saving.attempt, leaves)})
 
@@ -425,7 +425,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
 
 def test_a_directory_that_was_moved_away(tmp_path: Path) -> None:
     save(tmp_path / "a", OLD)
-    with StagedLeaves(tmp_path / "a", RULES) as saving:
+    with stage(tmp_path / "a") as saving:
         leaves = write(saving, NEW)
         (tmp_path / "a").rename(tmp_path / "b")
         with pytest.raises(Busy, match="moved or removed"):
@@ -440,7 +440,7 @@ def test_what_the_dead_left_is_swept_and_nothing_of_the_living(tmp_path: Path) -
     (tmp_path / ".treering" / DEAD / "leaves" / "x").mkdir(parents=True)
     (tmp_path / ".treering" / DEAD / "leaves" / "x" / "0").write_bytes(b"1")
     (tmp_path / ".treering" / "notes").mkdir()
-    with StagedLeaves(tmp_path, RULES) as living:
+    with stage(tmp_path) as living:
         assert DEAD not in names(tmp_path / ".treering")  # gone at once: it may be what fills the disk
         (tmp_path / ".treering" / DEAD / "leaves").mkdir(parents=True)
         (tmp_path / ".treering" / DEAD / "record.json").write_bytes(b"")
@@ -460,10 +460,10 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
 
     save(tmp_path, OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "move_staged", refused)
+        patch.setattr(moves, "move_staged", refused)
         with pytest.raises(StoreFailed, match="the new content is in place"):
             save(tmp_path, NEW)
-    with StagedLeaves(tmp_path, RULES) as saving:
+    with stage(tmp_path) as saving:
         write(saving, {"m/a": b"1"})
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             saving.commit(b"", refused)
@@ -503,10 +503,10 @@ def test_a_lost_index_does_not_cost_the_records(tmp_path: Path) -> None:
 def test_a_hostile_index_removes_nothing_outside(tmp_path: Path) -> None:
     path = tmp_path / "dir"
     save(path, OLD)
-    text = json.dumps({"marker": "x", "chunks": ["0", "../mine", "below/../../mine"]})
-    (tmp_path / ".zarray").write_text(text)
+    text = array_text("f" * 16, b"mine, and mine")
+    (tmp_path / ".zarray").write_bytes(text)
     (tmp_path / "0").write_bytes(b"mine")
-    (path / "a" / "b" / ".zarray").write_text(text)
+    (path / "a" / "b" / ".zarray").write_bytes(text)
     branches = branches_of((path / INDEX).read_bytes())
     evil = ["..", "../dir/..", str(tmp_path), ".treering", ".", "a//b", "\0", "a/b"]
     branches[""] |= {"moving": evil, "attempt": "../../.."}
@@ -524,7 +524,7 @@ def test_the_index_keeps_its_rights(tmp_path: Path) -> None:
 
 
 def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
-    saving = StagedLeaves(tmp_path, RULES)
+    saving = stage(tmp_path)
     target = Path(saving.path_of("a/b"))
     assert saving.names("a/b") == []
     target.mkdir()
@@ -533,7 +533,7 @@ def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
     assert saving.names("a/b") == [".zarray", "0", "1"]
     with saving.open("a/b", "0") as file:
         assert file.read(0, file.size) == b"1234"
-    saving.rewrite("a/b", ".zarray", json.dumps({"marker": saving.attempt, "chunks": ["0", "1"]}).encode())
+    saving.rewrite("a/b", ".zarray", array_text(saving.attempt, b"12345"))
     update = update_for({"": (saving.attempt, {"a/b": ["0", "1"]})})
 
     def end() -> None:
@@ -562,7 +562,7 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
 
     for name in ("open", "close", "write", "mkdir", "stat", "lstat", "fstat", "scandir", "fsync"):
         counted(name)
-    with StagedLeaves(tmp_path, RULES) as saving:
+    with stage(tmp_path) as saving:
         saving.write_small("a/0", [(".zarray", b"{}"), ("0", b"1")])
         calls.clear()
         for number in range(1, 11):

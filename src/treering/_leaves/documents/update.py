@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from typing import Final
 
-from treering._codec.zarr import number_of_chunk, parse_zarray
 from treering._leaves.documents.index import (
     LEAVES_INDEX,
     Entry,
@@ -21,11 +18,8 @@ from treering._leaves.documents.index import (
 )
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
-from treering._leaves.folder.rules import IndexRules, Move, Update
+from treering._leaves.folder.moves import Move, Update
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
-
-# In the index a record is a string, so its quotes have a backslash in front.
-_ATTEMPT: Final = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
 
 
 def update_for(
@@ -148,55 +142,17 @@ def _shown(prefix: str | None) -> str:
     return "the tree without prefix" if prefix is None else f"prefix {prefix!r:.200}"
 
 
-class _Rules:
-    """See ``IndexRules``."""
-
-    def moves(self, index: bytes) -> tuple[Move, ...]:
-        """Return the moves that a dead save left undone."""
-        moves = []
-        for branch in _branches(index):
-            attempt = None if branch.moving is None else attempt_of(branch.record or b"")
-            if attempt is not None:
-                moves.append(Move(attempt=attempt, cleared=branch.moving or ()))
-        return tuple(moves)
-
-    def settled(self, index: bytes) -> bytes:
-        """Return the same index with those moves done."""
-        try:
-            found = parse_leaves_index(index)
-        except TreeringError:
-            return index
-        branches = {
-            prefix: branch if attempt_of(branch.record or b"") is None else dataclasses.replace(branch, moving=None)
-            for prefix, branch in found.branches.items()
-        }
-        return encode_leaves_index(dataclasses.replace(found, branches=branches))
-
-    def attempts(self, index: bytes) -> frozenset[str]:
-        """Return all attempts that an index names; in one that is damaged, all that look like one."""
-        return frozenset(found.decode() for found in _ATTEMPT.findall(index))
-
-    def marker(self, zarray: bytes) -> str | None:
-        """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
-        try:
-            return parse_zarray(zarray).marker
-        except TreeringError:
-            return None
-
-    def is_chunk(self, zarray: bytes, name: str) -> bool:
-        """Whether a file of that name beside this ``.zarray`` is a chunk of its array."""
-        try:
-            return number_of_chunk(parse_zarray(zarray), name) is not None
-        except TreeringError:
-            return False
-
-
-def _branches(index: bytes) -> list[IndexBranch]:
+def unfinished_update(index: bytes) -> Update | None:
+    """Return what an index promises that its saver did not do; None for nothing, and for one that cannot be read."""
     try:
-        return list(parse_leaves_index(index).branches.values())
+        found = parse_leaves_index(index)
     except TreeringError:
-        return []
-
-
-LEAVES_RULES: Final[IndexRules] = _Rules()
-"""What the store may ask about an index and a ``.zarray``."""
+        return None
+    branches, moves = dict(found.branches), []
+    for prefix, branch in found.branches.items():
+        attempt = None if branch.moving is None else attempt_of(branch.record or b"")
+        if attempt is not None:
+            moves.append(Move(attempt=attempt, cleared=branch.moving or ()))
+            branches[prefix] = dataclasses.replace(branch, moving=None)
+    settled = encode_leaves_index(dataclasses.replace(found, branches=branches))
+    return Update(moving=index, settled=settled, moves=tuple(moves)) if moves else None

@@ -11,37 +11,18 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from treering._leaves.folder.attempts import (
-    AttemptFolder,
-    list_attempts,
-    remove_attempt,
-    remove_if_dead,
-    sweep_unfinished,
-)
+from treering._leaves.folder import attempts, moves
 from treering._leaves.folder.files import index_bytes
-from treering._leaves.folder.moves import ReplacedFiles, TargetPaths, clear, move_staged, survey
-from treering._leaves.folder.rules import IndexRules, Move, Update
 from treering._leaves.folder.sync import sync_folders
 from treering._store.failures import naming, with_errno
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
-from treering._values import timing
+from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
-from treering._values.leaves_names import (
-    INDEX,
-    LEAVES,
-    NEXT_INDEX,
-    PENDING,
-    RECORD,
-    attempt_folder,
-    is_attempt,
-    staged_leaves,
-)
 from treering.errors import Busy, StoreFailed
 
 
@@ -56,11 +37,13 @@ class LeavesCommit:
 
     index: bytes | None
 
-    def __init__(self, folder: Folder, tree: FolderTree, own: AttemptFolder, rules: IndexRules, shown: str) -> None:
+    def __init__(
+        self, folder: Folder, tree: FolderTree, own: attempts.AttemptFolder, unfinished: moves.Unfinished, shown: str
+    ):
         self._folder = folder
         self._tree = tree
         self._own = own
-        self._rules = rules
+        self._unfinished = unfinished
         self._shown = shown
         self._lock = FolderLock(folder)
 
@@ -76,9 +59,7 @@ class LeavesCommit:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -86,7 +67,9 @@ class LeavesCommit:
         self._lock.give_back()
 
     def change(
-        self, update: Callable[[bytes | None], Update | None], wanted: Callable[[Update], Mapping[Parts, Sequence[str]]]
+        self,
+        update: Callable[[bytes | None], moves.Update | None],
+        wanted: Callable[[moves.Update], Mapping[Parts, Sequence[str]]],
     ) -> None:
         """Change the index, and do what the change promises.
 
@@ -102,14 +85,11 @@ class LeavesCommit:
         change = update(self.index)
         if change is None:
             return
-        surveys = [survey(self._tree, move, self._rules) for move in change.moves]
-        going = ReplacedFiles()
-        for replaced in surveys:
-            going.add(replaced)
-        TargetPaths(self._tree, going).require_free(wanted(change))
+        going = moves.survey(self._tree, change.moves)
+        moves.TargetPaths(self._tree, going).require_free(wanted(change))
         self._commit(change.moving)
         try:
-            self._finish(change.moves, surveys, change.settled)
+            self._finish(change, going)
         except OSError as error:
             hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
             raise StoreFailed.of(error, self._shown, "move all files to their key paths in", hint=hint) from error
@@ -122,8 +102,8 @@ class LeavesCommit:
             LinkRefused: a folder on the way is a link.
             OSError: the system refused.
         """
-        if TargetPaths(self._tree, ReplacedFiles()).are_bare(wanted):
-            sync_folders(self._folder, self._tree, move_staged(self._tree, self._own.attempt))
+        if moves.TargetPaths(self._tree, moves.ReplacedFiles()).are_bare(wanted):
+            sync_folders(self._folder, self._tree, moves.move_staged(self._tree, self._own.attempt))
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + timing.current.directory_lock
@@ -141,35 +121,33 @@ class LeavesCommit:
 
     def _finish_dead(self, index: bytes) -> None:
         """Do what the index promises and its saver did not live to do."""
-        moves = self._rules.moves(index)
-        if moves:
-            self.index = self._rules.settled(index)
-            before = self._own.kept
-            try:
-                self._finish(moves, [survey(self._tree, move, self._rules) for move in moves], self.index)
-            finally:
-                self._own.kept = before  # that index names the dead one's, not this save's
-        else:
-            self._take_up(self._rules.attempts(index))
+        change = self._unfinished(index)
+        if change is None:
+            self._take_up(index)
+            return
+        self.index = change.settled
+        before = self._own.kept
+        try:
+            self._finish(change, moves.survey(self._tree, change.moves))
+        finally:
+            self._own.kept = before  # that index names the dead one's, not this save's
 
-    def _finish(self, moves: Sequence[Move], surveys: Sequence[ReplacedFiles], settled: bytes) -> None:
+    def _finish(self, change: moves.Update, going: moves.ReplacedFiles) -> None:
         """Clear, move, make that durable, and say so in the index."""
         into: set[Parts] = set()
-        for replaced in surveys:
-            clear(self._tree, replaced)
-        for move in moves:
-            if is_attempt(move.attempt):
-                into.update(move_staged(self._tree, move.attempt))
+        moves.clear(self._tree, going)
+        for move in change.moves:
+            if leaves_names.is_attempt(move.attempt):
+                into.update(moves.move_staged(self._tree, move.attempt))
         sync_folders(self._folder, self._tree, into)
-        self._replace(self._prepared(settled))
+        self._replace(self._prepared(change.settled))
         self._tree.sync(())
-        self._take_up(self._rules.attempts(settled))
+        self._take_up(change.settled)
 
-    def _take_up(self, named: frozenset[str]) -> None:
+    def _take_up(self, index: bytes) -> None:
         """What an index names waits for none: else a later save would leave it to be listed again."""
-        for attempt in list_attempts(self._tree):
-            if attempt in named:
-                self._tree.remove(attempt_folder(attempt), PENDING)
+        for attempt in moves.attempts_in(index).intersection(attempts.list_attempts(self._tree)):
+            self._tree.remove(leaves_names.attempt_folder(attempt), leaves_names.PENDING)
 
     def _commit(self, index: bytes) -> None:
         """Put the index there that sends readers to the staged files, and make it durable."""
@@ -188,53 +166,57 @@ class LeavesCommit:
 
     def _prepared(self, index: bytes) -> os.stat_result | None:
         """Write an index beside the one that is there, durably, and return what is known of it."""
-        self._own.write(NEXT_INDEX, index, self._tree.find((), INDEX))
-        return self._tree.find(self._own.parts, NEXT_INDEX)
+        self._own.write(leaves_names.NEXT_INDEX, index, self._tree.find((), leaves_names.INDEX))
+        return self._tree.find(self._own.parts, leaves_names.NEXT_INDEX)
 
     def _replace(self, new: os.stat_result | None) -> None:
         """Put that index in the place of the one that is there."""
         try:
-            self._tree.replace(self._own.parts, NEXT_INDEX, (), INDEX)
+            self._tree.replace(self._own.parts, leaves_names.NEXT_INDEX, (), leaves_names.INDEX)
         except OSError:
             if not self._is_index(new):  # else it is done, and only the answer was lost
                 raise
 
     def _is_index(self, new: os.stat_result | None) -> bool:
-        found = self._tree.find((), INDEX)
+        found = self._tree.find((), leaves_names.INDEX)
         return new is not None and found is not None and os.path.samestat(new, found)
 
     def _sweep(self, index: bytes, dropped: Sequence[str]) -> None:
         """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""
-        named = self._rules.attempts(index)
-        done = self._rules.attempts(self.index or b"").union(dropped)
+        named = moves.attempts_in(index)
+        done = moves.attempts_in(self.index or b"").union(dropped)
         try:
-            for attempt in list_attempts(self._tree):
+            for attempt in attempts.list_attempts(self._tree):
                 if attempt == self._own.attempt or attempt in named:
                     continue
                 if attempt in done:
-                    remove_attempt(self._tree, attempt)
+                    attempts.remove_attempt(self._tree, attempt)
                 else:
-                    remove_if_dead(self._tree, attempt, spared=self._is_spared)
+                    attempts.remove_if_dead(self._tree, attempt, spared=self._is_spared)
         except OSError:  # the save is done; the next one sweeps
             return
 
     def _is_spared(self, names: Collection[str]) -> bool:
         """Whether an attempt that no index names may be needed: it waits for one, or it is of an index that is lost."""
-        return PENDING in names or (self.index is None and RECORD in names and LEAVES not in names)
+        return leaves_names.PENDING in names or (
+            self.index is None and leaves_names.RECORD in names and leaves_names.LEAVES not in names
+        )
 
     def _busy(self, what: str, hint: str | None = None) -> Busy:
         error = Busy(f"could not write {self._shown!r}: {what}", hint=hint)
         return with_errno(error, errno.EBUSY, self._shown)
 
 
-def commit_pending(path: Path, rules: IndexRules, update: Callable[[bytes | None], Update | None]) -> None:
+def commit_pending(
+    path: Path, unfinished: moves.Unfinished, update: Callable[[bytes | None], moves.Update | None]
+) -> None:
     """Make ``update(index)`` the index of the directory, and do the moves that it promises.
 
     Moved attempts are no longer pending. A damaged index is handed to ``update`` as it is; it may make a new one.
 
     Args:
         path: the directory; it must be there.
-        rules: how to read an index.
+        unfinished: reads what an index promises that is not done.
         update: gets the present index, None when there is none, while nobody else can change it; None as its answer
             leaves everything as it is.
 
@@ -250,19 +232,19 @@ def commit_pending(path: Path, rules: IndexRules, update: Callable[[bytes | None
         folder = held.enter_context(Folder(resolved_folder(shown)))
         tree = FolderTree(folder, shown)
         held.callback(tree.close)
-        own = AttemptFolder(tree)
-        sweep_unfinished(tree)
+        own = attempts.AttemptFolder(tree)
+        attempts.sweep_unfinished(tree)
         held.callback(own.discard)
-        with contextlib.closing(LeavesCommit(folder, tree, own, rules, shown)) as saving, saving:
+        with contextlib.closing(LeavesCommit(folder, tree, own, unfinished, shown)) as saving, saving:
             saving.change(update, lambda change: _list_staged(tree, change))
 
 
-def _list_staged(tree: FolderTree, change: Update) -> Mapping[Parts, Sequence[str]]:
+def _list_staged(tree: FolderTree, change: moves.Update) -> Mapping[Parts, Sequence[str]]:
     """Return all staged files of the attempts that are to be moved, as names by folder."""
     found: dict[Parts, list[str]] = {}
     for move in change.moves:
-        source = staged_leaves(move.attempt)
-        waiting: list[Parts] = [()] if is_attempt(move.attempt) else []
+        source = leaves_names.staged_leaves(move.attempt)
+        waiting: list[Parts] = [()] if leaves_names.is_attempt(move.attempt) else []
         while waiting:
             below = waiting.pop()
             try:

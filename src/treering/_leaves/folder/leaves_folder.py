@@ -8,31 +8,20 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from treering._leaves.folder.attempts import has_saver, list_attempts
 from treering._leaves.folder.files import index_bytes, missing_error, open_below, read_small_files
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import with_errno
+from treering._store.failures import naming, with_errno
 from treering._store.open_folder import shown_names
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
 from treering._store.posix.reading import LocalFile
+from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message
-from treering._values.leaves_names import (
-    ATTEMPTS,
-    INDEX,
-    PENDING,
-    RECORD,
-    ZARRAY,
-    attempt_folder,
-    is_attempt,
-    parts_of,
-    staged_leaves,
-)
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
@@ -75,9 +64,7 @@ class LeavesFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -94,13 +81,13 @@ class LeavesFolder:
             Format: it is larger than any index.
             StoreFailed: the system refuses.
         """
-        with _reading(self._shown):
+        with naming(self._shown, "read"):
             index = index_bytes(self._tree)
         if index is not None:
             return index
-        message = f"there is no leaves directory in {self._shown!r}: it has no {INDEX!r}"
+        message = f"there is no leaves directory in {self._shown!r}: it has no {leaves_names.INDEX!r}"
         error = NotFound(message, hint=describe_folder(self._tree))
-        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, INDEX))
+        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
 
     def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it.
@@ -118,8 +105,10 @@ class LeavesFolder:
         """
         if not name:
             raise Corrupt(f"a file without a name is wanted of {folder!r}")
-        *below, name = parts_of(name)
-        return self._read((*parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name))
+        *below, name = leaves_names.parts_of(name)
+        return self._read(
+            (*leaves_names.parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name)
+        )
 
     def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
         """Return what is in some small files of a leaf, in half the time that `open` needs.
@@ -136,7 +125,10 @@ class LeavesFolder:
             StoreFailed: the system refuses.
         """
         return self._read(
-            parts_of(folder), files[0][0], attempt, lambda parts: read_small_files(self._tree, parts, files)
+            leaves_names.parts_of(folder),
+            files[0][0],
+            attempt,
+            lambda parts: read_small_files(self._tree, parts, files),
         )
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
@@ -147,9 +139,9 @@ class LeavesFolder:
             Corrupt: the text leads elsewhere than into the directory.
             StoreFailed: the system refuses.
         """
-        parts = parts_of(folder)
+        parts = leaves_names.parts_of(folder)
         found: set[str] = set()
-        with _reading(self._shown):
+        with naming(self._shown, "read"):
             self._tree.forget(())  # other folders may be there by now
             for start in (_staging(attempt), ()) if attempt is not None else ((),):
                 with contextlib.suppress(*_ABSENT):
@@ -167,13 +159,13 @@ class LeavesFolder:
             StoreFailed: the system refuses.
         """
         found: dict[str, bytes] = {}
-        with _reading(self._shown):
+        with naming(self._shown, "read"):
             for attempt in list_attempts(self._tree):
-                parts = attempt_folder(attempt)
+                parts = leaves_names.attempt_folder(attempt)
                 with contextlib.suppress(FileNotFoundError):
-                    if self._tree.find(parts, PENDING) is None and has_saver(self._tree, attempt):
+                    if self._tree.find(parts, leaves_names.PENDING) is None and has_saver(self._tree, attempt):
                         continue
-                    with open_below(self._tree, parts, RECORD) as file:
+                    with open_below(self._tree, parts, leaves_names.RECORD) as file:
                         found[attempt] = file.read(0, file.size) if file.size <= LARGEST_DOCUMENT else b""
         return found
 
@@ -184,9 +176,13 @@ class LeavesFolder:
             LinkRefused: a folder on the way is a link.
             StoreFailed: the system refuses.
         """
-        with _reading(self._shown):
+        with naming(self._shown, "read"):
             attempts = list_attempts(self._tree)
-            return {one for one in attempts if self._tree.find(attempt_folder(one), PENDING) is not None}
+            return {
+                one
+                for one in attempts
+                if self._tree.find(leaves_names.attempt_folder(one), leaves_names.PENDING) is not None
+            }
 
     def array_folders(self) -> Iterator[str]:
         """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
@@ -197,7 +193,7 @@ class LeavesFolder:
         Raises:
             StoreFailed: the system refuses.
         """
-        with _reading(self._shown):
+        with naming(self._shown, "read"):
             for parts in array_folders(self._tree):
                 yield "/".join(parts)
 
@@ -226,27 +222,16 @@ class LeavesFolder:
 
 
 def _staging(attempt: str) -> Parts:
-    if not is_attempt(attempt):
+    if not leaves_names.is_attempt(attempt):
         raise Corrupt(f"{attempt!r} is not an attempt")
-    return staged_leaves(attempt)
-
-
-@contextlib.contextmanager
-def _reading(shown: str) -> Iterator[None]:
-    """Turn every ``OSError`` of the block into one that names the directory; our own errors pass."""
-    try:
-        yield
-    except TreeringError:
-        raise
-    except OSError as error:
-        raise StoreFailed.of(error, shown, "read") from error
+    return leaves_names.staged_leaves(attempt)
 
 
 # No path that a program can name is deeper.
 _DEEPEST = 2048
 _LOOKED_AT = 200
 # Names in a folder that make it a leaves directory of its own, or a group of arrays that another program has there.
-_OF_OTHERS = frozenset({INDEX, ATTEMPTS, ".zgroup"})
+_OF_OTHERS = frozenset({leaves_names.INDEX, leaves_names.ATTEMPTS, ".zgroup"})
 
 
 def array_folders(tree: FolderTree) -> Iterator[Parts]:
@@ -269,13 +254,13 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             continue
         if here and not _OF_OTHERS.isdisjoint(found):
             continue  # what is in it is not this directory's to list, nor to replace
-        if found.get(ZARRAY) == FILE:
+        if found.get(leaves_names.ZARRAY) == FILE:
             yield here
             continue
         yield None
         if len(here) < _DEEPEST:
             below = sorted((name for name, kind in found.items() if kind == FOLDER), reverse=True)
-            waiting += [(*here, name) for name in below if here or name != ATTEMPTS]
+            waiting += [(*here, name) for name in below if here or name != leaves_names.ATTEMPTS]
 
 
 def describe_folder(tree: FolderTree) -> str:
@@ -285,9 +270,11 @@ def describe_folder(tree: FolderTree) -> str:
         if CHECKPOINT in found:
             return f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
         folders = sorted(name for name, kind in found.items() if kind == FOLDER)
-        if ATTEMPTS in folders or any(one is not None for one in itertools.islice(_folders(tree), _LOOKED_AT)):
+        if leaves_names.ATTEMPTS in folders or any(
+            one is not None for one in itertools.islice(_folders(tree), _LOOKED_AT)
+        ):
             return "it holds arrays: treering.leaves.index_leaves makes an index of them"
-        others = [name for name in folders if tree.find((name,), INDEX) is not None]
+        others = [name for name in folders if tree.find((name,), leaves_names.INDEX) is not None]
     except (OSError, TreeringError) as error:
         return f"the content cannot be read: {error}"
     if others:

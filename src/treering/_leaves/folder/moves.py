@@ -9,17 +9,77 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
-from treering._leaves.folder.rules import IndexRules, Move
+from treering._codec.zarr import number_of_chunk, parse_zarray
 from treering._store.failures import LinkRefused, with_errno
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
-from treering.errors import Corrupt, Exists
+from treering.errors import Corrupt, Exists, TreeringError
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
+# In the index a record is a string, so its quotes have a backslash in front.
+_ATTEMPT = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One attempt's staged files on their way to their key paths.
+
+    Example:
+        >>> Move(attempt="0123456789abcdef", cleared=("layer/w",)).cleared
+        ('layer/w',)
+    """
+
+    attempt: str
+    """Whose staged files are moved: 16 hexadecimal digits."""
+    cleared: tuple[str, ...]
+    """Folders of leaves that this save replaces, below the directory, with ``/``. Those that are not there, that have a
+    link on their way, or that belong to the attempt itself are left alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A new index for a leaves directory, in two steps, and what to do between them.
+
+    The first index is the commit: it sends readers to the staged files. Then old leaves are cleared, staged ones are
+    moved to their key paths, and the second index says so.
+
+    Example:
+        >>> move = Move(attempt="0123456789abcdef", cleared=())
+        >>> Update(moving=b"{1}", settled=b"{2}", moves=(move,)).dropped
+        ()
+    """
+
+    moving: bytes
+    """The index that is the commit: it names the attempts whose files are still staged, and what they clear."""
+    settled: bytes
+    """The index when everything is at its key path."""
+    moves: tuple[Move, ...]
+    """What ``moving`` promises."""
+    dropped: tuple[str, ...] = ()
+    """Saves without an index (`StagedLeaves.leave`) that this one replaces: their folders under ``.treering`` go. What
+    they have at their key paths has to be in some move's ``cleared``."""
+
+
+Unfinished: TypeAlias = Callable[[bytes], Update | None]
+"""Reads what an index promises that its saver did not do; None for nothing, and for an index that cannot be read."""
+
+
+def attempts_in(index: bytes) -> frozenset[str]:
+    """Return all attempts that an index names, moved or not; in one that is damaged, all that look like one."""
+    return frozenset(found.decode() for found in _ATTEMPT.findall(index))
+
+
+def marker_of(zarray: bytes) -> str | None:
+    """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
+    try:
+        return parse_zarray(zarray).marker
+    except TreeringError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +93,9 @@ class ReplacedFiles:
     replaced: set[Parts] = dataclasses.field(default_factory=set)
     """The folders of the leaves themselves, whether something of them is there or not."""
 
-    def add(self, other: ReplacedFiles) -> None:
-        """Let go what goes there as well."""
-        self.files.update(other.files)
-        self.found.update(other.found)
-        self.replaced.update(other.replaced)
 
-
-def survey(tree: FolderTree, move: Move, rules: IndexRules) -> ReplacedFiles:
-    """Return which files of the leaves that a save replaces are to go: chunks, and last the ``.zarray`` that proves it.
+def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
+    """Return which files of the leaves that saves replace are to go: chunks, and last the ``.zarray`` that proves it.
 
     A folder that is not there, or that has a link on its way, holds nothing of a leaf; one whose ``.zarray`` names the
     attempt itself was moved there already.
@@ -50,7 +104,7 @@ def survey(tree: FolderTree, move: Move, rules: IndexRules) -> ReplacedFiles:
         OSError: the system refused.
     """
     cleared = ReplacedFiles()
-    for folder in move.cleared:
+    for attempt, folder in [(move.attempt, folder) for move in moves for folder in move.cleared]:
         try:
             parts = parts_of(folder)
             cleared.replaced.add(parts)
@@ -60,20 +114,28 @@ def survey(tree: FolderTree, move: Move, rules: IndexRules) -> ReplacedFiles:
             text = tree.read_small(parts, ZARRAY)
         except (FileNotFoundError, NotADirectoryError, LinkRefused, Corrupt):
             continue
-        if rules.marker(text) != move.attempt:
-            _survey_chunks(tree, parts, functools.partial(rules.is_chunk, text), cleared)
+        if marker_of(text) != attempt:
+            _survey_chunks(tree, parts, text, cleared)
             cleared.files.setdefault(parts, []).append(ZARRAY)
     return cleared
 
 
-def _survey_chunks(tree: FolderTree, parts: Parts, is_chunk: Callable[[str], bool], cleared: ReplacedFiles) -> None:
+def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, cleared: ReplacedFiles) -> None:
     """Note the chunk files of one array, those in folders of their own too."""
+    try:
+        array = parse_zarray(zarray)
+    except TreeringError:
+        array = None
     waiting = [parts]
     while waiting:
         here = waiting.pop()
         found = cleared.found[here]
         start = "".join(f"{part}/" for part in here[len(parts) :])
-        chunks = [name for name, kind in found.items() if kind == FILE and is_chunk(start + name)]
+        chunks = [
+            name
+            for name, kind in found.items()
+            if kind == FILE and array and number_of_chunk(array, start + name) is not None
+        ]
         if chunks:
             cleared.files[here] = chunks
         for name, kind in found.items():

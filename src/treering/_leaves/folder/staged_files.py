@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._leaves.folder.sync import sync_written
 from treering._store.failures import LinkRefused, naming
 from treering._store.pieces import Buffer
@@ -56,14 +54,15 @@ class StagedFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give everything back. May be called twice."""
-        raise NotImplementedError
+        """Give everything back; the files stay. May be called twice."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            self._tree.close()
+            folder.close()
 
     def _open_at(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
         self._folder, self._tree, self.attempt = folder, tree, attempt
@@ -117,9 +116,9 @@ class StagedFiles:
                     descriptors.start_writeback(opened.number, 0, size)
 
     @property
-    def board(self) -> MessageBoard:
-        """The board in the directory."""
-        return FolderMessageBoard(PosixStore.over(self._open_folder))
+    def store(self) -> PosixStore:
+        """The directory itself, for the messages of processes."""
+        return PosixStore.over(self._open_folder)
 
     @property
     def _open_folder(self) -> Folder:
@@ -127,9 +126,14 @@ class StagedFiles:
             raise _over_error()
         return self._folder
 
-    def _sync_written(self) -> None:
-        """Make what this process has written durable, and the names of all folders on the way to it."""
-        sync_written(self._open_folder, self._tree, self._staged, self._names)
+    def make_durable(self) -> None:
+        """Make what this process has written durable, and the names of all folders on the way to it.
+
+        Raises:
+            StoreFailed: the system refused; it is not asked again.
+        """
+        with naming(self._shown, "write"):
+            sync_written(self._open_folder, self._tree, self._staged, self._names)
 
     def _note(self, folder: str, names: list[str]) -> Parts:
         """Remember what is written, to see before the commit whether its place is free; return the folder's parts."""
@@ -175,13 +179,6 @@ class JoinedLeaves(StagedFiles):
             self._found = self._await_attempt()
             undo.pop_all()
 
-    def close(self) -> None:
-        """Give everything back; the files stay. May be called twice."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            self._tree.close()
-            folder.close()
-
     def path_of(self, folder: str) -> str:
         """Return the absolute path of a leaf's staged folder, for a manager of jax to write to.
 
@@ -197,8 +194,8 @@ class JoinedLeaves(StagedFiles):
             StoreFailed: the system refused, or the folder of the attempt was removed meanwhile: process 0 is dead or
                 has given up, and another saver swept what it left.
         """
+        super().make_durable()
         with naming(self._shown, "write"):
-            self._sync_written()
             self._tree.forget(())
             found = self._attempt_found()
             if found is None or not os.path.samestat(found, self._found):

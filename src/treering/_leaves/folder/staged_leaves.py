@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from treering._leaves.folder.attempts import AttemptFolder, sweep_messages, sweep_unfinished
+from treering._leaves.folder.attempts import AttemptFolder, StaleMessages, sweep_messages, sweep_unfinished
 from treering._leaves.folder.commit import LeavesCommit
 from treering._leaves.folder.files import missing_error, open_below
-from treering._leaves.folder.rules import IndexRules, Update
+from treering._leaves.folder.moves import Unfinished, Update
 from treering._leaves.folder.staged_files import StagedFiles
 from treering._leaves.folder.sync import sync_written
 from treering._store.failures import LinkRefused, naming, with_errno
@@ -37,7 +37,8 @@ class StagedLeaves(StagedFiles):
 
     Args:
         path: the directory, made if it is missing; a link to a folder stays a link.
-        rules: how to read an index.
+        unfinished: reads what an index promises that is not done.
+        stale: says which messages of processes may go.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
         live: the attempts whose messages stay, beside the own one.
 
@@ -47,10 +48,12 @@ class StagedLeaves(StagedFiles):
     """
 
     def __init__(
-        self, path: Path, rules: IndexRules, attempt: str | None = None, *, live: Collection[str] = ()
-    ) -> None:
+        self, path: Path, unfinished: Unfinished, stale: StaleMessages, attempt: str | None = None, *,
+        live: Collection[str] = (),
+    ) -> None:  # fmt: skip
         super().__init__(os.fspath(path))
-        self._rules = rules
+        self._unfinished = unfinished
+        self._stale = stale
         self._live = live
         self._made: list[str] = []
         self._given: set[Parts] = set()
@@ -58,27 +61,22 @@ class StagedLeaves(StagedFiles):
         self._durable = False
         with naming(self._shown, "write"):
             target = resolved_folder(self._shown)
-            for _ in range(_TRIES - 1):
+            for left in reversed(range(_TRIES)):
                 try:
                     self._begin(target, attempt)
-                except FileNotFoundError as error:
-                    if isinstance(error, TreeringError):
-                        raise
-                    # A saver that failed removed the directory that it had made: begin again.
-                else:
                     break
-            else:
-                self._begin(target, attempt)
+                except FileNotFoundError as error:
+                    # A saver that failed removed the directory that it had made: begin again.
+                    if isinstance(error, TreeringError) or not left:
+                        raise
 
     def close(self) -> None:
         """Remove what was not committed or left, give everything back. May be called twice."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
+        if self._folder is not None:
             self._own.end()
-            self._tree.close()
+            super().close()
             if not self._own.kept:
                 remove_folders(self._made)
-            folder.close()
 
     def expect(self, folder: str, names: Iterable[str]) -> None:
         """Note files of a leaf that other processes write; before the commit it is seen whether their places are free.
@@ -96,8 +94,7 @@ class StagedLeaves(StagedFiles):
         Raises:
             StoreFailed: the system refused; it is not asked again.
         """
-        with naming(self._shown, "write"):
-            self._sync_written()
+        super().make_durable()
         self._durable = True
 
     def abandon(self) -> None:
@@ -215,7 +212,7 @@ class StagedLeaves(StagedFiles):
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            sweep_messages(tree, folder, {own.attempt, *self._live})
+            sweep_messages(tree, folder, {own.attempt, *self._live}, self._stale)
             undo.pop_all()
         self._made, self._own = made, own
         self._open_at(folder, tree, own.attempt)
@@ -228,7 +225,7 @@ class StagedLeaves(StagedFiles):
             raise with_errno(error, errno.EEXIST, self._shown)
 
     def _committing(self) -> contextlib.closing[LeavesCommit]:
-        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._rules, self._shown))
+        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown))
 
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
