@@ -22,8 +22,8 @@ from torture.judging import next_save, told
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import OLD, Scene, fingerprint, state
-from treering._leaves.folder import sync as leaves_sync
 from treering._store.api import ANY, Outcome
+from treering._store.leaves_folder import sync as leaves_sync
 from treering._store.posix import descriptors, direct, folder, writing
 from treering._store.resolve import store_at
 from treering.errors import NotFound

@@ -19,9 +19,9 @@ from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from treering._arrays import outgoing
 from treering._coordination.operations import derive_attempt
-from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import LeavesSaveOptions
+from treering._store.leaves_folder.staged_files import JoinedLeaves, StagedFiles
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._values.checkpoint_names import is_message
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
-from treering._leaves.folder.attempts import list_attempts
 from treering._store.api import LARGEST_MESSAGE, Locks, Store
 from treering._store.failures import LinkRefused
+from treering._store.leaves_folder.attempts import list_attempts
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.resolve import opened_store

@@ -16,9 +16,9 @@ from treering._leaves.branches import judge_branch
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import unfinished_update
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.moves import attempts_in
 from treering._store.failures import LinkRefused, naming_file
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import attempts_in
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import pluralize

@@ -11,8 +11,8 @@ from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_name, zarray_bytes
 from treering._format.findings import Finding
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import pluralize

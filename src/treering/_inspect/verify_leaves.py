@@ -17,10 +17,10 @@ from treering._inspect.verify_reading import check_reading
 from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, first_checksums
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
 from treering._store.failures import LinkRefused
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering.errors import Corrupt
 
 _SHOWN: Final = 8

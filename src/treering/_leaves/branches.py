@@ -11,10 +11,10 @@ from treering._codec.zarr import parse_zarray
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.moves import marker_of
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused, naming_file
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import marker_of
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported

@@ -20,10 +20,10 @@ from treering._leaves.documents.index import (
 )
 from treering._leaves.documents.record import LeavesRecord
 from treering._leaves.documents.update import unfinished_update
-from treering._leaves.folder.commit import commit_pending
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.moves import Update
 from treering._store.failures import LinkRefused, naming_file
+from treering._store.leaves_folder.commit import commit_pending
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import Update
 from treering._values.human import join_first
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 

@@ -34,10 +34,10 @@ from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record, stage_leaves
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, stored_leaves
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._leaves.source import LeavesSource
 from treering._printable import kind_of
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.posix.reading import LocalFile
 from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_checksums, block_count

@@ -11,10 +11,10 @@ from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
 from treering._leaves.documents.update import unfinished_update, update_for
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.moves import Update, marker_of
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import LinkRefused, naming_file
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import Update, marker_of
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
 
 

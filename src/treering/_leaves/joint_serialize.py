@@ -24,10 +24,10 @@ from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record, stage_leaves
 from treering._leaves.documents.record import LeavesRecord, arrays_of
-from treering._leaves.folder.staged_files import JoinedLeaves, StagedFiles
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
+from treering._store.leaves_folder.staged_files import JoinedLeaves, StagedFiles
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
 from treering.errors import Mismatch

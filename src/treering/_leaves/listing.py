@@ -16,8 +16,8 @@ from treering._leaves.branches import read_branches
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import LinkRefused
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering.errors import NotFound, StoreFailed
 
 

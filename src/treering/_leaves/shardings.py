@@ -19,8 +19,8 @@ from treering._format.index import ARRAY_KINDS, LeafType
 from treering._format.structure import as_dicts, build
 from treering._leaves.branches import read_branches
 from treering._leaves.documents.record import stored_leaves
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._printable import kind_of, printable
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.resolve import local_folder_path
 from treering._tree.placement import Choice, choose_shardings, is_placement, is_rules, require_mesh
 from treering._tree.registry import open_pytree_node

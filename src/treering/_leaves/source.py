@@ -14,7 +14,7 @@ from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.documents.index import IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 
 
 class LeavesSource(Source):

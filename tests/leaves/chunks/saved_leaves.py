@@ -23,8 +23,8 @@ from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box, whole
 

@@ -26,7 +26,7 @@ from treering._leaves.chunks import arrays as chunk_arrays
 from treering._leaves.chunks import decode as chunk_decode
 from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.documents.join import join_records
-from treering._leaves.folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box, box_of_slices, slices
 from treering._values.dtypes import lookup, numpy_dtype

@@ -20,7 +20,7 @@ from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from treering._arrays import outgoing, parted
 from treering._codec.zarr import chunk_names, parse_zarray
 from treering._leaves.chunks import write
-from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import TreeringError, Unsupported

@@ -14,7 +14,7 @@ from treering._format.index import LeafType
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
 from treering._leaves.documents.update import unfinished_update, update_for
-from treering._leaves.folder.moves import Move, attempts_in, marker_of
+from treering._store.leaves_folder.moves import Move, attempts_in, marker_of
 from treering.errors import Corrupt, Format, Mismatch
 
 FIRST, SECOND, THIRD = (digit * 16 for digit in "123")

@@ -12,11 +12,11 @@ from typing import Any
 
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
 from treering._coordination.message_board import stale_messages
-from treering._leaves.folder.commit import commit_pending
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.moves import Move, Update
-from treering._leaves.folder.staged_leaves import StagedLeaves
 from treering._store.failures import DataFileMissing
+from treering._store.leaves_folder.commit import commit_pending
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import Move, Update
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 
 Tree = Mapping[str, bytes]
 """The content of the leaves of one branch, by folder."""

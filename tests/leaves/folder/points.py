@@ -18,7 +18,7 @@ from torture.faults import Kind
 from torture.judging import NEW
 from torture.points import Report, sweep
 from torture.scenes import OLD, Scene
-from treering._leaves.folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix import descriptors
 from treering.errors import NotFound
 

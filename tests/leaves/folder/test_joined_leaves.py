@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.leaves.folder.directories import array_text, everything, expected, load, save, stage, update_for
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.staged_files import JoinedLeaves
-from treering._leaves.folder.staged_leaves import StagedLeaves
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.staged_files import JoinedLeaves
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.posix import descriptors
 from treering._values import timing
 from treering._values.timing import Timing

@@ -18,11 +18,11 @@ from tests.leaves.folder.directories import (
     unfinished,
     write,
 )
-from treering._leaves.folder import moves
-from treering._leaves.folder.commit import commit_pending
-from treering._leaves.folder.leaves_folder import LeavesFolder
-from treering._leaves.folder.moves import Update
 from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.leaves_folder import moves
+from treering._store.leaves_folder.commit import commit_pending
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import Update
 from treering._values.leaves_names import attempt_folder
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix import folder
 from treering.errors import Corrupt
 

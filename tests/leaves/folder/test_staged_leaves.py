@@ -27,9 +27,9 @@ from tests.leaves.folder.directories import (
 )
 from tests.store.checkpoints import open_descriptors
 from tests.store.listing import names
-from treering._leaves.folder import moves
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import LinkRefused
+from treering._store.leaves_folder import moves
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix import descriptors, folder, open_descriptor
 from treering._store.posix.folder_tree import FolderTree
 from treering._values import timing

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from treering._leaves.folder.sync import sync_folders, sync_written
+from treering._store.leaves_folder.sync import sync_folders, sync_written
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree

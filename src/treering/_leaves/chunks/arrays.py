@@ -22,8 +22,8 @@ from treering._format.index import Chunks, Index
 from treering._leaves.chunks.decode import find_chunks, plan_decoding, read_chunk, view_as_stored
 from treering._leaves.chunks.files import BranchFiles, ChunkFile, ChunkFiles, OpenChunks, SmallFile, name_leaf
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._plan.exchange import StoredChunk
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._values.boxes import picked_shape, size_of, whole
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.keys import split_key

@@ -21,8 +21,8 @@ from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, chunk_nam
 from treering._format.blocks import DAMAGE_HINT
 from treering._format.index import Index
 from treering._leaves.documents.record import OpenBranch, first_checksums
-from treering._leaves.folder.leaves_folder import LeavesFolder
 from treering._store.failures import DataFileMissing
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count

@@ -18,7 +18,7 @@ from treering._codec.array_bytes import holds_wire_bytes
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import encode
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
-from treering._leaves.folder.staged_files import StagedFiles
+from treering._store.leaves_folder.staged_files import StagedFiles
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
 

@@ -18,7 +18,7 @@ from treering._leaves.documents.index import (
 )
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
-from treering._leaves.folder.moves import Move, Update
+from treering._store.leaves_folder.moves import Move, Update
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 
 

@@ -1,7 +1,7 @@
 """Files of a leaves directory written aside, among the staged files of one attempt.
 
-Process 0, or a process alone, stages in `treering._leaves.folder.staged_leaves`, the other processes of a job in
-`treering._leaves.folder.staged_files`.
+Process 0, or a process alone, stages in `treering._store.leaves_folder.staged_leaves`, the other processes of a job in
+`treering._store.leaves_folder.staged_files`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from treering._leaves.folder.sync import sync_written
 from treering._store.failures import LinkRefused, naming
+from treering._store.leaves_folder.sync import sync_written
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder

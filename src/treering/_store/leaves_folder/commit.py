@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from treering._leaves.folder import attempts, moves
-from treering._leaves.folder.files import index_bytes
-from treering._leaves.folder.sync import sync_folders
 from treering._store.failures import naming, with_errno
+from treering._store.leaves_folder import attempts, moves
+from treering._store.leaves_folder.files import index_bytes
+from treering._store.leaves_folder.sync import sync_folders
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_lock import FolderLock
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from treering._leaves.folder.attempts import has_saver, list_attempts
-from treering._leaves.folder.files import index_bytes, missing_error, open_below, read_small_files
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import naming, with_errno
+from treering._store.leaves_folder.attempts import has_saver, list_attempts
+from treering._store.leaves_folder.files import index_bytes, missing_error, open_below, read_small_files
 from treering._store.open_folder import shown_names
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts

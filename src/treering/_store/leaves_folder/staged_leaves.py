@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from treering._leaves.folder.attempts import AttemptFolder, StaleMessages, sweep_messages, sweep_unfinished
-from treering._leaves.folder.commit import LeavesCommit
-from treering._leaves.folder.files import missing_error, open_below
-from treering._leaves.folder.moves import Unfinished, Update
-from treering._leaves.folder.staged_files import StagedFiles
-from treering._leaves.folder.sync import sync_written
 from treering._store.failures import LinkRefused, naming, with_errno
+from treering._store.leaves_folder.attempts import AttemptFolder, StaleMessages, sweep_messages, sweep_unfinished
+from treering._store.leaves_folder.commit import LeavesCommit
+from treering._store.leaves_folder.files import missing_error, open_below
+from treering._store.leaves_folder.moves import Unfinished, Update
+from treering._store.leaves_folder.staged_files import StagedFiles
+from treering._store.leaves_folder.sync import sync_written
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
