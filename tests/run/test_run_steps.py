@@ -19,12 +19,12 @@ from treering._format.run_document import RunDocument, StepNote, StepRecord, add
 from treering._runs import gc, steps
 from treering._runs.gc import collect, collect_after, remove_steps
 from treering._runs.known_steps import KnownSteps
-from treering._runs.steps import facts_of, missing_step, note_step, records_of, step_path, steps_of
+from treering._runs.steps import facts_of, judge, missing_step, note_step, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
-from treering.retention import KeepBest, KeepLast, Policy, StepFacts, retained
+from treering.retention import KeepBest, KeepLast, Policy, StepFacts
 
 
 def save(run: Path, step: int, **note: Any) -> None:
@@ -230,13 +230,11 @@ class TestCollecting:
     def test_a_step_that_was_saved_anew_since_it_was_judged_stays(
         self, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = retained
-
         def late(*asked: Any) -> Any:
             save(run, 10)
-            return real(*asked)
+            return judge(*asked)
 
-        monkeypatch.setattr(gc, "retained", late)
+        monkeypatch.setattr(gc, "judge", late)
         collect(run, KeepLast(1), dry_run=False)
         assert steps_of(run) == [10, 30]
 

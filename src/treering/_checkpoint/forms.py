@@ -53,7 +53,7 @@ _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.RUN: FormFunctions(
         source="_runs.latest:open_latest",
         listing="_inspect.inspect:list_latest",
-        verify="_inspect.verify:verify_steps",
+        verify="_inspect.verify:verify_run",
         tree="_inspect.open_tree:open_latest",
     ),
     Form.LEAVES: FormFunctions(

@@ -13,6 +13,7 @@ from treering._format.diagnosis import Attempt, Life, ProcessState
 from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
 from treering._store.api import Locks
 from treering._store.posix.seen_locks import started
+from treering._values import timing
 from treering._values.checkpoint_names import attempt_of_tombstone
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.leaves_names import PENDING, RECORD
@@ -25,16 +26,11 @@ _NOTES_GO: Final = (
     "its messages are removed when all its processes have seen the decision, or by the next save: nothing to do"
 )
 _WAIT: Final = "wait: it ends by itself"
-_REMOVED: Final = "its removal was interrupted"
 _GOES_ON: Final = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
-_TAKEN_UP: Final = "treering.leaves.index_leaves adds it to the index"
-_NO_LOCK: Final = "only messages are there, which have no lock"
 _LOOK: Final = "check there whether it still runs; if not, the next save removes it"
 _MISSING: Final = "missing"
 _MOST_PROCESSES: Final = 100_000
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
-# Clocks of file systems and of processes are read in other steps.
-_CLOCK_STEP: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,29 +61,21 @@ class _Judgement(NamedTuple):
 class _Notes:
     """What the messages of one attempt say."""
 
-    begin: PrepareMessage | None
-    verdict: DecisionMessage | None
-    parts: Mapping[int, NoteFile]
-    changed: float
+    begin: PrepareMessage | None = None
+    verdict: DecisionMessage | None = None
+    parts: Mapping[int, NoteFile] = dataclasses.field(default_factory=dict)
+    changed: float = 0.0
 
     @property
     def leader(self) -> str | None:
         """Where process 0 runs."""
-        if self.begin is not None:
-            return self.begin.who
-        if self.verdict is not None:
-            return self.verdict.who
-        return self.who(0)
+        said = self.begin or self.verdict or self.vote(0)
+        return None if said is None else said.who
 
-    def has_written(self, process: int) -> bool:
-        """Whether a process has handed in its part."""
+    def vote(self, process: int) -> VoteMessage | None:
+        """Return what a process has handed in."""
         said = self.parts[process].said if process in self.parts else None
-        return isinstance(said, VoteMessage) and said.stage is VoteStage.PREPARED
-
-    def who(self, process: int) -> str | None:
-        """Where a process runs."""
-        said = self.parts[process].said if process in self.parts else None
-        return said.who if isinstance(said, VoteMessage) else None
+        return said if isinstance(said, VoteMessage) else None
 
 
 def judge_attempts(looked: FolderScan, known: Known, now: float) -> list[Attempt]:
@@ -135,25 +123,30 @@ def _of_checkpoints(looked: FolderScan, known: Known, notes: Mapping[str, _Notes
         files = {name: size for name, size in remains.files.items() if name not in known.files}
         if not files:
             continue
-        said = notes.get(remains.attempt)
-        proved = remains.journal
-        judged = _judge_journaled(remains, looked, known, said) if proved else _judge_unproved(files, looked, known)
-        if remains.attempt in removed and not proved:
-            judged = _judge_removal(looked)
+        said = notes.get(remains.attempt, _Notes())
+        if remains.journal:
+            judged = _judge_journaled(remains, looked, known, said)
+        else:
+            judged = _judge_unproved(files, looked, known, removed=remains.attempt in removed)
         lying = dataclasses.replace(remains, files=files, count=len(files))
         yield _attempt(lying, "checkpoint", judged, said=said, now=now)
 
 
-def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes | None) -> _Judgement:
+def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
     if remains.index_itself or remains.attempt in known.attempts:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
         return _Judgement(Life.OVER, reason, "the next save removes that name: nothing to do")
-    life, reason = life_of(remains.holder, looked.locks, said.leader if said else None, remains.changed)
+    life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
     return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK))
 
 
-def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known) -> _Judgement:
-    """Judge data files that no journal proves to be leftovers."""
+def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known, *, removed: bool) -> _Judgement:
+    """Judge data files that no journal proves to be leftovers, perhaps those of an index that became a tombstone."""
+    if removed and looked.saver is not None:
+        who = f"process {looked.saver} of this machine is at work in this folder"
+        return _Judgement(Life.IN_FLIGHT, f"it was removed; {who}", _WAIT)
+    if removed:
+        return _Judgement(Life.DEAD, "its removal was interrupted", _GOES_ON)
     if known.damaged:
         reason = "the index is damaged: it is unknown whether it names these files"
         return _Judgement(Life.OVER, reason, "keep them until the index is replaced, or restored from a copy")
@@ -165,14 +158,6 @@ def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known) 
     return _Judgement(Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself")
 
 
-def _judge_removal(looked: FolderScan) -> _Judgement:
-    """Judge data files of a checkpoint whose index has become a tombstone."""
-    if looked.saver is not None:
-        who = f"process {looked.saver} of this machine is at work in this folder"
-        return _Judgement(Life.IN_FLIGHT, f"it was removed; {who}", _WAIT)
-    return _Judgement(Life.DEAD, _REMOVED, _GOES_ON)
-
-
 # ------------------------------------------------------------------------------------------------------------ leaves
 
 
@@ -181,14 +166,15 @@ def _of_leaves(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], no
         # What is committed and in its place is no attempt any more; its folder keeps the copy of its record.
         if remains.attempt in known.attempts and remains.attempt not in known.moving and remains.holder is None:
             continue
-        said = notes.get(remains.attempt)
+        said = notes.get(remains.attempt, _Notes())
         yield _attempt(remains, "leaves", _judge_staged(remains, looked, known, said), said=said, now=now)
 
 
-def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes | None) -> _Judgement:
+def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
     if PENDING in remains.files and remains.holder is None:
-        return _Judgement(Life.OVER, "it was saved without an index, and waits for one", _TAKEN_UP)
-    life, reason = life_of(remains.holder, looked.locks, said.leader if said else None, remains.changed)
+        advice = "treering.leaves.index_leaves adds it to the index"
+        return _Judgement(Life.OVER, "it was saved without an index, and waits for one", advice)
+    life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
     if life is Life.IN_FLIGHT:
         return _Judgement(life, reason, _WAIT)
     if remains.attempt in known.moving:
@@ -212,7 +198,8 @@ def _judge_messages(attempt: str, said: _Notes, looked: FolderScan, known: Known
         return _Judgement(Life.OVER, "process 0 has ended it", _NOTES_GO)
     if looked.saver is not None:
         return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
-    life, reason = life_of(None, dataclasses.replace(looked.locks, gap=_NO_LOCK), said.leader, said.changed)
+    locks = dataclasses.replace(looked.locks, gap="only messages are there, which have no lock")
+    life, reason = life_of(None, locks, said.leader, said.changed)
     return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _NOTES_GO}.get(life, _LOOK))
 
 
@@ -220,13 +207,12 @@ def _saving(saver: int) -> str:
     return f"process {saver} of this machine is saving to this folder"
 
 
-def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes | None, now: float) -> Attempt:
-    states = [] if said is None else list(_states(said, now))
-    advice = judged.advice
+def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes, now: float) -> Attempt:
+    states, advice, vote = list(_states(said, now)), judged.advice, said.vote(0)
     silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
     if judged.life is Life.UNKNOWN and silent:
         advice = f"{format_processes(state.process for state in silent)} did not vote: {advice}"
-    elif judged.life is Life.IN_FLIGHT and silent and said is not None and said.has_written(0):
+    elif judged.life is Life.IN_FLIGHT and silent and vote and vote.stage is VoteStage.PREPARED:
         late = format_processes(state.process for state in silent)
         advice = f"wait: it ends at its deadline at the latest; waited for: {late}"
     return Attempt(
@@ -237,11 +223,11 @@ def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes 
         advice=advice,
         files=remains.count,
         nbytes=remains.nbytes,
-        age=max(now - max(remains.changed, said.changed if said else 0.0), 0.0),
-        who=said.leader if said else None,
-        number=said.begin.number if said and said.begin else None,
+        age=max(now - max(remains.changed, said.changed), 0.0),
+        who=said.leader,
+        number=said.begin.number if said.begin else None,
         processes=states,
-        outcome=_outcome(said.verdict) if said and said.verdict else None,
+        outcome=_outcome(said.verdict) if said.verdict else None,
     )
 
 
@@ -256,16 +242,12 @@ def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
     """Walk through the processes that have left a message, and those of the job that have not."""
     count = min(said.begin.processes, _MOST_PROCESSES) if said.begin is not None else 0
     for process in sorted({*said.parts, *range(1, count)}):
-        note = said.parts.get(process)
-        if note is None:
-            yield ProcessState(process=process, stage=_MISSING, who=None, age=None)
-            continue
-        part = note.said if isinstance(note.said, VoteMessage) else None
+        note, part = said.parts.get(process), said.vote(process)
         yield ProcessState(
             process=process,
-            stage=part.stage.value if part else "unreadable",
+            stage=part.stage.value if part else "unreadable" if note else _MISSING,
             who=part.who if part else None,
-            age=max(now - note.changed, 0.0),
+            age=max(now - note.changed, 0.0) if note else None,
             problem=_problem(part.failure) if part and part.failure else None,
         )
 
@@ -314,6 +296,6 @@ def _on_this_machine(process: int, since: float) -> tuple[Life, str]:
         return Life.UNKNOWN, f"process {process} began it, and this system does not show whether it still runs"
     if start is None:
         return Life.DEAD, f"process {process}, which began it, no longer runs"
-    if start > since + _CLOCK_STEP:
+    if start > since + timing.current.clock_step:
         return Life.DEAD, f"process {process}, which began it, has ended; another process has its number now"
     return Life.IN_FLIGHT, f"process {process} of this machine, which began it, runs"

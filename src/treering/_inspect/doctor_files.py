@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, zarray_bytes
+from treering._codec.zarr import chunk_name, zarray_bytes
 from treering._format.diagnosis import Committed
 from treering._format.document import parse_index
 from treering._format.index import Index
@@ -22,6 +21,7 @@ from treering._store.leaves_folder.moves import attempts_in
 from treering._store.open_folder import OpenFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import pluralize
+from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
 
 _BROKEN: Final = (Corrupt, Format, Unsupported)
@@ -45,16 +45,9 @@ def checkpoint_state(path: str) -> State:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]
         problems = list(_checkpoint_problems(folder, index))
     known = Known(files={file.name for file in index.files}, replaced=set(index.replaces), attempts={index.attempt})
-    committed = Committed(
-        form="checkpoint",
-        attempts=(index.attempt,),
-        at=_text(index.written.get("at")),
-        by=_text(index.written.get("by")),
-        processes=index.processes,
-        files=1 + len(index.files),
-        nbytes=len(data) + sum(file.nbytes for file in index.files),
-    )
-    return committed, known, problems
+    size = len(data) + sum(file.nbytes for file in index.files)
+    counts = {"processes": index.processes, "files": 1 + len(index.files), "nbytes": size}
+    return _committed("checkpoint", known, index.written, **counts), known, problems
 
 
 def _checkpoint_problems(folder: OpenFolder, index: Index) -> Iterator[str]:
@@ -83,7 +76,7 @@ def leaves_state(path: str) -> State:
             data = folder.read_index()
             with naming_file(Path(path, LEAVES_INDEX)):
                 index = parse_leaves_index(data)
-        except (*_BROKEN, LinkRefused) as error:
+        except _BROKEN as error:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]
         problems: list[str] = []
         branches: list[OpenBranch] = []
@@ -103,16 +96,9 @@ def leaves_state(path: str) -> State:
     moving = {move.attempt for move in unfinished.moves} if unfinished is not None else set()
     known = Known(attempts=attempts_in(data), moving=moving)
     written = max((each.record.written for each in branches), key=lambda one: str(one.get("at", "")), default={})
-    committed = Committed(
-        form="leaves",
-        attempts=sorted(known.attempts),
-        at=_text(written.get("at")),
-        by=_text(written.get("by")),
-        processes=_count(written.get("processes")),
-        files=files,
-        nbytes=size,
-    )
-    return committed, known, problems
+    processes = written.get("processes")
+    counts = {"processes": processes if type(processes) is int and processes > 0 else 1, "files": files, "nbytes": size}
+    return _committed("leaves", known, written, **counts), known, problems
 
 
 def _leaf_files(folder: LeavesFolder, branch: OpenBranch) -> Iterator[tuple[str, int, str | None]]:
@@ -120,13 +106,9 @@ def _leaf_files(folder: LeavesFolder, branch: OpenBranch) -> Iterator[tuple[str,
 
     Other programs may leave out chunks that are full of one value, and no record says how large theirs are.
     """
-    sizes = iter(branch.record.sizes)
-    for name, array in zip(branch.record.folders, branch.arrays, strict=True):
-        wanted: list[tuple[str, int]] = [(".zarray", len(zarray_bytes(array)))] if branch.verified else []
-        if branch.verified:
-            count = chunk_count(array)
-            plain = [chunk_bytes(array)] * count if array.compressor is None else list(islice(sizes, count))
-            wanted += [(chunk_name(array, number), nbytes) for number, nbytes in enumerate(plain)]
+    for name, array, sizes in zip(branch.record.folders, branch.arrays, branch.chunk_sizes(), strict=True):
+        wanted = [(ZARRAY, len(zarray_bytes(array)))] if branch.verified else []
+        wanted += [(chunk_name(array, number), nbytes) for number, nbytes in enumerate(sizes)]
         for file, nbytes in wanted:
             yield f"{name}/{file}".removeprefix("/"), nbytes, _problem(folder, branch, (name, file), nbytes)
 
@@ -141,9 +123,6 @@ def _problem(folder: LeavesFolder, branch: OpenBranch, place: tuple[str, str], n
         return f"cannot be opened ({error})"
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 1
+def _committed(form: str, known: Known, written: Mapping[str, object], **counts: int) -> Committed:
+    at, by = (text if isinstance(text, str) else None for text in (written.get("at"), written.get("by")))
+    return Committed(form=form, attempts=sorted(known.attempts), at=at, by=by, **counts)

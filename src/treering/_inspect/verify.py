@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from treering._arrays.jobs import Tally
 from treering._checkpoint.forms import verify_bytes
 from treering._codec.gzip import GZIP_MAGIC
 from treering._format.blocks import file_digest, first_blocks
@@ -19,6 +22,7 @@ from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.open_tree import read_msgpack
+from treering._inspect.verify_chunks import describe_size, differing_runs, differing_span
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
@@ -35,7 +39,6 @@ _PIECE_BYTES: Final = 2 << 20
 _TEXT_BYTES: Final = 1 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
 _NO_CHECKSUMS: Final = "its form has no checksums, so its arrays were not checked"
-_WRONG_BYTES: Final = "is damaged"
 
 
 def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = None) -> Verification:
@@ -70,11 +73,43 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = N
         return verify_bytes(path, told)
 
 
-def verify_steps(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
-    """Check every step of a run; raises as `verify` does."""
-    from treering._runs.reports import verify_run
+def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Check every step of a run; files are named with the folder of their step. Raises as `verify` does."""
+    from treering._runs.steps import cache_trouble, records_of, step_path, steps_of
 
-    return verify_run(path, progress, verify_checkpoint)
+    place = Path(path)
+    records = records_of(place)
+    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in records.steps}
+    total = sum(sizes.values())
+    findings: list[Finding] = []
+    checked: list[Verification] = []
+    before = 0
+    for step, size in sorted(sizes.items()):
+        folder = step_path(place, step)
+
+        def report(done: int, of: int, before: int = before, size: int = size) -> None:
+            if progress is not None:
+                progress(before + size * done // (of or 1), total)
+
+        try:
+            found = verify_checkpoint(folder, report)
+        except NotFound:
+            # The training may have removed it meanwhile, which is not damage.
+            if step in steps_of(place):
+                raise
+            continue
+        findings += [dataclasses.replace(each, file=os.path.join(folder.name, each.file)) for each in found.findings]  # noqa: PTH118 - a text for people
+        checked.append(found)
+        before += size
+    return Verification(
+        path=os.fspath(path),
+        findings=tuple(findings),
+        leaves=sum(found.leaves for found in checked),
+        nbytes=sum(found.nbytes for found in checked),
+        checked=True,
+        note=cache_trouble(place),
+        steps=len(checked),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -86,11 +121,8 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
     with contextlib.ExitStack() as held:
         try:
             index, files, findings = _open_files(Path(path), held)
-        except Corrupt as error:
+        except (Corrupt, LinkRefused) as error:
             return _report_broken(shown, INDEX_NAME, error)
-        except LinkRefused as error:
-            finding = Finding(key=None, file=INDEX_NAME, start=None, stop=None, problem=f"cannot be read ({error})")
-            return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
         for number, found in enumerate(files):
             findings += _check_file(index, number, found)
         names = [entry.name for entry in index.files]
@@ -123,18 +155,15 @@ def _open_all(index: Index, folder: OpenFolder) -> tuple[list[Reader | None], li
     findings: list[Finding] = []
     missing = False
     for number, entry in enumerate(index.files):
-        opened: Reader | None = None
         try:
-            opened = folder.open_files([entry.name])[entry.name]
-        except DataFileMissing:
-            missing = True
-            problem = f"is missing{_lost(index, number)}"
-            findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
+            files.append(folder.open_files([entry.name])[entry.name])
         except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
             why = str(error) if isinstance(error, LinkRefused) else error.message
-            problem = f"cannot be read{_lost(index, number)} ({why})"
+            gone, lost = isinstance(error, DataFileMissing), _lost(index, number)
+            problem = f"is missing{lost}" if gone else f"cannot be read{lost} ({why})"
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
-        files.append(opened)
+            files.append(None)
+            missing |= gone
     return files, findings, missing
 
 
@@ -153,10 +182,9 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
     if file is None:
         return
     entry = index.files[number]
-    if file.size != entry.nbytes:
-        how = "cut short" if file.size < entry.nbytes else "too long"
-        problem = f"is {how}: {pluralize(entry.nbytes, 'bytes were')} written, {file.size} are there"
-        start, stop = sorted((file.size, entry.nbytes))
+    wrong = describe_size(file.size, entry.nbytes)
+    if wrong is not None:
+        (start, stop), problem = wrong
         yield Finding(key=None, file=entry.name, start=start, stop=stop, problem=problem)
     try:
         header = file.read(0, entry.header)
@@ -164,18 +192,10 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
         problem = f"has a header that cannot be read ({error.message})"
         yield Finding(key=None, file=entry.name, start=0, stop=entry.header, problem=problem)
         return
-    if file_digest(index, number, header) == entry.digest:
-        return
-    start, stop = _differing(header, header_bytes(index, number))
-    yield Finding(key=None, file=entry.name, start=start, stop=stop, problem="has a damaged header")
-
-
-def _differing(found: bytes, wanted: bytes) -> tuple[int, int]:
-    """Return the range in which two headers differ; all of it where they do not."""
-    if len(found) != len(wanted) or found == wanted:
-        return 0, len(found)
-    places = [place for place, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other]
-    return places[0], places[-1] + 1
+    if file_digest(index, number, header) != entry.digest:
+        start, stop = differing_span(header, header_bytes(index, number))
+        stop = min(stop, entry.header)
+        yield Finding(key=None, file=entry.name, start=start, stop=stop, problem="has a damaged header")
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
@@ -185,27 +205,25 @@ _Piece: TypeAlias = tuple[int, int, int, int]
 """Chunk, the number of the first block, and where these blocks start and stop in the chunk."""
 
 
-def _spans(index: Index, files: Sequence[Reader | None]) -> Iterator[tuple[Reader, int, list[_Piece]]]:
-    """Yield stretches of the files of a few MiB: the file, the first byte, and the blocks in it, end to end."""
+def _spans(index: Index, files: Sequence[Reader | None]) -> Iterator[tuple[Reader, list[_Piece]]]:
+    """Yield stretches of the files of a few MiB: the file, and the blocks in it, end to end."""
     chunks = index.chunks
     for number, file in enumerate(files):
         if file is None:
             continue
         pieces: list[_Piece] = []
-        begin = held = 0
+        held = 0
         for chunk in chunks.of_file(number):
             nbytes, block = chunks.nbytes[chunk], chunks.block[chunk]
             for start in range(0, nbytes, _PIECE_BYTES):
                 stop = min(start + _PIECE_BYTES, nbytes)
-                if not pieces:
-                    begin = chunks.offset[chunk] + start
                 pieces.append((chunk, start // block, start, stop))
                 held += stop - start
                 if held >= _PIECE_BYTES:
-                    yield file, begin, pieces
+                    yield file, pieces
                     pieces, held = [], 0
         if pieces:
-            yield file, begin, pieces
+            yield file, pieces
 
 
 def _check_blocks(
@@ -215,37 +233,30 @@ def _check_blocks(
     starts = first_blocks(index.chunks)
     total = sum(index.chunks.nbytes)
     spans = _spans(index, files)
-    lock, failure = threading.Lock(), FirstError()
+    lock, failure, tally = threading.Lock(), FirstError(), Tally(total, progress)
     bad: list[BadBlock] = []
-    done = 0
 
-    def work(report: Progress | None) -> None:
-        nonlocal done
+    def work() -> None:
         while failure.error is None:
             with failure:
                 with lock:
                     span = next(spans, None)
                 if span is None:
                     return
-                wrong = _check_span(index, starts, *span)
-                with lock:
-                    bad.extend(wrong)
-                    done += sum(stop - start for _, _, start, stop in span[2])
-                    so_far = done
-                if report is not None:
-                    report(so_far, total)
+                bad.extend(_check_span(index, starts, *span))
+                tally.add(sum(stop - start for _, _, start, stop in span[1]))
 
-    work_together(lambda: work(None), 1 if total >= _TWO_THREADS_FROM else 0, lambda: work(progress))
+    work_together(work, 1 if total >= _TWO_THREADS_FROM else 0)
     failure.reraise()
     if progress is not None:
         progress(total, total)
-    return done, bad
+    there = [files[number] is not None for number in index.chunks.file]
+    return sum(itertools.compress(index.chunks.nbytes, there)), bad
 
 
-def _check_span(
-    index: Index, starts: Sequence[int], file: Reader, begin: int, pieces: Sequence[_Piece]
-) -> list[BadBlock]:
+def _check_span(index: Index, starts: Sequence[int], file: Reader, pieces: Sequence[_Piece]) -> list[BadBlock]:
     chunks = index.chunks
+    begin = chunks.offset[pieces[0][0]] + pieces[0][2]
     chunk, _, _, stop = pieces[-1]
     try:
         data = memoryview(file.read(begin, chunks.offset[chunk] + stop - begin))
@@ -256,12 +267,8 @@ def _check_span(
         at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
         found = block_checksums(data[at + start : at + stop], size)
         number = starts[chunk] + first
-        wanted = index.checksums[number : number + len(found)]
-        if found != wanted:
-            for block, (one, other) in enumerate(zip(found, wanted, strict=True)):
-                if one != other:
-                    begins = start + block * size
-                    bad.append(BadBlock(chunk, begins, min(begins + size, stop), _WRONG_BYTES))
+        for low, high in differing_runs(found, index.checksums[number : number + len(found)]):
+            bad.append(BadBlock(chunk, start + low * size, min(start + high * size, stop), "is damaged"))
     return bad
 
 
@@ -276,14 +283,10 @@ def _check_alone(
         lost = isinstance(error, Corrupt)
         problem = "is lost: the file ends before it" if lost else f"cannot be read ({error.message})"
         return [BadBlock(chunk, start, stop, problem)]
-    if len(pieces) > 1:
-        parts: list[Sequence[_Piece]] = [[piece] for piece in pieces]
-    else:
-        parts = [[(chunk, at // size, at, min(at + size, stop))] for at in range(start, stop, size)]
-    bad: list[BadBlock] = []
-    for part in parts:
-        bad += _check_span(index, starts, file, chunks.offset[part[0][0]] + part[0][2], part)
-    return bad
+    parts = pieces
+    if len(pieces) == 1:
+        parts = [(chunk, at // size, at, min(at + size, stop)) for at in range(start, stop, size)]
+    return [bad for part in parts for bad in _check_span(index, starts, file, [part])]
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -335,11 +338,12 @@ def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[in
 # --------------------------------------------------------------------------------------------------------- single files
 
 
-def _report_broken(path: str, file: str, error: Corrupt, *, checked: bool = True) -> Verification:
+def _report_broken(path: str, file: str, error: Corrupt | LinkRefused, *, checked: bool = True) -> Verification:
     """Return the outcome where nothing but that can be said."""
     key = join_key(error.path) if error.path else None
     reason = error.message.removeprefix(f"{file} is damaged: ")
-    finding = Finding(key=key, file=file, start=error.offset, stop=None, problem=f"is damaged ({reason})")
+    problem = f"is damaged ({reason})" if isinstance(error, Corrupt) else f"cannot be read ({error})"
+    finding = Finding(key=key, file=file, start=error.offset, stop=None, problem=problem)
     return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=checked)
 
 

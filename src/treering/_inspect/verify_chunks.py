@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
+from operator import itemgetter, ne
 from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_name, zarray_bytes
 from treering._format.findings import Finding
+from treering._leaves.documents.record import OpenBranch
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.posix.reading import LocalFile
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import pluralize
+from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, StoreFailed
 
 _PIECE_BYTES: Final = 8 << 20
-_ZARRAY: Final = ".zarray"
 # Stands for the .zarray where findings are put in order: before every chunk.
 _BEFORE: Final = -1
 
@@ -36,16 +38,12 @@ class LeafFiles:
     """Its folder."""
     zarr: ZarrArray
     """What its ``.zarray`` says."""
-    attempt: str | None
-    """Whose staged files are looked at first."""
-    verified: bool
-    """Whether a record says what follows; else it is empty."""
+    branch: OpenBranch
+    """The branch that it is in."""
     sizes: Sequence[int]
-    """Bytes of each chunk file."""
-    checksums: array[int]
-    """Of the whole record."""
+    """Bytes of each chunk file; empty where no record says them."""
     first: int
-    """Where in ``checksums`` those of this leaf begin."""
+    """Where in the checksums of the record those of this leaf begin."""
 
     @property
     def is_small(self) -> bool:
@@ -54,7 +52,7 @@ class LeafFiles:
 
     def file(self, number: int) -> str:
         """Return the name of a chunk file, below the directory; that of the ``.zarray`` for a negative number."""
-        name = chunk_name(self.zarr, number) if number >= 0 else _ZARRAY
+        name = chunk_name(self.zarr, number) if number >= 0 else ZARRAY
         # Another program may have put an array into the directory itself.
         return f"{self.folder}/{name}" if self.folder else name
 
@@ -80,14 +78,14 @@ class Findings:
         return (finding for _, finding in sorted(self._found, key=lambda pair: pair[0]))
 
 
-def cannot_be_read(error: Corrupt | LinkRefused | StoreFailed) -> str:
-    """Say of a chunk file why it cannot be read, as the end of a sentence.
+def cannot_be_read(error: Corrupt | LinkRefused | StoreFailed, file: str = "chunk file") -> str:
+    """Say of a file of a leaf why it cannot be read, as the end of a sentence.
 
     Example:
         >>> cannot_be_read(Corrupt("the file is cut short"))
         'has a chunk file that cannot be read (the file is cut short)'
     """
-    return f"has a chunk file that cannot be read ({error if isinstance(error, LinkRefused) else error.message})"
+    return f"has a {file} that cannot be read ({error if isinstance(error, LinkRefused) else error.message})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,12 +101,12 @@ class ChunkCheck:
         """Check a leaf of one small chunk file at once; return how many bytes that were."""
         (size,) = leaf.sizes
         wanted = zarray_bytes(leaf.zarr)
-        names = [(_ZARRAY, len(wanted)), (chunk_name(leaf.zarr, 0), size)]
+        names = [(ZARRAY, len(wanted)), (chunk_name(leaf.zarr, 0), size)]
         try:
-            zarray, data = self.folder.read_small(leaf.folder, names, leaf.attempt)
+            zarray, data = self.folder.read_small(leaf.folder, names, leaf.branch.attempt)
         except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
             zarray = data = b""
-        checksum = leaf.checksums[leaf.first : leaf.first + 1]
+        checksum = leaf.branch.record.checksums[leaf.first : leaf.first + 1]
         if zarray != wanted or len(data) != size or block_checksums(memoryview(data), size) != checksum:
             for job in self.jobs(leaf):
                 job()
@@ -122,97 +120,81 @@ class ChunkCheck:
             block = block_bytes(size)
             step = max(_PIECE_BYTES, block)
             for start in range(0, size, step):
-                piece = _Piece(
-                    number=number, size=size, start=start, stop=min(start + step, size),
-                    block=block, checksum=checksum + start // block,
-                )  # fmt: skip
-                yield functools.partial(self._check_piece, leaf, piece)
+                stop = min(start + step, size)
+                yield functools.partial(self._check_piece, leaf, number, start, stop, checksum + start // block)
             checksum += block_count(size, block)
 
     def _check_zarray(self, leaf: LeafFiles) -> int:
         wanted = zarray_bytes(leaf.zarr)
+        span, problem = (0, len(wanted)), f"has lost its {ZARRAY}"
         try:
-            with self.folder.open(leaf.folder, _ZARRAY, leaf.attempt) as file:
+            with self.folder.open(leaf.folder, ZARRAY, leaf.branch.attempt) as file:
                 found = file.read(0, min(file.size, 2 * len(wanted)))
-        except DataFileMissing:
-            self.findings.add(leaf, _BEFORE, (0, len(wanted)), f"has lost its {_ZARRAY}")
-            return 0
+            if found == wanted:
+                return 0
+            span, problem = differing_span(found, wanted), f"has a damaged {ZARRAY}"
         except (Corrupt, LinkRefused, StoreFailed) as error:
-            why = error if isinstance(error, LinkRefused) else error.message
-            self.findings.add(leaf, _BEFORE, (0, len(wanted)), f"has a {_ZARRAY} that cannot be read ({why})")
-            return 0
-        if found != wanted:
-            self.findings.add(leaf, _BEFORE, _differing(found, wanted), f"has a damaged {_ZARRAY}")
+            problem = cannot_be_read(error, ZARRAY)
+        except DataFileMissing:
+            pass
+        self.findings.add(leaf, _BEFORE, span, problem)
         return 0
 
-    def _check_piece(self, leaf: LeafFiles, piece: _Piece) -> int:
+    def _check_piece(self, leaf: LeafFiles, number: int, start: int, stop: int, checksum: int) -> int:
+        """Check a run of whole blocks of a chunk file, the first of which has this checksum; return their bytes."""
+        size, block = leaf.sizes[number], block_bytes(leaf.sizes[number])
+        checksums = leaf.branch.record.checksums
         try:
-            with self.folder.open(leaf.folder, chunk_name(leaf.zarr, piece.number), leaf.attempt) as file:
-                if not piece.start:
-                    self._check_size(leaf, piece, file)
-                self._check_blocks(leaf, piece, file)
+            with self.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt) as file:
+                wrong = None if start else describe_size(file.size, size)
+                if wrong is not None:
+                    self.findings.add(leaf, number, wrong[0], f"has a chunk file that {wrong[1]}")
+                # A block of which a part is missing was told with the size.
+                end = stop if file.size >= stop else start + max(file.size - start, 0) // block * block
+                data = file.read(start, end - start) if end > start else b""
+            found = block_checksums(memoryview(data), block)
+            for first, last in differing_runs(found, checksums[checksum : checksum + len(found)]):
+                span = (start + first * block, min(start + last * block, end))
+                self.findings.add(leaf, number, span, "is damaged")
         except DataFileMissing:
-            if not piece.start:
-                self.findings.add(leaf, piece.number, (0, piece.size), "lacks a chunk file")
+            if not start:
+                self.findings.add(leaf, number, (0, size), "lacks a chunk file")
         except (Corrupt, LinkRefused, StoreFailed) as error:
-            self.findings.add(leaf, piece.number, (piece.start, piece.stop), cannot_be_read(error))
-        return piece.stop - piece.start
-
-    def _check_size(self, leaf: LeafFiles, piece: _Piece, file: LocalFile) -> None:
-        if file.size != piece.size:
-            how = "cut short" if file.size < piece.size else "too long"
-            problem = (
-                f"has a chunk file that is {how}: {pluralize(piece.size, 'bytes were')} written, {file.size} are there"
-            )
-            self.findings.add(leaf, piece.number, (min(file.size, piece.size), max(file.size, piece.size)), problem)
-
-    def _check_blocks(self, leaf: LeafFiles, piece: _Piece, file: LocalFile) -> None:
-        """Compare what is there; a block of which a part is missing was told with the size."""
-        stop = piece.stop
-        if file.size < stop:
-            stop = piece.start + max(file.size - piece.start, 0) // piece.block * piece.block
-        if stop <= piece.start:
-            return
-        found = block_checksums(memoryview(file.read(piece.start, stop - piece.start)), piece.block)
-        wanted = leaf.checksums[piece.checksum : piece.checksum + len(found)]
-        if found == wanted:
-            return
-        marks = [one != other for one, other in zip(found, wanted, strict=True)]
-        for first, last in _runs(marks):
-            span = (piece.start + first * piece.block, min(piece.start + last * piece.block, stop))
-            self.findings.add(leaf, piece.number, span, "is damaged")
+            self.findings.add(leaf, number, (start, stop), cannot_be_read(error))
+        return stop - start
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A run of whole blocks of a chunk file."""
+def describe_size(found: int, wanted: int) -> tuple[tuple[int, int], str] | None:
+    """Say how the size of a file differs from the one that was written, and which bytes that concerns.
 
-    number: int
-    """Number of the chunk."""
-    size: int
-    """Bytes of the whole file."""
-    start: int
-    stop: int
-    block: int
-    """Bytes of a block."""
-    checksum: int
-    """Number of the checksum of its first block."""
+    Example:
+        >>> describe_size(3, 5)
+        ((3, 5), 'is cut short: 5 bytes were written, 3 are there')
+    """
+    if found == wanted:
+        return None
+    how = "cut short" if found < wanted else "too long"
+    problem = f"is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there"
+    return (min(found, wanted), max(found, wanted)), problem
 
 
-def _runs(marks: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield where runs of True begin and end."""
-    start: int | None = None
-    for place, mark in enumerate([*marks, False]):
-        if mark and start is None:
-            start = place
-        elif not mark and start is not None:
-            yield start, place
-            start = None
+def differing_runs(found: array[int], wanted: array[int]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of numbers that differ begin and end.
+
+    Example:
+        >>> list(differing_runs(array("Q", [1, 2, 3, 4, 5]), array("Q", [1, 7, 7, 4, 7])))
+        [(1, 3), (4, 5)]
+    """
+    if found != wanted:
+        for differ, run in itertools.groupby(enumerate(map(ne, found, wanted)), itemgetter(1)):
+            places = [place for place, _ in run]
+            if differ:
+                yield places[0], places[-1] + 1
 
 
-def _differing(found: bytes, wanted: bytes) -> tuple[int, int]:
-    """Return the range in which two texts differ; all of it where they are not of one length."""
-    if len(found) != len(wanted):
+def differing_span(found: bytes, wanted: bytes) -> tuple[int, int]:
+    """Return the range in which two texts differ; all of it where they are not of one length, or do not differ."""
+    if len(found) != len(wanted) or found == wanted:
         return 0, max(len(found), len(wanted))
     places = [place for place, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other]
     return places[0], places[-1] + 1

@@ -5,22 +5,22 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from treering._arrays.jobs import Progress, Tally, Work, run_all
-from treering._codec.zarr import chunk_bytes, chunk_count
 from treering._format.findings import Finding, Verification
 from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles
 from treering._inspect.verify_reading import check_reading
 from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
-from treering._leaves.documents.record import OpenBranch, first_checksums
+from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
 from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
 from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._values.human import join_first
+from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt
 
 _SHOWN: Final = 8
@@ -41,10 +41,8 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         for _ in range(TRIES):
             try:
                 read = list(parse_leaves_index(folder.read_index()).branches.values())
-            except Corrupt as error:
-                return _broken(shown, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
-            except LinkRefused as error:
-                return _broken(shown, _index_finding(Corrupt(""), f"cannot be read ({error})"))
+            except (Corrupt, LinkRefused) as error:
+                return _broken(folder, shown, error)
             found = _checked(folder, shown, read, progress)
             # What is missing or has other bytes may be what a save replaced meanwhile.
             if (found.ok and found.checked) or is_unchanged(folder, read):
@@ -52,11 +50,17 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         raise replaced_too_often(folder)
 
 
-def _broken(path: str, finding: Finding) -> Verification:
-    return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=True)
+def _broken(folder: LeavesFolder, path: str, error: Corrupt | LinkRefused) -> Verification:
+    return Verification(path=path, findings=(_index_finding(folder, error),), leaves=0, nbytes=0, checked=True)
 
 
-def _index_finding(error: Corrupt, problem: str) -> Finding:
+def _index_finding(folder: LeavesFolder, error: Corrupt | LinkRefused) -> Finding:
+    """Say what is wrong with the index, without its name, which the finding has."""
+    shown = repr(os.fspath(folder.path / LEAVES_INDEX))
+    reason = error.message
+    for known in (f"{shown}: ", f"{shown} is damaged: ", f"{LEAVES_INDEX} is damaged: "):
+        reason = reason.removeprefix(known)
+    problem = f"is damaged ({reason})" if isinstance(error, Corrupt) else f"cannot be read ({error})"
     return Finding(key=None, file=LEAVES_INDEX, start=error.offset, stop=None, problem=problem)
 
 
@@ -72,7 +76,7 @@ def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progr
     try:
         source = LeavesSource(folder, branches, read)
     except Corrupt as error:
-        return _broken(path, _index_finding(error, f"is damaged ({_reason(error, folder)})"))
+        return _broken(folder, path, error)
     findings = Findings()
     leaves = list(_stored(source))
     nbytes = _check_files(ChunkCheck(folder, findings), leaves, progress)
@@ -96,53 +100,28 @@ def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progr
 
 def _branch_finding(folder: LeavesFolder, error: Corrupt) -> Finding:
     """Say what is wrong with a branch as a whole: with its record, or with a ``.zarray`` of another program."""
-    if error.path is not None:
-        file = "/".join((*error.path, ".zarray"))
-        return Finding(key=None, file=file, start=error.offset, stop=None, problem=f"is damaged ({error.message})")
-    return _index_finding(error, f"is damaged ({_reason(error, folder)})")
-
-
-def _reason(error: Corrupt, folder: LeavesFolder) -> str:
-    """Return what is wrong without the name of the index, which the finding has."""
-    shown = repr(os.fspath(folder.path / LEAVES_INDEX))
-    for known in (f"{shown}: ", f"{shown} is damaged: ", f"{LEAVES_INDEX} is damaged: "):
-        error.message = error.message.removeprefix(known)
-    return error.message
+    if error.path is None:
+        return _index_finding(folder, error)
+    file = "/".join((*error.path, ZARRAY))
+    return Finding(key=None, file=file, start=error.offset, stop=None, problem=f"is damaged ({error.message})")
 
 
 def _unchecked_note(prefixes: Sequence[str | None], branches: int) -> str:
     if len(prefixes) == branches:
         return f"it {_UNCHECKED}"
-    shown = ", ".join("no prefix" if prefix is None else repr(prefix) for prefix in prefixes[:_SHOWN])
-    more = f" and {len(prefixes) - _SHOWN} more" if len(prefixes) > _SHOWN else ""
-    return f"what is under {shown}{more} {_UNCHECKED}; everything else was checked"
+    shown = join_first(["no prefix" if prefix is None else repr(prefix) for prefix in prefixes], _SHOWN)
+    return f"what is under {shown} {_UNCHECKED}; everything else was checked"
 
 
 def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
     """Walk through the stored leaves of all branches, which follow each other in the source's index."""
-    index = source.index
-    numbers = (number for number, kind in enumerate(index.leaf_types) if index.types[kind].stored)
+    numbers = iter(stored_leaves(source.index))
     for branch in source.branches:
-        record = branch.record
-        starts = first_checksums(record)
-        sizes = iter(record.sizes)
-        for place, (folder, zarr) in enumerate(zip(record.folders, branch.arrays, strict=True)):
-            wanted: Sequence[int] = ()
-            if branch.verified:
-                count = chunk_count(zarr)
-                wanted = [chunk_bytes(zarr)] * count if zarr.compressor is None else list(islice(sizes, count))
-            number = next(numbers)
-            yield LeafFiles(
-                leaf=number,
-                key=index.keys[number],
-                folder=folder,
-                zarr=zarr,
-                attempt=branch.attempt,
-                verified=branch.verified,
-                sizes=wanted,
-                checksums=record.checksums,
-                first=starts[place],
-            )
+        files = zip(branch.record.folders, branch.arrays, branch.chunk_sizes(), strict=True)
+        for (folder, zarr, sizes), first in zip(files, first_checksums(branch.record), strict=False):
+            leaf = next(numbers)
+            key = source.index.keys[leaf]
+            yield LeafFiles(leaf=leaf, key=key, folder=folder, zarr=zarr, branch=branch, sizes=sizes, first=first)
 
 
 def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progress | None) -> int:
@@ -152,7 +131,7 @@ def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progr
         if leaf.is_small:
             small.jobs.append(functools.partial(check.check_small, leaf))
             small.nbytes += leaf.sizes[0]
-        elif leaf.verified:
+        elif leaf.branch.verified:
             large.jobs.extend(check.jobs(leaf))
             large.nbytes += sum(leaf.sizes)
     total = small.nbytes + large.nbytes

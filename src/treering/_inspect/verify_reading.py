@@ -34,7 +34,7 @@ def check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> 
     Raises:
         Unsupported: a compressor that cannot be undone here.
     """
-    told_all = leaf.verified and leaf.zarr.plain
+    told_all = leaf.branch.verified and leaf.zarr.plain
     if (told_all or _read_chunks(source, leaf, findings)) and source.index.type_of(leaf.leaf).kind == "str":
         _read_text(source, leaf, findings)
 
@@ -62,8 +62,8 @@ def _read_chunks(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> b
 def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number: int | None = None) -> str | None:
     """Read boxes of a leaf, those of one chunk where its number is given; say what is wrong."""
     try:
-        if number is not None and not leaf.verified:
-            source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt).close()
+        if number is not None and not leaf.branch.verified:
+            source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt).close()
         source.arrays.read([ReadRequest(leaf.leaf, boxes)], None)
     except DataFileMissing:
         return "lacks a chunk file"
@@ -99,10 +99,10 @@ def _parts(leaf: LeafFiles, box: Box, itemsize: int) -> Iterator[Box]:
 
 
 def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
-    if leaf.verified:
+    if leaf.branch.verified:
         return leaf.sizes[number]
     try:
-        with source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.attempt) as file:
+        with source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt) as file:
             return file.size
     except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
         return 0

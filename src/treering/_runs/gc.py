@@ -11,11 +11,11 @@ from treering._format.document import read_names, read_summary
 from treering._runs.known_steps import KnownSteps
 from treering._runs.open_run import open_run
 from treering._runs.removal import remove_step, tidy_step
-from treering._runs.steps import Records, facts, note_records, records_in, records_of
+from treering._runs.steps import Records, judge, note_records, records_in, records_of
 from treering._runs.superseded import attempt_in, collect_errors, read_superseded, remove_superseded
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
-from treering.retention import Policy, Verdict, retained
+from treering.retention import Policy, Verdict
 
 
 def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
@@ -36,7 +36,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
         StoreFailed: the system refused. The other steps are done all the same; what is left is for the next call.
     """
     if dry_run:
-        return _judge(records_of(path), keep)
+        return judge(records_of(path), keep)
     try:
         with open_run(path) as run:
             return _collect(run, records_in(run), keep)
@@ -114,13 +114,9 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
     _raise_first(errors)
 
 
-def _judge(records: Records, keep: Policy | None) -> list[Verdict]:
-    return retained(keep, list(map(facts, records.steps)))
-
-
 def _collect(run: RunFolder, records: Records, keep: Policy | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
-    verdicts = _judge(records, keep)
+    verdicts = judge(records, keep)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
     errors = _clear(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
     with collect_errors(errors):

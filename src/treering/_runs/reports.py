@@ -1,20 +1,20 @@
-"""A run's folder -> its steps with what its rules say of each, what a diagnosis finds there, what a verification finds.
+"""A run's folder -> its steps with what its rules say of each, and what a diagnosis finds there.
 
 Neither jax nor numpy is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
-from treering._format.findings import Finding, Verification
 from treering._runs.policy import own_rules, unknown_metrics
-from treering._runs.steps import Records, cache_trouble, facts, records_of, step_path, steps_of
+from treering._runs.steps import Records, cache_trouble, judge, records_of, step_path
 from treering._runs.superseded import read_superseded, superseded_steps
 from treering._store.resolve import find_at, is_folder, located
 from treering._store.run_folder import RunFolder
@@ -22,13 +22,10 @@ from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import Format, NotFound
-from treering.retention import Policy, Verdict, retained
+from treering.retention import Policy, Verdict
 
 if TYPE_CHECKING:
     from treering._runs.run_state import RunState
-
-Progress: TypeAlias = Callable[[int, int], object]
-Check: TypeAlias = Callable[[Path, Progress | None], Verification]
 
 
 def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:
@@ -52,16 +49,15 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
     records = records_of(Path(path))
     trouble = cache_trouble(Path(path))
     notes = [] if trouble is None else [trouble]
+    rules = None
     try:
         rules = own_rules(records)
     except Format as error:
-        rules = None
         notes.append(f"the retention rules cannot be read: {error.message}")
     for metric, close in unknown_metrics(rules, records).items():
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
-    verdicts = retained(rules, [facts(record) for record in records.steps])
-    return list_records(shown or os.fspath(path), Path(path), records, verdicts, notes=notes)
+    return list_records(shown or os.fspath(path), Path(path), records, judge(records, rules), notes=notes)
 
 
 def list_records(
@@ -116,8 +112,7 @@ def run_text(run: RunState) -> str:
         StoreFailed: the system refuses to read the folder.
     """
     records = records_of(run.path)
-    verdicts = retained(run.keep, [facts(record) for record in records.steps])
-    listing = list_records(run.shown, run.path, records, verdicts)
+    listing = list_records(run.shown, run.path, records, judge(records, run.keep))
     listing = dataclasses.replace(listing, keep=run.keep_text, save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))
 
@@ -163,16 +158,13 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
     records = records_of(place)
     found: list[StepDiagnosis] = []
     for step in folders:
-        try:
+        with contextlib.suppress(NotFound):  # it was removed meanwhile, or holds nothing of ours
             found.append(StepDiagnosis(step=step, found=look(str(step_path(place, step)))))
-        except NotFound:
-            # It was removed meanwhile, or holds nothing of ours.
-            continue
     return RunDiagnosis(
         path=path,
         steps=[record.step for record in records.steps],
         nbytes=sum(record.nbytes for record in records.steps),
-        saved=_saved(records),
+        saved=records.steps[-1].saved if records.steps else None,
         folders=found,
         notes=tuple(note for note in (trouble, left) if note is not None),
     )
@@ -183,61 +175,6 @@ def _left_text(run: RunFolder) -> str | None:
     document, steps = read_superseded(run), superseded_steps(run)
     if document is None or not steps:
         return None
-    was = "was" if len(steps) == 1 else "were"
-    return (
-        f"{steps_text(sorted(steps))} {was} left behind when step {document.step} was saved; the next save, or "
-        "treering gc --yes, removes what is left of them"
-    )
-
-
-def _saved(records: Records) -> float | None:
-    return records.steps[-1].saved if records.steps else None
-
-
-# -------------------------------------------------------------------------------------------------------- verification
-
-
-def verify_run(path: str | os.PathLike[str], progress: Progress | None, check: Check) -> Verification:
-    """Check every step of a run; files are named with the folder of their step.
-
-    Args:
-        path: the run's folder.
-        progress: called as ``progress(done, total)``, in bytes.
-        check: what checks one checkpoint.
-
-    Raises:
-        Format, Unsupported: a step is of a version or a dtype that this version does not read.
-        StoreFailed: the system refuses.
-    """
-    place = Path(path)
-    records = records_of(place)
-    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in records.steps}
-    total = sum(sizes.values())
-    findings: list[Finding] = []
-    before = leaves = nbytes = count = 0
-    for step, size in sorted(sizes.items()):
-        folder = step_path(place, step)
-
-        def report(done: int, of: int, before: int = before, size: int = size) -> None:
-            if progress is not None:
-                progress(before + size * done // (of or 1), total)
-
-        try:
-            found = check(folder, report)
-        except NotFound:
-            # The training may have removed it meanwhile, which is not damage.
-            if step in steps_of(place):
-                raise
-            continue
-        findings += [dataclasses.replace(each, file=os.path.join(folder.name, each.file)) for each in found.findings]  # noqa: PTH118 - a text for people
-        leaves, nbytes, count = leaves + found.leaves, nbytes + found.nbytes, count + 1
-        before += size
-    return Verification(
-        path=os.fspath(path),
-        findings=tuple(findings),
-        leaves=leaves,
-        nbytes=nbytes,
-        checked=True,
-        note=cache_trouble(place),
-        steps=count,
-    )
+    what = f"{steps_text(sorted(steps))} {'was' if len(steps) == 1 else 'were'} left behind"
+    end = "the next save, or treering gc --yes, removes what is left of them"
+    return f"{what} when step {document.step} was saved; {end}"

@@ -28,7 +28,7 @@ from treering._store.failures import naming_file
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
-from treering.retention import StepFacts
+from treering.retention import Policy, StepFacts, Verdict, retained
 
 _SHOWN_STEPS: Final = 6
 _ANEW: Final = "the next save rebuilds it from the steps"
@@ -127,6 +127,11 @@ def facts_of(path: Path) -> list[StepFacts]:
         StoreFailed: a file is there, or the system refuses.
     """
     return [facts(record) for record in records_of(path).steps]
+
+
+def judge(records: Records, keep: Policy | None) -> list[Verdict]:
+    """Return what becomes of each step that can be read, ascending."""
+    return retained(keep, list(map(facts, records.steps)))
 
 
 def facts(record: StepRecord) -> StepFacts:

@@ -42,6 +42,8 @@ class Timing:
     """How long before its deadline a process begins to compare the heartbeats of the others."""
     heartbeat_stale: float = 30.0
     """After how long without a new heartbeat ``doctor`` says that a process gives no sign; clocks may differ."""
+    clock_step: float = 2.0
+    """By how much the clock of a file system and that of the processes may differ, which are read in other steps."""
     after_error: float = 2.0
     """How long a process looks for heartbeats of the others once a collective has failed."""
     handshake_look: float = 30.0

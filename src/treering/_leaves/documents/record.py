@@ -111,6 +111,13 @@ class OpenBranch:
     verified: bool
     """Whether the record has checksums; False for another program's branch."""
 
+    def chunk_sizes(self) -> Iterator[Sequence[int]]:
+        """Yield the bytes of the chunk files of each stored leaf; none where the record does not say them."""
+        packed = iter(self.record.sizes)
+        for zarr in self.arrays:
+            count = chunk_count(zarr) if self.verified else 0
+            yield [chunk_bytes(zarr)] * count if zarr.compressor is None else list(itertools.islice(packed, count))
+
 
 # ------------------------------------------------------------------------------------------------- what follows from it
 
