@@ -35,8 +35,8 @@ from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, T
 __all__ = ["Simulation", "payload_of"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
-messages._decode_vote = functools.lru_cache(maxsize=256)(messages._decode_vote)
-messages._decode_decision = functools.lru_cache(maxsize=256)(messages._decode_decision)
+messages.VoteMessage.decode = functools.lru_cache(maxsize=256)(messages.VoteMessage.decode)  # type: ignore[method-assign]
+messages.DecisionMessage.decode = functools.lru_cache(maxsize=256)(messages.DecisionMessage.decode)  # type: ignore[method-assign]
 
 _TIMING = Timing(poll_first=0.02, poll_longest=0.5, poll_growth=3.0, linger=3.0)
 _MOST_STEPS = 45

@@ -46,7 +46,7 @@ class Others:
 def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     found = Others()
     monkeypatch.setattr(job_handshake, "allgather_in_order", found)
-    monkeypatch.setattr(job_handshake, "_jobs", job_handshake._Jobs())
+    job_handshake._latest_job.cache_clear()
     monkeypatch.setattr(allgather, "_order", allgather._CollectiveOrder())
     return found
 
@@ -120,7 +120,7 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
     said = others.brought[0]
     assert len(said) <= allgather.PAYLOAD_BYTES
     others.rows = [[said, None, b""]]
-    job_handshake._jobs.latest = None
+    job_handshake._latest_job.cache_clear()
     error = refusal(path, FOLLOWER)
     assert isinstance(error, NotDirectory)
     assert str(error).startswith(f"process 0 could not save {str(path)!r}: could not write")
@@ -141,7 +141,7 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     refusal(tmp_path, LEADER)
     name = others.brought[0]
     assert (tmp_path / heartbeat_name(0)).read_bytes() == b"call 1 is given up " + name + b" 1"
-    job_handshake._jobs.latest = None
+    job_handshake._latest_job.cache_clear()
     others.doing = lambda: None
     others.rows = [[name, None, b""]]
     error = refusal(tmp_path, FOLLOWER)
@@ -161,7 +161,8 @@ def given_up(path: Path, others: Others) -> bytes:
     others.rows = [[None, b"", b""]]
     refusal(path, FOLLOWER)
     others.doing = lambda: None
-    job_handshake._jobs.latest, allgather._order.given_up = None, 0
+    job_handshake._latest_job.cache_clear()
+    allgather._order.given_up = 0
     return others.brought[-1]
 
 

@@ -7,15 +7,15 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 from treering._arrays.jobs import Progress
 from treering._store.waiters import Waiters
 from treering.errors import Cancelled, Timeout, TreeringError
 
 
-class Watch(Protocol):
-    """What a save tells while it goes on, and where it hears that it was called off."""
+class Watch:
+    """What a save tells while it goes on, and where it hears that it was called off; here by a caller that waits."""
 
     def move(self) -> None:
         """Note that something was done; raises ``Cancelled`` if it was called off."""
@@ -25,22 +25,10 @@ class Watch(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Sleep while other processes are waited for; raises ``Cancelled`` if it was called off."""
-
-
-class _Unwatched:
-    """The watch of a save whose caller waits for it."""
-
-    def move(self) -> None:
-        pass
-
-    def claim(self) -> None:
-        pass
-
-    def pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
 
-UNWATCHED: Final[Watch] = _Unwatched()
+UNWATCHED: Final = Watch()
 """The watch of a save that nobody can call off."""
 
 
@@ -71,7 +59,7 @@ def writes_here() -> bool:
     return _here.writes
 
 
-class SaveJob:
+class SaveJob(Watch):
     """One save in flight.
 
     Args:

@@ -7,29 +7,9 @@ import dataclasses
 from collections.abc import Generator, Iterable
 from typing import Any, Final
 
+from treering._coordination import operations
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.operations import (
-    LOOK,
-    NOTHING_SAVED,
-    NOW,
-    PREPARE_DATA,
-    Call,
-    Commit,
-    Get,
-    Operation,
-    Operations,
-    OutcomeKnown,
-    Put,
-    Remove,
-    Sleep,
-    decode_or_error,
-    describe_failure,
-    describe_own_error,
-    describe_process,
-    poll_intervals,
-    raise_converted,
-    roll_back,
-)
+from treering._coordination.operations import Call, Operation, Operations
 from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
 from treering._values.processes import format_processes
 from treering.errors import Corrupt, Timeout
@@ -54,25 +34,25 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         prepare = PrepareMessage(
             number=call.number, attempt=attempt, signature=signature, who=call.who, processes=call.processes.count
         )
-        yield Put(prepare_name(call.job), prepare.encode())
-        payload = yield PREPARE_DATA
-        yield Put(vote_name(attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).encode())
+        yield operations.Put(prepare_name(call.job), prepare.encode())
+        payload = yield operations.PREPARE_DATA
+        yield operations.Put(vote_name(attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).encode())
         payloads = yield from _collect_votes(call, payload)
     except GeneratorExit:
         raise
-    except OutcomeKnown as known:
+    except operations.OutcomeKnown as known:
         raise known.error from None
     except BaseException as error:  # noqa: BLE001 - an interrupt too: the others are told before it goes on
-        yield from _announce_failure(call, describe_own_error(call, error), (0,))
-        raise_converted(call, error)
+        yield from _announce_failure(call, operations.describe_own_error(call, error), (0,))
+        operations.raise_converted(call, error)
     try:
-        yield Commit(payloads)
+        yield operations.Commit(payloads)
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
         # It may have happened all the same. Then the data of the others is needed.
-        yield from _announce_failure(call, describe_own_error(call, error), (0,), in_doubt=True)
-        raise_converted(call, error)
+        yield from _announce_failure(call, operations.describe_own_error(call, error), (0,), in_doubt=True)
+        operations.raise_converted(call, error)
     # From here on it is saved, whatever becomes of the messages.
     if (yield from _announce(call, DecisionMessage(who=call.who), call.processes.others)):
         yield from _remove_messages(call)
@@ -80,7 +60,7 @@ def coordinate(call: Call, signature: bytes) -> Operations:
 
 def refuse(call: Call, error: BaseException) -> Operations:
     """Yield the operations of process 0 that tells the others why it could not enter the folder. It raises nothing."""
-    decision = DecisionMessage(who=call.who, failure=describe_own_error(call, error), processes=(0,))
+    decision = DecisionMessage(who=call.who, failure=operations.describe_own_error(call, error), processes=(0,))
     if (yield from _announce(call, decision, call.processes.others)):
         yield from _remove_messages(call)
 
@@ -94,20 +74,20 @@ def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[by
     attempt = call.attempt
     payloads = {0: own}
     waiting: dict[int, VoteMessage | Corrupt | None] = dict.fromkeys(call.processes.others)
-    pause = poll_intervals(call.timing)
-    end = (yield NOW) + call.timeout
+    pause = operations.poll_intervals(call.timing)
+    end = (yield operations.NOW) + call.timeout
     while True:
-        now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
+        now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
         failed: dict[int, Failure] = {}
         for process in tuple(waiting):
-            vote = decode_or_error(VoteMessage.decode, (yield Get(vote_name(attempt, process))))
+            vote = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(vote_name(attempt, process))))
             if isinstance(vote, VoteMessage) and vote.stage is VoteStage.PREPARED:
                 payloads[process] = vote.payload
                 del waiting[process]
                 continue
             waiting[process] = vote
             if isinstance(vote, VoteMessage) and vote.failure is not None:
-                failure = vote.failure.attribute_to(describe_process(process, vote.who))
+                failure = vote.failure.attribute_to(operations.describe_process(process, vote.who))
                 # A process that has given up waiting for another is the one that is missing now.
                 failed[process] = dataclasses.replace(failure, missing=(process,) if failure.missing else ())
         if failed:
@@ -116,35 +96,37 @@ def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[by
             return tuple(payloads[process] for process in range(call.processes.count))
         if now >= end:
             raise (yield from _report_missing(call, waiting))
-        yield Sleep(min(next(pause), end - now))
+        yield operations.Sleep(min(next(pause), end - now))
 
 
-def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operation, Any, OutcomeKnown]:
+def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operation, Any, operations.OutcomeKnown]:
     """Tell all that some processes failed, and return what to raise."""
     processes = tuple(failed)
     failure = failed[processes[0]]
     if others := processes[1:]:
         failure = dataclasses.replace(failure, message=f"{failure.message} ({format_processes(others)} failed as well)")
     yield from _announce_failure(call, failure, processes)
-    return OutcomeKnown(failure.to_error(describe_failure(call), processes), in_doubt=False)
+    return operations.OutcomeKnown(failure.to_error(operations.describe_failure(call), processes), in_doubt=False)
 
 
 def _report_missing(
     call: Call, waiting: dict[int, VoteMessage | Corrupt | None]
-) -> Generator[Operation, Any, OutcomeKnown]:
+) -> Generator[Operation, Any, operations.OutcomeKnown]:
     """Tell all that some processes did not come, and return what to raise."""
     missing = tuple(waiting)
     absent = [process for process in missing if waiting[process] is None]
     reasons = [f"{format_processes(absent)} did not arrive within {call.timeout:g} s"] if absent else []
     for process, vote in waiting.items():
         if isinstance(vote, VoteMessage):
-            reasons.append(f"{describe_process(process, vote.who)} has not finished its part within {call.timeout:g} s")
+            reasons.append(
+                f"{operations.describe_process(process, vote.who)} has not finished its part within {call.timeout:g} s"
+            )
         elif vote is not None:
             reasons.append(f"the message of process {process} cannot be read ({vote})")
-    message = f"{'; '.join(reasons)}; {NOTHING_SAVED}"
-    failure = Failure(name=Timeout.__name__, message=message, hint=LOOK, missing=missing)
+    message = f"{'; '.join(reasons)}; {operations.NOTHING_SAVED}"
+    failure = Failure(name=Timeout.__name__, message=message, hint=operations.LOOK, missing=missing)
     yield from _announce_failure(call, failure, missing, absent=missing)
-    return OutcomeKnown(failure.to_error(describe_failure(call), missing), in_doubt=False)
+    return operations.OutcomeKnown(failure.to_error(operations.describe_failure(call), missing), in_doubt=False)
 
 
 def _announce_failure(
@@ -163,7 +145,7 @@ def _announce_failure(
     decision = DecisionMessage(who=call.who, failure=failure, processes=processes, in_doubt=in_doubt)
     have_left = yield from _announce(call, decision, waited_for)
     if have_left and not absent:
-        yield from roll_back()
+        yield from operations.roll_back()
         yield from _remove_messages(call)
 
 
@@ -175,23 +157,23 @@ def _announce(call: Call, decision: DecisionMessage, waited_for: Iterable[int]) 
     attempt = call.attempt
     name, data = decision_name(attempt), decision.encode()
     waiting = list(waited_for)
-    pause = poll_intervals(call.timing)
-    now = yield NOW
+    pause = operations.poll_intervals(call.timing)
+    now = yield operations.NOW
     again, end = now, now + call.linger
     while True:
         if now >= again:
             # Said more than once: the first time may have failed, or a saver of another job may have swept it.
             with contextlib.suppress(OSError):
-                yield Put(name, data)
+                yield operations.Put(name, data)
             again = now + call.linger / _TIMES_SAID
         for process in tuple(waiting):
-            vote = decode_or_error(VoteMessage.decode, (yield Get(vote_name(attempt, process))))
+            vote = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(vote_name(attempt, process))))
             if isinstance(vote, VoteMessage) and vote.finished:
                 waiting.remove(process)
         if not waiting or now >= end:
             return not waiting
-        yield Sleep(min(next(pause), end - now))
-        now = yield NOW
+        yield operations.Sleep(min(next(pause), end - now))
+        now = yield operations.NOW
 
 
 def _remove_messages(call: Call) -> Operations:
@@ -200,4 +182,4 @@ def _remove_messages(call: Call) -> Operations:
     votes = (vote_name(attempt, process) for process in range(call.processes.count))
     for name in (*votes, prepare_name(call.job), decision_name(attempt)):
         with contextlib.suppress(OSError):
-            yield Remove(name)
+            yield operations.Remove(name)

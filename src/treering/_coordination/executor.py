@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from treering._coordination import operations
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.operations import (
-    Commit,
-    Get,
-    MakeFolder,
-    Now,
-    Operation,
-    Operations,
-    PrepareData,
-    Put,
-    Remove,
-    Rollback,
-    Sleep,
-)
+from treering._coordination.operations import Operation, Operations
 from treering._values import timing
 from treering.errors import Timeout
 
@@ -43,7 +33,7 @@ class Participant(Protocol):
 
 
 def run_protocol(
-    operations: Operations,
+    protocol: Operations,
     board: MessageBoard,
     participant: Participant,
     *,
@@ -66,7 +56,7 @@ def run_protocol(
     thrown: BaseException | None = None
     while True:
         try:
-            operation = operations.send(answer) if thrown is None else operations.throw(thrown)
+            operation = protocol.send(answer) if thrown is None else protocol.throw(thrown)
         except StopIteration:
             return
         except Timeout as error:
@@ -80,51 +70,44 @@ def run_protocol(
             thrown = error
 
 
+@dataclasses.dataclass(slots=True)
 class _Executor:
     """Does one step after the other."""
 
-    def __init__(
-        self,
-        board: MessageBoard,
-        participant: Participant,
-        make: Callable[[], object],
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self.unreadable: OSError | None = None
-        """Why the last message that was asked for could not be read."""
-        self._board = board
-        self._participant = participant
-        self._make = make
-        self._clock = clock
-        self._sleep = sleep
+    board: MessageBoard
+    participant: Participant
+    make: Callable[[], object]
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    unreadable: OSError | None = None
+    """Why the last message that was asked for could not be read."""
 
     def run(self, operation: Operation) -> object:
         """Do one, and return the answer."""
         match operation:
-            case Get(name):
+            case operations.Get(name):
                 return self._get(name)
-            case Put(name, data):
+            case operations.Put(name, data):
                 self._put(name, data)
-            case Remove(name):
-                self._board.remove(name)
-            case MakeFolder():
-                self._make()
-            case Sleep(seconds):
-                self._sleep(seconds)
-            case Now():
-                return self._clock()
-            case PrepareData():
-                return self._participant.prepare()
-            case Commit(parts):
-                self._participant.commit(parts)
-            case Rollback():
-                self._participant.roll_back()
+            case operations.Remove(name):
+                self.board.remove(name)
+            case operations.MakeFolder():
+                self.make()
+            case operations.Sleep(seconds):
+                self.sleep(seconds)
+            case operations.Now():
+                return self.clock()
+            case operations.PrepareData():
+                return self.participant.prepare()
+            case operations.Commit(parts):
+                self.participant.commit(parts)
+            case operations.Rollback():
+                self.participant.roll_back()
         return None
 
     def _get(self, name: str) -> bytes | None:
         try:
-            found = self._board.get(name)
+            found = self.board.get(name)
         except OSError as error:
             self.unreadable = error
             return None
@@ -132,15 +115,15 @@ class _Executor:
         return found
 
     def _put(self, name: str, data: bytes) -> None:
-        end = self._clock() + timing.current.put_retries
+        end = self.clock() + timing.current.put_retries
         pause = timing.current.put_pause
         while True:
             try:
-                self._board.put(name, data)
+                self.board.put(name, data)
             except OSError:
-                if self._clock() + pause > end:
+                if self.clock() + pause > end:
                     raise
             else:
                 return
-            self._sleep(pause)
+            self.sleep(pause)
             pause *= 2

@@ -83,13 +83,8 @@ class _Job:
         return said
 
 
-@dataclasses.dataclass(slots=True)
-class _Jobs:
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    latest: _Job | None = None
-
-
-_jobs = _Jobs()
+_latest_job = functools.lru_cache(maxsize=1)(_Job)
+_lock: Final = threading.Lock()
 
 
 def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
@@ -124,12 +119,8 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
 
 def _this_job(processes: Processes) -> _Job:
     """Return what is known of the job that runs; after ``jax.distributed`` was begun anew, it is another one."""
-    device = jax.devices()[0]
-    with _jobs.lock:
-        job = _jobs.latest
-        if job is None or job.device is not device or job.processes != processes:
-            job = _jobs.latest = _Job(device, processes)
-        return job
+    with _lock:
+        return _latest_job(jax.devices()[0], processes)
 
 
 class _JobHandshake:

@@ -16,24 +16,9 @@ from treering.errors import Corrupt, NotShared, ProcessFailed, Timeout, Treering
 
 # What another process raised is raised here as the same class where a caller would do the same about it.
 _CLASSES: Final[dict[str, type[TreeringError]]] = {
-    known.__name__: known
-    for known in (
-        errors.Busy,
-        errors.Cancelled,
-        errors.Corrupt,
-        errors.Exists,
-        errors.Format,
-        errors.IsDirectory,
-        errors.Mismatch,
-        errors.NotDirectory,
-        errors.NotFound,
-        errors.NotShared,
-        errors.PermissionDenied,
-        errors.ProcessFailed,
-        errors.StoreFailed,
-        errors.Timeout,
-        errors.Unsupported,
-    )
+    name: known
+    for name, known in vars(errors).items()
+    if isinstance(known, type) and issubclass(known, TreeringError) and known is not TreeringError
 }
 _LONGEST_TEXT: Final = 4000
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
@@ -119,13 +104,8 @@ class Failure:
 
     def to_node(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return {
-            "class": self.name,
-            "message": self.message,
-            "hint": self.hint,
-            "errno": self.errno,
-            "missing": list(self.missing),
-        }
+        node = dataclasses.asdict(self)
+        return {"class": node.pop("name"), **node}
 
     @classmethod
     def from_node(cls, node: dict[str, Any], what: str) -> Failure:
@@ -169,23 +149,22 @@ class PrepareMessage:
             >>> PrepareMessage.decode(message.encode()) == message
             True
         """
-        node = {
-            "number": self.number,
-            "attempt": self.attempt,
-            "signature": _encode_bytes(self.signature),
-            "who": self.who,
-            "processes": self.processes,
-        }
-        return json_text(node).encode()
+        return json_text(dataclasses.asdict(self) | {"signature": _encode_bytes(self.signature)}).encode()
 
     @classmethod
+    @functools.lru_cache(maxsize=8)  # whoever polls reads the same few bytes again and again
     def decode(cls, data: bytes) -> PrepareMessage:
         """Return what a message says.
 
         Raises:
             Corrupt: it is damaged.
         """
-        return _decode_prepare(data)
+        what = "the message of process 0"
+        node = _read_object(data, what, number=int, attempt=str, signature=str, who=str, processes=int)
+        if not _ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
+            raise Corrupt(f"{what} names no attempt")
+        fields = {field.name: node[field.name] for field in dataclasses.fields(cls)}
+        return cls(**fields | {"signature": _decode_bytes(node["signature"], what)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +204,22 @@ class VoteMessage:
         Raises:
             Corrupt: it is damaged.
         """
-        return _decode_vote(data)
+        what = "the message of a process"
+        node = _read_object(data, what, stage=str, who=str, left=bool)
+        try:
+            stage = VoteStage(node["stage"])
+        except ValueError as error:
+            raise Corrupt(f"{what} is of no stage: {error}"[:_LONGEST_TEXT]) from None
+        failure = Failure.from_node(member(node, "failure", dict, what), what) if "failure" in node else None
+        if (failure is None) is (stage is VoteStage.FAILED):
+            raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
+        return cls(
+            stage=stage,
+            who=node["who"],
+            payload=_decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
+            failure=failure,
+            finished=node["left"],
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,69 +255,29 @@ class DecisionMessage:
         Raises:
             Corrupt: it is damaged.
         """
-        return _decode_decision(data)
+        what = "the decision of process 0"
+        node = _read_object(data, what, who=str, committed=bool)
+        if node["committed"]:
+            if "failure" in node:
+                raise Corrupt(f"{what} says both that it is committed and that it failed")
+            return cls(who=node["who"])
+        return cls(
+            who=node["who"],
+            failure=Failure.from_node(member(node, "failure", dict, what), what),
+            processes=_read_numbers(node, "processes", what),
+            in_doubt=member(node, "kept", bool, what),
+        )
 
 
-# Whoever polls reads the same few bytes again and again.
-@functools.lru_cache(maxsize=8)
-def _decode_prepare(data: bytes) -> PrepareMessage:
-    what = "the message of process 0"
-    node = _parse_object(data, what)
-    attempt = member(node, "attempt", str, what)
-    if not _ATTEMPT.fullmatch(attempt):  # it becomes the name of a folder
-        raise Corrupt(f"{what} names no attempt")
-    return PrepareMessage(
-        number=member(node, "number", int, what),
-        attempt=attempt,
-        signature=_decode_bytes(member(node, "signature", str, what), what),
-        who=member(node, "who", str, what),
-        processes=member(node, "processes", int, what),
-    )
-
-
-def _decode_vote(data: bytes) -> VoteMessage:
-    what = "the message of a process"
-    node = _parse_object(data, what)
-    try:
-        stage = VoteStage(member(node, "stage", str, what))
-    except ValueError as error:
-        raise Corrupt(f"{what} is of no stage: {error}"[:_LONGEST_TEXT]) from None
-    failure = Failure.from_node(member(node, "failure", dict, what), what) if "failure" in node else None
-    if (failure is None) is (stage is VoteStage.FAILED):
-        raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
-    return VoteMessage(
-        stage=stage,
-        who=member(node, "who", str, what),
-        payload=_decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
-        failure=failure,
-        finished=member(node, "left", bool, what),
-    )
-
-
-def _decode_decision(data: bytes) -> DecisionMessage:
-    what = "the decision of process 0"
-    node = _parse_object(data, what)
-    who = member(node, "who", str, what)
-    if member(node, "committed", bool, what):
-        if "failure" in node:
-            raise Corrupt(f"{what} says both that it is committed and that it failed")
-        return DecisionMessage(who=who)
-    return DecisionMessage(
-        who=who,
-        failure=Failure.from_node(member(node, "failure", dict, what), what),
-        processes=_read_numbers(node, "processes", what),
-        in_doubt=member(node, "kept", bool, what),
-    )
-
-
-def _parse_object(data: bytes, what: str) -> dict[str, Any]:
+def _read_object(data: bytes, what: str, **kinds: type[Any]) -> dict[str, Any]:
+    """Return the object that a message is, which has at least those members, each of that kind."""
     try:
         node = parse_json(data.decode("ascii"), what)
     except UnicodeDecodeError as error:
         raise Corrupt(f"{what} is not JSON in ASCII", offset=error.start) from None
-    if type(node) is not dict:
-        raise Corrupt(f"{what} is not a JSON object")
-    return node
+    for name, kind in kinds.items():
+        member(node, name, kind, what)
+    return dict(node)
 
 
 def _read_numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]:

@@ -7,29 +7,9 @@ import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
+from treering._coordination import operations
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.operations import (
-    LOOK,
-    MAKE_FOLDER,
-    NOTHING_SAVED,
-    NOW,
-    PREPARE_DATA,
-    Call,
-    Get,
-    Operation,
-    Operations,
-    OutcomeKnown,
-    OutOfStep,
-    Put,
-    Sleep,
-    convert_error,
-    decode_or_error,
-    describe_failure,
-    describe_process,
-    poll_intervals,
-    raise_converted,
-    roll_back,
-)
+from treering._coordination.operations import Call, Operation, Operations
 from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
 from treering.errors import Corrupt, Timeout
 
@@ -55,37 +35,37 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
     try:
         prepare = yield from _await_prepare(call)
         check(prepare.signature)
-        yield Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).encode())
+        yield operations.Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).encode())
         may_have_data = True
-        payload = yield PREPARE_DATA
+        payload = yield operations.PREPARE_DATA
         yield from _require_same_call(call, prepare)
     except GeneratorExit:
         raise
-    except OutcomeKnown as known:
+    except operations.OutcomeKnown as known:
         yield from _acknowledge(call, mine, roll_back_data=may_have_data)
         raise known.error from None
-    except OutOfStep:
+    except operations.OutOfStep:
         if may_have_data:
-            yield from roll_back()
+            yield from operations.roll_back()
         raise
     except BaseException as error:  # noqa: BLE001 - an interrupt too: the others are told before it goes on
         if prepare is None:  # process 0 may come later, and is to hear that it waits in vain
             with contextlib.suppress(OSError):
-                yield MAKE_FOLDER
+                yield operations.MAKE_FOLDER
         yield from _abort(call, mine, error, roll_back_data=may_have_data)
-        raise_converted(call, error)
+        operations.raise_converted(call, error)
     # From here on process 0 may commit: an error of this very message, too, may mean that it is there.
     try:
-        yield Put(mine, VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload).encode())
+        yield operations.Put(mine, VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload).encode())
         yield from _await_decision(call, prepare)
-    except (GeneratorExit, OutOfStep):
+    except (GeneratorExit, operations.OutOfStep):
         raise
-    except OutcomeKnown as known:
+    except operations.OutcomeKnown as known:
         yield from _acknowledge(call, mine, roll_back_data=not known.in_doubt)
         raise known.error from None
     except BaseException as error:  # noqa: BLE001 - as above
         yield from _abort(call, mine, error, roll_back_data=False)
-        raise_converted(call, error)
+        operations.raise_converted(call, error)
     yield from _acknowledge(call, mine, roll_back_data=False)
 
 
@@ -97,18 +77,18 @@ def _await_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage]:
         OutOfStep: it has gone on.
         Timeout: it did not come.
     """
-    pause = poll_intervals(call.timing)
-    end = (yield NOW) + call.timeout
+    pause = operations.poll_intervals(call.timing)
+    end = (yield operations.NOW) + call.timeout
     while True:
-        now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
+        now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
         prepare = yield from _read_prepare(call)
         if isinstance(prepare, PrepareMessage):
             return prepare
         if now >= end:
             damage = f"; its message cannot be read ({prepare})" if isinstance(prepare, Corrupt) else ""
-            what = f"process 0 did not arrive within {call.timeout:g} s{damage}; {NOTHING_SAVED}"
+            what = f"process 0 did not arrive within {call.timeout:g} s{damage}; {operations.NOTHING_SAVED}"
             raise _coordinator_missing(call, what)
-        yield Sleep(min(next(pause), end - now))
+        yield operations.Sleep(min(next(pause), end - now))
 
 
 def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corrupt | None]:
@@ -119,11 +99,11 @@ def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corr
         OutOfStep: process 0 has gone on.
     """
     yield from _read_decision(call)
-    prepare = decode_or_error(PrepareMessage.decode, (yield Get(prepare_name(call.job))))
+    prepare = operations.decode_or_error(PrepareMessage.decode, (yield operations.Get(prepare_name(call.job))))
     if not isinstance(prepare, PrepareMessage):
         return prepare
     if prepare.number > call.number:
-        raise _out_of_step(call, prepare, NOTHING_SAVED)
+        raise _out_of_step(call, prepare, operations.NOTHING_SAVED)
     return prepare if prepare.number == call.number else None
 
 
@@ -135,15 +115,17 @@ def _require_same_call(call: Call, prepare: PrepareMessage) -> Operations:
         OutOfStep: process 0 has gone on.
         Timeout: process 0 has left, for a reason that is not known.
     """
-    pause = poll_intervals(call.timing)
-    end = (yield NOW) + call.linger
+    pause = operations.poll_intervals(call.timing)
+    end = (yield operations.NOW) + call.linger
     while True:
-        now = yield NOW  # before the look: a process that sleeps through the deadline looks once more
+        now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
         if isinstance((yield from _read_prepare(call)), PrepareMessage):
             return
         if now >= end:
-            raise _coordinator_missing(call, f"{describe_process(0, prepare.who)} has left this save; {NOTHING_SAVED}")
-        yield Sleep(min(next(pause), end - now))
+            raise _coordinator_missing(
+                call, f"{operations.describe_process(0, prepare.who)} has left this save; {operations.NOTHING_SAVED}"
+            )
+        yield operations.Sleep(min(next(pause), end - now))
 
 
 def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
@@ -155,18 +137,18 @@ def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
         Timeout: it says nothing.
     """
     name = vote_name(call.attempt, 0)
-    pause = poll_intervals(call.timing)
-    start = now = yield NOW
+    pause = operations.poll_intervals(call.timing)
+    start = now = yield operations.NOW
     end = start + call.timeout
     has_written = False
     while not (yield from _read_decision(call)):
         if not has_written:
-            first = decode_or_error(VoteMessage.decode, (yield Get(name)))
+            first = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(name)))
             if isinstance(first, VoteMessage) and first.stage is VoteStage.PREPARED:
                 has_written = True
                 # From now on process 0 waits for the others as long as that, and then commits or says why not.
                 end = now + call.timeout * 1.1 + call.linger
-        latest = decode_or_error(PrepareMessage.decode, (yield Get(prepare_name(call.job))))
+        latest = operations.decode_or_error(PrepareMessage.decode, (yield operations.Get(prepare_name(call.job))))
         if isinstance(latest, PrepareMessage) and latest.number > call.number:
             if (yield from _read_decision(call)):
                 return
@@ -174,10 +156,10 @@ def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
         if now >= end:
             did = "has not announced its decision" if has_written else "has not finished its part"
             raise _coordinator_missing(
-                call, f"{describe_process(0, prepare.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
+                call, f"{operations.describe_process(0, prepare.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
             )
-        yield Sleep(min(next(pause), end - now))
-        now = yield NOW
+        yield operations.Sleep(min(next(pause), end - now))
+        now = yield operations.NOW
 
 
 def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
@@ -186,12 +168,12 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
     Raises:
         OutcomeKnown: it says that the attempt failed.
     """
-    decision = decode_or_error(DecisionMessage.decode, (yield Get(decision_name(call.attempt))))
+    decision = operations.decode_or_error(DecisionMessage.decode, (yield operations.Get(decision_name(call.attempt))))
     if not isinstance(decision, DecisionMessage):
         return False
     if decision.failure is not None:
-        raise OutcomeKnown(
-            decision.failure.to_error(describe_failure(call), decision.processes), in_doubt=decision.in_doubt
+        raise operations.OutcomeKnown(
+            decision.failure.to_error(operations.describe_failure(call), decision.processes), in_doubt=decision.in_doubt
         )
     return True
 
@@ -199,9 +181,9 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
 def _acknowledge(call: Call, mine: str, *, roll_back_data: bool) -> Operations:
     """Leave, knowing what became of the attempt."""
     if roll_back_data:
-        yield from roll_back()
+        yield from operations.roll_back()
     with contextlib.suppress(OSError):  # process 0 then leaves the messages to the next saver
-        yield Put(mine, VoteMessage(stage=VoteStage.ACKNOWLEDGED, who=call.who, finished=True).encode())
+        yield operations.Put(mine, VoteMessage(stage=VoteStage.ACKNOWLEDGED, who=call.who, finished=True).encode())
 
 
 def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool) -> Operations:
@@ -209,28 +191,28 @@ def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool)
     vote = VoteMessage(
         stage=VoteStage.FAILED,
         who=call.who,
-        failure=Failure.of(convert_error(call, error)),
+        failure=Failure.of(operations.convert_error(call, error)),
         finished=not roll_back_data,
     )
     with contextlib.suppress(OSError):  # the error that brought us here says more
-        yield Put(mine, vote.encode())
+        yield operations.Put(mine, vote.encode())
     if roll_back_data:
-        yield from roll_back()
+        yield from operations.roll_back()
         with contextlib.suppress(OSError):
-            yield Put(mine, dataclasses.replace(vote, finished=True).encode())
+            yield operations.Put(mine, dataclasses.replace(vote, finished=True).encode())
 
 
 def _coordinator_missing(call: Call, what: str) -> Timeout:
-    error = Timeout(f"{describe_failure(call)}: {what}", hint=LOOK)
+    error = Timeout(f"{operations.describe_failure(call)}: {what}", hint=operations.LOOK)
     error.missing = (0,)
     return error
 
 
-def _out_of_step(call: Call, prepare: PrepareMessage, left: str) -> OutOfStep:
-    there = f"{describe_process(0, prepare.who)} is at its joint save number {prepare.number}"
+def _out_of_step(call: Call, prepare: PrepareMessage, left: str) -> operations.OutOfStep:
+    there = f"{operations.describe_process(0, prepare.who)} is at its joint save number {prepare.number}"
     what = f"{there}, this process at number {call.number}"
     hint = "all processes must make the same saves in the same order"
-    error = OutOfStep(f"{describe_failure(call)}: {what}; {left}", hint=hint)
+    error = operations.OutOfStep(f"{operations.describe_failure(call)}: {what}; {left}", hint=hint)
     error.number = prepare.number
     error.missing = (0,)
     return error
