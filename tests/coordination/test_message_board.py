@@ -118,7 +118,7 @@ def test_a_link_in_the_way_of_a_note_is_replaced_not_followed(opened: Folder, tm
 
 def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_board, "LARGEST_MESSAGE", 100)
-    monkeypatch.setattr("treering._store.posix.store.LARGEST_MESSAGE", 100)
+    monkeypatch.setattr("treering._store.api.LARGEST_MESSAGE", 100)
     store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, bytes(100))
     assert store.get(NAME) == bytes(100)

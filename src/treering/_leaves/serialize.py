@@ -16,7 +16,7 @@ from treering._leaves.commit import commit_record, stage_leaves
 from treering._leaves.documents.record import arrays_of
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
-from treering._store.resolve import new_local_folder_path
+from treering._store.resolve import local_folder_path
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
@@ -26,7 +26,7 @@ from treering.errors import Unsupported
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
-    place = new_local_folder_path(path)
+    place = local_folder_path(path, new=True)
     manager = options.manager
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))

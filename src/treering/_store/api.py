@@ -11,11 +11,14 @@ import abc
 import dataclasses
 import enum
 import mmap
+import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from treering._store.pieces import Buffer
+from treering._values.human import pluralize
+from treering.errors import Corrupt
 
 LARGEST_DOCUMENT: Final = 2 << 30
 """No document is larger than this many bytes."""
@@ -96,36 +99,51 @@ class Document(NamedTuple):
     """Their version."""
 
 
-class Reader(Protocol):
-    """Data open for reading by position: it stays whole whatever a later save does."""
+class Closable(abc.ABC):
+    """What a ``with`` block closes at its end."""
 
-    @property
-    def path(self) -> PurePath:
-        """What messages call it."""
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def size(self) -> int:
-        """How many bytes it has."""
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    @property
-    def version(self) -> Version:
-        """Its version."""
-
-    def read(self, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes from ``offset`` on; Corrupt where there are fewer."""
-
-    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each writable buffer with the bytes from its offset on."""
-
-    def map(self) -> mmap.mmap | bytes:
-        """Return all bytes, read-only: a mapping where the store can."""
-
+    @abc.abstractmethod
     def close(self) -> None:
         """Let go of it. May be called twice."""
 
-    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None: ...
+class Reader(Closable):
+    """Data open for reading by position: it stays whole whatever a later save does."""
+
+    path: PurePath
+    """What messages call it."""
+    size: int
+    """How many bytes it has."""
+    version: Version
+    """Its version."""
+
+    @abc.abstractmethod
+    def read(self, offset: int, count: int) -> bytes:
+        """Return ``count`` bytes from ``offset`` on; Corrupt where there are fewer."""
+
+    @abc.abstractmethod
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each writable buffer with the bytes from its offset on."""
+
+    @abc.abstractmethod
+    def map(self) -> mmap.mmap | bytes:
+        """Return all bytes, read-only: a mapping where the store can."""
+
+    def require(self, offset: int, count: int) -> None:
+        """Refuse to read what is not there, before any memory is asked for: the numbers may come from a hostile file.
+
+        Raises:
+            Corrupt: there are fewer bytes.
+        """
+        if offset < 0 or count < 0 or offset + count > self.size:
+            wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
+            raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +213,7 @@ class Claim(abc.ABC):
         """Let go of it; the marker stays where nothing was committed. May be called twice."""
 
 
-class Store(abc.ABC):
+class Store(Closable):
     """Documents and data by name under one place, a context manager.
 
     A name has no slash, but for `find` and `list`. Every method may raise ``OSError``, one of treering's or the
@@ -208,12 +226,6 @@ class Store(abc.ABC):
 
     path: PurePath
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # The place.
 
     @abc.abstractmethod
@@ -225,14 +237,14 @@ class Store(abc.ABC):
             OSError: a single object is there.
         """
 
-    def resolve(self) -> None:  # noqa: B027
+    def resolve(self) -> None:
         """Find out where the path leads, once for all that follows.
 
         Raises:
             OSError: it leads to no place, or cannot be followed.
         """
 
-    def make(self) -> None:  # noqa: B027 - a place needs no making where names are all there is
+    def make(self) -> None:
         """Make the place if it is missing, durably. `open` follows."""
 
     def unmake(self) -> bool:
@@ -254,10 +266,10 @@ class Store(abc.ABC):
         """
         return True
 
-    def unlock(self) -> None:  # noqa: B027
+    def unlock(self) -> None:
         """Let others in. May be called twice."""
 
-    def drop(self) -> None:  # noqa: B027
+    def drop(self) -> None:
         """Remove the place itself, if nothing is in it."""
 
     @abc.abstractmethod
@@ -345,9 +357,7 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def replace(
-        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
-    ) -> Outcome:
+    def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
         """Make ``data`` the content of a small document in one step, durably.
 
         Args:
@@ -369,7 +379,7 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+    def remove(self, name: str, expected: Version = ANY) -> Outcome:
         """Remove ``name``; what is gone already is removed.
 
         ``expected`` is a capability: a store that cannot compare answers LOST to every version.
@@ -416,14 +426,14 @@ class Store(abc.ABC):
 
     # Capabilities.
 
-    def require_space(self, size: int) -> None:  # noqa: B027
+    def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
 
         Raises:
             OSError: fewer than ``size`` bytes are free.
         """
 
-    def require_writable(self, name: str) -> None:  # noqa: B027
+    def require_writable(self, name: str) -> None:
         """Refuse a document that may not be replaced.
 
         Raises:

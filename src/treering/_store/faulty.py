@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from treering._store.api import ANY, Anything, Held, Outcome, Store, Version
+from treering._store.api import ANY, Held, Outcome, Store, Version
 
 
 def _forward(name: str, *, about: str | None = None, troubled: str | None = None) -> Any:
@@ -103,7 +103,7 @@ class FaultyStore(Store):
         found: bytes | None = self._inner.get(name)
         return found
 
-    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+    def remove(self, name: str, expected: Version = ANY) -> Outcome:
         """Remove ``name``; gone already is gone.
 
         Raises:

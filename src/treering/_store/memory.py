@@ -11,27 +11,14 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath, PurePosixPath
-from typing import Final, Self
+from typing import Final
 
-from treering._store.api import (
-    ANY,
-    LARGEST_DOCUMENT,
-    Anything,
-    Claim,
-    Document,
-    Entry,
-    Held,
-    Kind,
-    Outcome,
-    Reader,
-    Store,
-    Version,
-)
+from treering._store import api
+from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Outcome, Reader, Store, Version
 from treering._store.pieces import Buffer, pieces
 from treering._store.root import Root
-from treering._values.human import pluralize
 from treering.errors import Corrupt, StoreFailed
 
 SCHEME: Final = "memory://"
@@ -162,15 +149,16 @@ class MemoryStore(Store):
 
     def names(self) -> list[str]:
         """Return the names in it, those of places below too."""
-        start = len(self._prefix)
-        keys = self._contents.below(self._prefix)
-        return list(dict.fromkeys(key[start:].partition("/")[0] for key in keys if len(key) > start))
+        return self._first_parts(1)
 
     def places(self) -> list[str]:
         """Return the names of the places below."""
-        start = len(self._prefix)
-        keys = self._contents.below(self._prefix)
-        return list(dict.fromkeys(key[start:].partition("/")[0] for key in keys if "/" in key[start:]))
+        return self._first_parts(2)
+
+    def _first_parts(self, least: int) -> list[str]:
+        """Return the first part of each key below that is not empty and has at least so many parts."""
+        parts = (key[len(self._prefix) :].split("/", 1) for key in self._contents.below(self._prefix))
+        return list(dict.fromkeys(part[0] for part in parts if part[0] and len(part) >= least))
 
     def find(self, name: str) -> Entry | None:
         """Return what is known of ``name``, which may be ``place/name``; None for nothing."""
@@ -190,17 +178,18 @@ class MemoryStore(Store):
         """
         path = self.path / name
         with self._contents.lock:
-            found = self._contents.by_name.get(self._prefix + name)
-            if found is None and self._contents.below(f"{self._prefix}{name}/"):
-                refused: OSError = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-                raise StoreFailed.of(refused, path, "read")
+            found = self._found(name)
+            number = errno.EISDIR if self._contents.below(f"{self._prefix}{name}/") else errno.ENOENT
         if found is None:
-            raise StoreFailed.of(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), path, "read")
+            raise StoreFailed.of(OSError(number, os.strerror(number)), path, "read")
         return MemoryFile(path, found.data, found.version)
 
-    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
+    def _found(self, name: str) -> _Content | None:
+        return self._contents.by_name.get(self._prefix + name)
+
+    def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
         """Return a document, at most its first ``most`` bytes; None where there is none."""
-        found = self._contents.by_name.get(self._prefix + name)
+        found = self._found(name)
         return None if found is None else Document(found.data[:most], found.version)
 
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
@@ -218,9 +207,7 @@ class MemoryStore(Store):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             self._contents.set(self._prefix + name, data)
 
-    def replace(
-        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
-    ) -> Outcome:
+    def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
         """Make ``data`` the content of a document, if its version is the expected one."""
         with self._contents.lock:
             if expected is not ANY and self._version(name) != expected:
@@ -232,7 +219,7 @@ class MemoryStore(Store):
         """Make ``data`` the content of a message."""
         self.replace(name, data)
 
-    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+    def remove(self, name: str, expected: Version = ANY) -> Outcome:
         """Remove ``name``, if its version is the expected one; gone already is gone."""
         with self._contents.lock:
             if expected is not ANY and self._version(name) not in (expected, None):
@@ -268,7 +255,7 @@ class MemoryStore(Store):
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
         """Give the document ``name``, of that version, the name ``new``."""
         with self._contents.lock:
-            found = self._contents.by_name.get(self._prefix + name)
+            found = self._found(name)
             if found is None or found.version != expected:
                 return Outcome.LOST
             self._contents.set(self._prefix + new, found.data)
@@ -276,7 +263,7 @@ class MemoryStore(Store):
         return Outcome.DONE
 
     def _version(self, name: str) -> int | None:
-        found = self._contents.by_name.get(self._prefix + name)
+        found = self._found(name)
         return None if found is None else found.version
 
 
@@ -348,7 +335,7 @@ def _base_text(version: Version | None) -> bytes:
     return str(version or 0).encode()
 
 
-class MemoryFile:
+class MemoryFile(Reader):
     """Bytes in memory, read as a local file is; a context manager."""
 
     def __init__(self, path: PurePath, data: bytes, version: Version = None) -> None:
@@ -356,12 +343,6 @@ class MemoryFile:
         self.size = len(data)
         self.version = version
         self._data = data
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -372,9 +353,7 @@ class MemoryFile:
         Raises:
             Corrupt: there are fewer.
         """
-        if offset < 0 or count < 0 or offset + count > self.size:
-            wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
-            raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
+        self.require(offset, count)
         return self._data[offset : offset + count]
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
@@ -384,7 +363,7 @@ class MemoryFile:
             Corrupt: there are fewer.
         """
         for offset, buffer in jobs:
-            self.read(offset, 0 if offset + buffer.nbytes <= self.size else buffer.nbytes)
+            self.require(offset, buffer.nbytes)
             if buffer.nbytes:
                 buffer.cast("B")[:] = memoryview(self._data)[offset : offset + buffer.nbytes]
 
@@ -405,38 +384,6 @@ class MemoryRoot(Root):
     def place(self, path: PurePath) -> MemoryStore:
         """Return the store at a path."""
         return MemoryStore(MemoryPath(path))
-
-    def open_file(self, path: PurePath) -> Reader:
-        """Open a single file.
-
-        Raises:
-            NotFound: it is not there.
-        """
-        return MemoryStore(MemoryPath(path.parent)).open_file(path.name)
-
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
-        """Make a single file, or replace it as a whole."""
-        MemoryStore(MemoryPath(path.parent)).replace(path.name, b"".join(pieces(buffers, size)))
-
-    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
-        """Return what is at a path; None for nothing."""
-        return MemoryStore(MemoryPath(path.parent)).find(path.name)
-
-    def names(self, path: PurePath) -> Iterator[str]:
-        """Walk through the names in a place."""
-        return iter(MemoryStore(MemoryPath(path)).names())
-
-    def places(self, path: PurePath, most: int | None = None) -> list[str]:
-        """Return the places among the first names in a place."""
-        return MemoryStore(MemoryPath(path)).places()[:most]
-
-    def absolute(self, path: PurePath) -> PurePath:
-        """Return the path: it is absolute."""
-        return path
-
-    def settled(self, path: PurePath) -> PurePath:
-        """Return the path: nothing else leads there."""
-        return path
 
 
 _SHARED: Final = _Contents(_unproved)

@@ -6,10 +6,9 @@ import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
 
-from treering._store.api import LARGEST_DOCUMENT, Document, Reader, Store
-from treering._store.failures import DataFileMissing
+from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Reader, Store
+from treering._store.failures import DataFileMissing, with_errno
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize
@@ -19,7 +18,7 @@ _SHOWN_NAMES = 5
 _NO_NAMES = frozenset({"", ".", ".."})
 
 
-class OpenFolder:
+class OpenFolder(Closable):
     """A checkpoint's folder open for reading, a context manager. It takes no lock.
 
     Everything is looked up in the folder that was opened, links there are refused, and files once open stay whole
@@ -45,12 +44,6 @@ class OpenFolder:
         except OSError as error:
             raise StoreFailed.of(error, path, "read") from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the folder; files opened from it stay open."""
         self._store.close()
@@ -68,7 +61,7 @@ class OpenFolder:
             return index_document(self._store).data
         except NotFound as error:
             message = f"there is no checkpoint in {os.fspath(self.path)!r}: it has no {INDEX!r}"
-            raise _not_found(NotFound(message, hint=self._what_is_there()), self.path) from error
+            raise with_errno(NotFound(message, hint=self._what_is_there()), errno.ENOENT, self.path) from error
 
     def open_files(self, names: Iterable[str]) -> dict[str, Reader]:
         """Open files by name, all or none; the caller closes them.
@@ -98,7 +91,7 @@ class OpenFolder:
         except NotFound as error:
             missing = DataFileMissing(f"{name!r} is missing in {os.fspath(self.path)!r}")
             missing.name = name
-            raise _not_found(missing, self.path / name) from error
+            raise with_errno(missing, errno.ENOENT, self.path / name) from error
 
     def _holds_index(self, name: str) -> bool:
         try:
@@ -142,13 +135,6 @@ def index_document(store: Store, name: str = INDEX) -> Document:
             path = os.fspath(store.path / name)
             raise Format(f"{path!r} has {pluralize(file.size, 'bytes')}: no index is that large")
         return Document(file.read(0, file.size), file.version)
-
-
-def _not_found(error: NotFound, path: Path) -> NotFound:
-    error.errno = errno.ENOENT
-    error.strerror = os.strerror(errno.ENOENT)
-    error.filename = os.fspath(path)
-    return error
 
 
 def shown_names(names: list[str]) -> str:

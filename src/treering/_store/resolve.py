@@ -88,35 +88,25 @@ def require_path(path: object) -> None:
         raise Unsupported(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
 
 
-def folder_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a folder, which may end in a separator, as a shell completes it.
-
-    Raises:
-        Unsupported: it is no path, empty, or a URL.
-
-    Example:
-        >>> folder_path("runs/a/").name
-        'a'
-    """
-    return file_path(_without_end(path))
-
-
-def local_folder_path(path: str | os.PathLike[str]) -> Path:
+def local_folder_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
     """Return the path of a folder on disk: a leaves directory needs renames, which no other store has.
 
-    Raises:
-        Unsupported: as `folder_path`, or it is not on disk.
-    """
-    return _require_local(folder_path(path))
-
-
-def new_local_folder_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a folder to write on disk.
+    Args:
+        path: the folder; it may end in a separator, as a shell completes it.
+        new: whether it is to be written.
 
     Raises:
-        Unsupported: as `new_folder_path`, or it is not on disk.
+        Unsupported: as `file_path`, or as `new_folder_path` for a new one, or it is not on disk.
+
+    Example:
+        >>> local_folder_path("runs/a/").name
+        'a'
     """
-    return _require_local(new_folder_path(path))
+    place = (new_file_path if new else file_path)(_without_end(path))
+    if root_of(place) is not _POSIX:
+        hint = "a leaves directory is a folder on disk; treering.save writes there"
+        raise Unsupported(f"{os.fspath(place)!r} is a URL; only local files are supported", hint=hint)
+    return place
 
 
 def new_folder_path(path: str | os.PathLike[str]) -> Path:
@@ -153,8 +143,7 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
     Raises:
         StoreFailed: the store refuses to say.
     """
-    place = located(path)
-    return root_of(place).find(place, follow=follow)
+    return root_of(path).find(located(path), follow=follow)
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
@@ -177,8 +166,7 @@ def is_seen(path: str | os.PathLike[str]) -> bool:
 
 def store_at(path: str | os.PathLike[str]) -> Store:
     """Return the store at a path, which is not opened yet."""
-    place = located(path)
-    return root_of(place).place(place)
+    return root_of(path).place(located(path))
 
 
 def opened_store(path: str | os.PathLike[str], *, quick: bool = False) -> Store:
@@ -199,8 +187,7 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
         NotFound: nothing is there.
         StoreFailed: it is a folder or no file at all, or the store refuses.
     """
-    place = located(path)
-    return root_of(place).open_file(place)
+    return root_of(path).open_file(located(path))
 
 
 def write_file(path: str | os.PathLike[str], buffers: Iterable[Buffer], size: int) -> None:
@@ -209,15 +196,7 @@ def write_file(path: str | os.PathLike[str], buffers: Iterable[Buffer], size: in
     Raises:
         StoreFailed: the store refused, or the buffers hold another number of bytes.
     """
-    place = located(path)
-    root_of(place).write_file(place, buffers, size)
-
-
-def _require_local(path: Path) -> Path:
-    if root_of(path) is not _POSIX:
-        hint = "a leaves directory is a folder on disk; treering.save writes there"
-        raise Unsupported(f"{os.fspath(path)!r} is a URL; only local files are supported", hint=hint)
-    return path
+    root_of(path).write_file(located(path), buffers, size)
 
 
 def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -7,40 +7,43 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from treering._store.api import Entry, Reader, Store
-from treering._store.pieces import Buffer
+from treering._store.pieces import Buffer, pieces
 
 
 class Root(abc.ABC):
-    """All places of one kind by their whole path: the disk, the memory of this process, a bucket."""
+    """All places of one kind by their whole path: the disk, the memory of this process, a bucket.
+
+    What is not said here otherwise for a kind is asked of the store that a path, or the one above it, leads to.
+    """
 
     @abc.abstractmethod
     def place(self, path: PurePath) -> Store:
         """Return the store at a path, not opened yet."""
 
-    @abc.abstractmethod
     def open_file(self, path: PurePath) -> Reader:
         """Open a single file; NotFound, StoreFailed."""
+        return self.place(path.parent).open_file(path.name)
 
-    @abc.abstractmethod
     def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
         """Make a single file, or replace it as a whole, durably; places above are made; StoreFailed."""
+        self.place(path.parent).replace(path.name, b"".join(pieces(buffers, size)))
 
-    @abc.abstractmethod
     def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
         """Return what is at a path; None for nothing. A place is an entry that is no file."""
+        return self.place(path.parent).find(path.name)
 
-    @abc.abstractmethod
     def names(self, path: PurePath) -> Iterator[str]:
         """Walk through the names in a place, if there is one that can be read."""
+        return iter(self.place(path).names())
 
-    @abc.abstractmethod
     def places(self, path: PurePath, most: int | None = None) -> list[str]:
         """Return the places among the first ``most`` names in a place, or in all of it."""
+        return self.place(path).places()[:most]
 
-    @abc.abstractmethod
     def absolute(self, path: PurePath) -> PurePath:
         """Return a path that holds when the program changes its current folder."""
+        return path
 
-    @abc.abstractmethod
     def settled(self, path: PurePath) -> PurePath:
         """Return the path by which one place is known whatever leads to it."""
+        return path

@@ -13,14 +13,14 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from treering._store.api import Entry, Kind, Store
+from treering._store.api import Closable, Entry, Kind, Store
 from treering._store.failures import LinkRefused, naming
 from treering._store.open_folder import index_document
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX
-from treering.errors import NotFound, StoreFailed, TreeringError
+from treering.errors import NotFound, StoreFailed
 
 RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
@@ -63,7 +63,7 @@ def step_of_name(name: str) -> int | None:
     return step if step is not None and step <= HIGHEST_STEP else None
 
 
-class RunFolder:
+class RunFolder(Closable):
     """A run's folder open for reading, a context manager. It takes no lock.
 
     Args:
@@ -89,10 +89,8 @@ class RunFolder:
         with naming(os.fspath(path), "read"):
             self._store = opened_store(path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the folder."""
         self._store.close()
 
     def names(self) -> list[str]:
@@ -187,13 +185,13 @@ class RunFolder:
     def index_nbytes(self, step: int) -> int | None:
         """Return how many bytes a step's index has, which is not opened; None when it is gone."""
         with naming(os.fspath(self.path), "read"):
-            found = self._find(step_name(step), INDEX)
+            found = self._find(step)
         return found.size if found is not None and found.is_file else None
 
     def modified(self, step: int) -> float | None:
         """Return when a step's index was last written, in POSIX seconds; None when it is gone."""
         with naming(os.fspath(self.path), "read"):
-            found = self._find(step_name(step), INDEX)
+            found = self._find(step)
         return None if found is None else found.modified
 
     def read_document(self) -> bytes | None:
@@ -280,26 +278,19 @@ class RunFolder:
             found = self._store.find(name)
         if found is None or not found.is_file or found.size > _LARGEST_DOCUMENT:
             return None
-        try:
+        with contextlib.suppress(LinkRefused):  # replaced meanwhile
             document = self._store.read(name, most)
-        except LinkRefused:  # replaced meanwhile
-            return None
-        return None if document is None else document.data
-
-    def _index(self, step: int) -> Path:
-        return self.path / step_name(step) / INDEX
+            return None if document is None else document.data
+        return None
 
     def _has_index(self, step: int) -> bool:
-        found = self._find(step_name(step), INDEX)
+        found = self._find(step)
         if found is None or found.kind is not Kind.LINK:
             return found is not None and found.is_file
         # A snapshot of a hub has links for files; which of them are followed, opening knows.
-        try:
+        with contextlib.suppress(LinkRefused):
             return self.read_head(step) is not None
-        except TreeringError as error:
-            if isinstance(error, LinkRefused):
-                return False
-            raise
+        return False
 
-    def _find(self, *names: str) -> Entry | None:
-        return self._store.find("/".join(names))
+    def _find(self, step: int) -> Entry | None:
+        return self._store.find(f"{step_name(step)}/{INDEX}")

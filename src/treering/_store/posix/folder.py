@@ -11,8 +11,8 @@ import errno
 import functools
 import os
 import stat
-from typing import Self
 
+from treering._store.api import Closable
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.open_descriptor import OpenDescriptor
 
@@ -35,7 +35,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-class Folder:
+class Folder(Closable):
     """An open folder, a context manager. Every method may raise ``OSError``.
 
     Attributes:
@@ -50,12 +50,6 @@ class Folder:
         """
         self.path = path
         self._opened = open_descriptor.open_folder(path) if opened is None else opened
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the folder. May be called twice."""

@@ -13,9 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
-from treering._store.api import Version
+from treering._store.api import Reader, Version
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefused
 from treering._store.posix.folder import Folder
@@ -59,7 +58,7 @@ def stat_of(version: Version | None) -> os.stat_result | None:
     return version.found if isinstance(version, FileVersion) else None
 
 
-class LocalFile:
+class LocalFile(Reader):
     """A local file open for reading, a context manager.
 
     Reads may come from several threads. Each returns exactly what was asked for or raises; a file that others cut
@@ -105,15 +104,9 @@ class LocalFile:
         self.found = found
 
     @property
-    def version(self) -> FileVersion:
+    def version(self) -> FileVersion:  # type: ignore[override]
         """Which file it is."""
         return FileVersion(self.found)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; mappings made from it stay valid."""
@@ -132,7 +125,7 @@ class LocalFile:
             Corrupt: the file does not have them.
             StoreFailed: the system refuses.
         """
-        self._require(offset, count)
+        self.require(offset, count)
         part = self._read_some(offset, count)
         if len(part) == count:
             return part
@@ -157,7 +150,7 @@ class LocalFile:
             StoreFailed: the system refuses.
         """
         for offset, buffer in jobs:
-            self._require(offset, buffer.nbytes)
+            self.require(offset, buffer.nbytes)
         todo = deque(_split(jobs))
         failure = FirstError()
 
@@ -189,12 +182,6 @@ class LocalFile:
             raise self._cut_short(os.fstat(self._descriptor).st_size) from error
         except OSError as error:
             raise StoreFailed.of(error, self.path, "map") from error
-
-    def _require(self, offset: int, count: int) -> None:
-        """Before any memory is asked for: the numbers may come from a hostile file."""
-        if offset < 0 or count < 0 or offset + count > self.size:
-            wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
-            raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
 
     def _fill(self, offset: int, view: memoryview) -> None:
         while view:

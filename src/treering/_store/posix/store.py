@@ -12,21 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
-from treering._store.api import (
-    ANY,
-    LARGEST_DOCUMENT,
-    LARGEST_MESSAGE,
-    Anything,
-    Claim,
-    Document,
-    Entry,
-    Held,
-    Kind,
-    Locks,
-    Outcome,
-    Store,
-    Version,
-)
+from treering._store import api
+from treering._store.api import ANY, Document, Entry, Held, Kind, Locks, Outcome, Store, Version
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.folder import Folder
@@ -184,7 +171,7 @@ class PosixStore(Store):
         """
         return open_in(self.folder, name, Path(self.path / name))
 
-    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
+    def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
         """Return a file, at most its first ``most`` bytes; None where there is none."""
         try:
             with self.open_file(name) as file:
@@ -218,9 +205,7 @@ class PosixStore(Store):
             write_content(opened.number, buffers, size)
             descriptors.sync(opened.number)
 
-    def replace(
-        self, name: str, data: bytes, expected: Version | Anything | None = ANY, *, sweep: bool = True
-    ) -> Outcome:
+    def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
         """Stage a file beside it, then rename, or link where nothing may be there."""
         if expected is ANY:
             return self._put_in_place(name, data, sweep=sweep)
@@ -285,7 +270,7 @@ class PosixStore(Store):
         with self._aside(name, data) as aside:
             self.folder.replace(aside, name)
 
-    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
+    def remove(self, name: str, expected: Version = ANY) -> Outcome:
         """Remove a file; gone already is gone. Of a version, under the lock of the file."""
         if expected is not ANY:
             return self._change(name, expected, lambda: self.folder.remove(name), gone=Outcome.DONE)
@@ -296,7 +281,7 @@ class PosixStore(Store):
         """Make the names in the folder durable."""
         self.folder.sync()
 
-    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
+    def claim(self, marker: str, name: str, base: Version | None) -> Journal:
         """Return an attempt to change the document ``name``: its journal."""
         return Journal(self, marker, name, base)
 
@@ -381,7 +366,7 @@ def _message(descriptor: int, name: str) -> bytes:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError(errno.EINVAL, f"{name!r} is not a file")
     pieces: list[bytes] = []
-    left = LARGEST_MESSAGE
+    left = api.LARGEST_MESSAGE
     while piece := os.read(descriptor, min(left, _PIECE) + 1):
         left -= len(piece)
         if left < 0:
