@@ -10,12 +10,12 @@ from __future__ import annotations
 import abc
 import functools
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from treering._coordination.message_board import MessageBoard
-from treering._store.api import Held, Kind, Outcome, Store
+from treering._store.api import Claim, Held, Kind, Outcome, Store
 from treering._store.faulty import FaultyStore
 from treering._store.memory import MemoryStore
 from treering._values.checkpoint_names import heartbeat_name, vote_name
@@ -26,24 +26,11 @@ __all__ = ["FaultyStore", "MemoryStore", "MessageBoardContract", "StoreContract"
 _LARGE = 3 << 20
 _REPLACED_SIZE = 50_000
 _TIMES_REPLACED = 200
-_HOSTILE = (
-    "a b",
-    "\u00e4\u00f6\u2603",
-    "%41",
-    "#",
-    "+",
-    "a&b=c",
-    ".hidden",
-    "..a",
-    "x" * 200,
-    "-rf",
-    "~",
-    "a:b",
-    "CON",
-)
+_NAMES = ("a b", "\u00e4\u00f6\u2603", "%41", "#", "+", "a&b=c", ".hidden", "..a", "x" * 200, "-rf", "~", "a:b", "CON")
 _THREADS = 4
 _ROUNDS = 8
 _CLOCKS_DIFFER = 3600
+_ONE, _TWO = heartbeat_name(1), heartbeat_name(2)
 
 
 class MessageBoardContract(abc.ABC):
@@ -63,7 +50,7 @@ class MessageBoardContract(abc.ABC):
     def test_what_was_put_is_read(self) -> None:
         """Content comes back, that of each name by itself, and may be empty."""
         store = self.make_store()
-        contents = {heartbeat_name(1): b"one", heartbeat_name(2): b"", vote_name("0" * 16, 1): bytes(range(256))}
+        contents = {_ONE: b"one", _TWO: b"", vote_name("0" * 16, 1): bytes(range(256))}
         for name, data in contents.items():
             store.put(name, data)
         for name, data in contents.items():
@@ -72,63 +59,54 @@ class MessageBoardContract(abc.ABC):
     def test_what_was_not_put_is_not_there(self) -> None:
         """A name without content is None, not an error."""
         store = self.make_store()
-        _require_same(store.get(heartbeat_name(1)), None)
-        store.put(heartbeat_name(1), b"one")
-        _require_same(store.get(heartbeat_name(2)), None)
+        _require_same(store.get(_ONE), None)
+        store.put(_ONE, b"one")
+        _require_same(store.get(_TWO), None)
 
     def test_the_last_put_counts(self) -> None:
         """Content is replaced as a whole, by shorter and by longer one."""
         store = self.make_store()
         for data in (b"one", b"a much longer one", b"x", b""):
-            store.put(heartbeat_name(1), data)
-            _require_same(store.get(heartbeat_name(1)), data)
+            store.put(_ONE, data)
+            _require_same(store.get(_ONE), data)
 
     def test_what_was_removed_is_gone(self) -> None:
         """Removing is no error where nothing is; a name can be used again."""
         store = self.make_store()
-        store.remove(heartbeat_name(1))
-        store.put(heartbeat_name(1), b"one")
-        store.put(heartbeat_name(2), b"two")
-        store.remove(heartbeat_name(1))
-        store.remove(heartbeat_name(1))
-        _require_same(store.get(heartbeat_name(1)), None)
-        _require_same(store.get(heartbeat_name(2)), b"two")
-        store.put(heartbeat_name(1), b"again")
-        _require_same(store.get(heartbeat_name(1)), b"again")
+        store.remove(_ONE)
+        store.put(_ONE, b"one")
+        store.put(_TWO, b"two")
+        store.remove(_ONE)
+        store.remove(_ONE)
+        _require_same(store.get(_ONE), None)
+        _require_same(store.get(_TWO), b"two")
+        store.put(_ONE, b"again")
+        _require_same(store.get(_ONE), b"again")
 
     def test_large_content(self) -> None:
         """A few megabytes are one message too."""
         store = self.make_store()
         data = bytes(range(256)) * (_LARGE // 256)
-        store.put(heartbeat_name(1), data)
-        _require_same(store.get(heartbeat_name(1)), data)
+        store.put(_ONE, data)
+        _require_same(store.get(_ONE), data)
 
     def test_replacing_is_one_step(self) -> None:
         """Who reads while another replaces gets the old content or the new one, never nothing and never a mixture."""
         store = self.make_store()
-        store.put(heartbeat_name(1), bytes(_REPLACED_SIZE))
-        begun = threading.Event()
-        failures: list[BaseException] = []
+        store.put(_ONE, bytes(_REPLACED_SIZE))
 
         def replace() -> None:
-            begun.wait()
-            try:
-                for number in range(_TIMES_REPLACED):
-                    store.put(heartbeat_name(1), bytes([number % 256]) * _REPLACED_SIZE)
-            except OSError as error:
-                failures.append(error)
+            for number in range(_TIMES_REPLACED):
+                store.put(_ONE, bytes([number % 256]) * _REPLACED_SIZE)
 
-        writer = threading.Thread(target=replace)
-        writer.start()
-        try:
-            begun.set()
-            while writer.is_alive():
-                _require_uniform(store.get(heartbeat_name(1)))
-        finally:
-            writer.join()
-        if failures:
-            raise failures[0]
-        _require_same(store.get(heartbeat_name(1)), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
+        with ThreadPoolExecutor(1) as pool:
+            writer = pool.submit(replace)
+            while not writer.done():
+                found = store.get(_ONE) or b""
+                if len(found) != _REPLACED_SIZE or len(set(found)) != 1:
+                    raise AssertionError(f"a reader got a mixture, or nothing: {found!r:.80}")
+        writer.result()
+        _require_same(store.get(_ONE), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
 
 
 class StoreContract(MessageBoardContract):
@@ -149,15 +127,21 @@ class StoreContract(MessageBoardContract):
         """Return the same place, opened by another writer; the store itself where that makes no difference."""
         return store
 
+    def _begin_claim(self) -> tuple[Store, Claim]:
+        store = self.make_store()
+        claim = store.claim("marker", "document", None)
+        claim.make()
+        return store, claim
+
     def test_any_name(self) -> None:
         """A name is any text without a slash that is not empty, ``.`` or ``..``."""
         store = self.make_store()
-        for name in _HOSTILE:
+        for name in _NAMES:
             store.create(name, [name.encode()], len(name.encode()))
         store.flush()
-        _require(sorted(store.names()) == sorted(_HOSTILE), "a name is missing")
-        for name in _HOSTILE:
-            _require_same(_content(store, name), name.encode())
+        _require(sorted(store.names()) == sorted(_NAMES), "a name is missing")
+        for name in _NAMES:
+            _require_content(store, name, name.encode())
             store.remove(name)
         _require(not store.names(), "a name stays")
 
@@ -165,11 +149,11 @@ class StoreContract(MessageBoardContract):
         """Data come in pieces of any size, never replace anything, and have the announced size."""
         store = self.make_store()
         store.create("data", [b"tree", memoryview(b"ring"), bytearray(_LARGE)], 8 + _LARGE)
-        _require_same(_content(store, "data"), b"treering" + bytes(_LARGE))
+        _require_content(store, "data", b"treering" + bytes(_LARGE))
         _require_refused(lambda: store.create("data", [b"x"], 1), FileExistsError)
         for count in (1, 3):
             _require_refused(functools.partial(store.create, f"wrong {count}", [b"xx"], count), OSError)
-        _require_same(_content(store, "data"), b"treering" + bytes(_LARGE))
+        _require_content(store, "data", b"treering" + bytes(_LARGE))
 
     def test_ranges(self) -> None:
         """Any range is read, also into memory of the caller; what is not there is an error, never fewer bytes."""
@@ -220,7 +204,7 @@ class StoreContract(MessageBoardContract):
         first = _version(store, "document")
         _require(store.replace("document", b"c 3", first) is Outcome.DONE, "the expected version is refused")
         _require(_version(store, "document") != first, "a version stays")
-        _require_same(_content(store, "document"), b"c 3")
+        _require_content(store, "document", b"c 3")
 
     def test_a_late_or_repeated_replacement_is_lost(self) -> None:
         """A request that arrives again, or after another one, changes nothing."""
@@ -231,7 +215,7 @@ class StoreContract(MessageBoardContract):
             _require(store.replace("document", b"mine 1", base) is outcome, "a repeated request is not lost")
         store.replace("document", b"another 2", _version(store, "document"))
         _require(store.replace("document", b"mine 1", base) is Outcome.LOST, "a late request is not lost")
-        _require_same(_content(store, "document"), b"another 2")
+        _require_content(store, "document", b"another 2")
         store.remove("document")
         _require(store.replace("document", b"mine 1", base) is Outcome.LOST, "a late request brings back what is gone")
         _require(store.find("document") is None, "a document is back")
@@ -243,7 +227,7 @@ class StoreContract(MessageBoardContract):
         old = _version(store, "document")
         store.replace("document", b"new 2")
         _require(store.remove("document", old) is Outcome.LOST, "another version is removed")
-        _require_same(_content(store, "document"), b"new 2")
+        _require_content(store, "document", b"new 2")
         store.remove("document", _version(store, "document"))
         _require(store.find("document") is None, "a document stays")
         store.remove("document")
@@ -252,34 +236,27 @@ class StoreContract(MessageBoardContract):
         """Of those who replace the same version at once one is told that it is done, and it is."""
         store = self.make_store()
         store.replace("count", b"0 ")
-        failures: list[BaseException] = []
 
-        def count() -> None:
-            try:
-                for _ in range(_ROUNDS):
-                    while True:
-                        found = store.read("count")
-                        number = int(found.data.split()[0]) if found else 0
-                        new = b"%d %s" % (number + 1, secrets.token_hex(8).encode())
-                        if store.replace("count", new, found.version if found else None) is Outcome.DONE:
-                            break
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                failures.append(error)
+        def count(_: int) -> None:
+            for _ in range(_ROUNDS):
+                outcome = Outcome.LOST
+                while outcome is not Outcome.DONE:
+                    found = store.read("count")
+                    number = int(found.data.split()[0]) if found else 0
+                    new = b"%d %s" % (number + 1, secrets.token_hex(8).encode())
+                    outcome = store.replace("count", new, found.version if found else None)
 
-        threads = [threading.Thread(target=count) for _ in range(_THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(count, range(_THREADS)))
         _require((_content(store, "count") or b"").split()[0] == b"%d" % (_THREADS * _ROUNDS), "a change is lost")
 
     def test_places_and_prefixes(self) -> None:
         """Places lie in places; a listing goes through all of them by prefix."""
         store = self.make_store()
         for place in ("step 1", "step 2"):
-            _make_below(store, place)
+            made = store.at(place)
+            made.make()
+            made.close()
             with store.below(place) as below:
                 below.create("data", [place.encode()], len(place))
         store.create("data", [b""], 0)
@@ -303,28 +280,24 @@ class StoreContract(MessageBoardContract):
             _require(claim.commit() is Outcome.DONE and claim.committed(), "the commit is lost")
             store.flush()
             claim.close()
-            _require_same(_content(store, "document"), content)
+            _require_content(store, "document", content)
             _require(store.names() == ["document"], "a marker stays")
 
     def test_a_claim_is_withdrawn(self) -> None:
         """What is withdrawn changes nothing."""
-        store = self.make_store()
-        claim = store.claim("marker", "document", None)
-        claim.make()
+        store, claim = self._begin_claim()
         claim.prepare(b"first 1")
         claim.withdraw()
         _require(not store.names(), "something stays")
 
     def test_a_claim_meets_a_document(self) -> None:
         """What was committed since the claim was made is not replaced by it."""
-        store = self.make_store()
-        claim = store.claim("marker", "document", None)
-        claim.make()
+        store, claim = self._begin_claim()
         store.replace("document", b"another 1", None)
         claim.prepare(b"mine 2")
         _require(claim.commit() is Outcome.LOST and not claim.committed(), "a claim replaces what it has not seen")
         claim.withdraw()
-        _require_same(_content(store, "document"), b"another 1")
+        _require_content(store, "document", b"another 1")
         _require(store.names() == ["document"], "a marker stays")
 
     def test_one_of_two_savers_wins(self) -> None:
@@ -346,9 +319,7 @@ class StoreContract(MessageBoardContract):
 
     def test_the_living_are_not_swept(self) -> None:
         """As long as an attempt may commit, nothing of it is removed; once it cannot, all of it is."""
-        store = self.make_store()
-        claim = store.claim("marker", "document", None)
-        claim.make()
+        store, claim = self._begin_claim()
         store.create("data", [b"x"], 1)
         other = self.open_again(store)
         _require(other.sweep("marker", ["data"], "document", None) is not Held.NO, "a living attempt is swept")
@@ -364,8 +335,8 @@ class StoreContract(MessageBoardContract):
         store = self.make_store()
         store.replace("document", b"old 1")
         _require(store.retire("document", "tombstone", _version(store, "document")) is Outcome.DONE, "it is refused")
-        _require_same(_content(store, "document"), None)
-        _require_same(_content(store, "tombstone"), b"old 1")
+        _require_content(store, "document", None)
+        _require_content(store, "tombstone", b"old 1")
         _require(store.replace("document", b"new 2", None) is Outcome.DONE, "the name is not free")
 
 
@@ -373,13 +344,6 @@ def _let_in(first: Store, second: Store) -> Iterator[tuple[int, Store]]:
     yield 0, first
     if second is first or second.lock():
         yield 1, second
-
-
-def _make_below(store: Store, name: str) -> None:
-    """Make a place below, as the caller of a save does by its path."""
-    below = store.at(name)
-    below.make()
-    below.close()
 
 
 def _version(store: Store, name: str) -> object:
@@ -405,11 +369,10 @@ def _require_refused(call: Callable[[], object], kind: type[BaseException]) -> N
     raise AssertionError(f"the store accepts what it has to refuse with {kind.__name__}")
 
 
+def _require_content(store: Store, name: str, wanted: bytes | None) -> None:
+    _require_same(_content(store, name), wanted)
+
+
 def _require_same(found: bytes | None, wanted: bytes | None) -> None:
     if found != wanted:
         raise AssertionError(f"the store holds {found!r:.80}, not {wanted!r:.80}")
-
-
-def _require_uniform(found: bytes | None) -> None:
-    if found is None or len(found) != _REPLACED_SIZE or len(set(found)) != 1:
-        raise AssertionError(f"a reader got a mixture, or nothing: {found!r:.80}")
