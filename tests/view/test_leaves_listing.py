@@ -48,7 +48,7 @@ def test_chunks_stand_last_where_there_is_room() -> None:
 
 def test_programs_get_shape_and_configuration() -> None:
     leaves = {key: leaf_members(key, leaf) for key, leaf in leaves_of(listing().root)}
-    assert (leaves["a"]["chunks"], leaves["a"]["chunk_shape"], leaves["a"]["compressor"]) == (6, [1, 1], None)
+    assert (leaves["a"]["chunks"], leaves["a"]["chunk_shape"], leaves["a"]["compressor"]) == (6, (1, 1), None)
     assert leaves["b"]["compressor"] == {"id": "zstd", "level": 1}
     assert "chunks" not in leaves["b"]
     assert "chunk_shape" not in leaves["n"]
@@ -58,8 +58,8 @@ def test_programs_get_shape_and_configuration() -> None:
 
 def test_prefixes_of_others_are_told() -> None:
     found = dataclasses.replace(listing(), verified=False, prefixes=("model", "ema", ""), unverified=("ema", ""))
-    assert origin_members(found)["prefixes"] == ["model", "ema", ""]
-    assert origin_members(found)["unverified"] == ["ema", ""]
+    assert origin_members(found)["prefixes"] == ("model", "ema", "")
+    assert origin_members(found)["unverified"] == ("ema", "")
     notes = dict(notes_of(found))
     assert notes["form"] == "leaves directory by treering and others, with checksums of some leaves"
     assert notes["unverified"] == "'ema', no prefix: written by another program, without checksums"

@@ -81,7 +81,7 @@ def join_first(texts: Sequence[str], most: int) -> str:
         >>> join_first(["a", "b"], 2), join_first(["a", "b", "c"], 1)
         ('a, b', 'a and 2 more')
     """
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
+from typing import Any
 
-from treering._format.diagnosis import Attempt, Committed, Diagnosis, ProcessState, RunDiagnosis
+from treering._format.diagnosis import Attempt, Committed, Diagnosis, RunDiagnosis
+from treering._printable import printable
 from treering._values.human import bytes_text, duration_text, pluralize
-from treering._view.json_lines import Json, json_document
-from treering._view.plain import pad, visible
+from treering._view.json_lines import json_document, members_of
+from treering._view.plain import cut, pad
 from treering._view.run_text import when_text
 
 _LONGEST = 1000
-_MOST_ATTEMPTS = 50
+_MOST = 50
 _MOST_PROCESSES = 40
-_MOST_PROBLEMS = 50
-_MOST_FOLDERS = 50
 _NAMES = {"checkpoint": "checkpoint", "leaves": "leaves directory"}
 
 
@@ -30,29 +29,21 @@ def doctor_lines(found: Diagnosis) -> Iterator[str]:
         'ckpt': nothing is wrong
           note: empty
     """
-    return (visible(line, _LONGEST).replace("\\\\", "\\") for line in _lines(found))
+    return (printable(cut(line, _LONGEST)) for line in _lines(found))
 
 
 def _lines(found: Diagnosis) -> Iterator[str]:
-    if found.committed is not None:
-        yield f"{found.path!r}: {_committed(found.committed)}"
-    elif found.ok:
-        yield f"{found.path!r}: nothing is wrong"
-    else:
-        yield f"{found.path!r}: there is something to do"
-    yield from _first((f"  problem: {problem}" for problem in found.problems), _MOST_PROBLEMS, len(found.problems))
-    yield from (f"  note: {note}" for note in found.notes[:_MOST_PROBLEMS])
-    for attempt in found.attempts[:_MOST_ATTEMPTS]:
+    state = "nothing is wrong" if found.ok else "there is something to do"
+    yield f"{found.path!r}: {_committed(found.committed) if found.committed is not None else state}"
+    yield from (f"  problem: {problem}" for problem in found.problems[:_MOST])
+    if len(found.problems) > _MOST:
+        yield f"  and {len(found.problems) - _MOST:,} more"
+    yield from (f"  note: {note}" for note in found.notes[:_MOST])
+    for attempt in found.attempts[:_MOST]:
         yield from _attempt(attempt)
-    if len(found.attempts) > _MOST_ATTEMPTS:
-        left = found.attempts[_MOST_ATTEMPTS:]
+    if len(found.attempts) > _MOST:
+        left = found.attempts[_MOST:]
         yield f"and {pluralize(len(left), 'more attempts', ',')} with {bytes_text(sum(each.nbytes for each in left))}"
-
-
-def _first(lines: Iterator[str], most: int, count: int) -> Iterator[str]:
-    yield from (line for _, line in zip(range(most), lines, strict=False))
-    if count > most:
-        yield f"  and {count - most:,} more"
 
 
 def _committed(committed: Committed) -> str:
@@ -81,16 +72,13 @@ def _processes(attempt: Attempt) -> Iterator[str]:
     shown = sorted(attempt.processes, key=lambda state: (state.stage in {"written", "seen"}, state.process))
     stages = max((len(state.stage) for state in shown), default=0)
     for state in sorted(shown[:_MOST_PROCESSES], key=lambda state: state.process):
-        yield f"  process {state.process}: {pad(state.stage, stages)}{_process_text(state)}"
+        who = "" if state.who is None else f"  {state.who}"
+        age = "" if state.age is None else f", {duration_text(state.age)} ago"
+        problem = "" if state.problem is None else f": {state.problem}"
+        yield f"  process {state.process}: {pad(state.stage, stages)}{who}{age}{problem}"
     left = len(shown) - _MOST_PROCESSES
     if left > 0:
         yield f"  and {pluralize(left, 'more processes', ',')}"
-
-
-def _process_text(state: ProcessState) -> str:
-    who = "" if state.who is None else f"  {state.who}"
-    age = "" if state.age is None else f", {duration_text(state.age)} ago"
-    return who + age + ("" if state.problem is None else f": {state.problem}")
 
 
 def doctor_json(found: Diagnosis) -> Iterator[str]:
@@ -102,21 +90,15 @@ def doctor_json(found: Diagnosis) -> Iterator[str]:
         >>> json.loads("".join(doctor_json(found)))["ok"]
         True
     """
-    head = {
-        "schema": "treering.doctor/1",
-        "path": found.path,
-        "ok": found.ok,
-        "committed": None if found.committed is None else dataclasses.asdict(found.committed),
-        "problems": list(found.problems),
-        "notes": list(found.notes),
-    }
-    return json_document(head, attempts=map(_members, found.attempts))
+    return json_document(_head(found), attempts=map(_members, found.attempts))
 
 
-def _members(attempt: Attempt) -> Json:
-    members = dataclasses.asdict(attempt)
-    first = {name: members.pop(name) for name in ("attempt", "form", "life")}
-    return first | {"needs_attention": attempt.needs_attention} | members
+def _head(found: Diagnosis) -> dict[str, Any]:
+    return {"schema": "treering.doctor/1"} | members_of(found, "path", "ok", "committed", "problems", "notes")
+
+
+def _members(attempt: Attempt) -> dict[str, Any]:
+    return members_of(attempt, "attempt", "form", "life", "needs_attention") | dataclasses.asdict(attempt)
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -132,7 +114,7 @@ def run_doctor_lines(found: RunDiagnosis) -> Iterator[str]:
         'run': a run of 2 steps, 2.00 KiB, the latest is 20, saved 1970-01-01 00:00:00 UTC
           note: a note
     """
-    return (visible(line, _LONGEST).replace("\\\\", "\\") for line in _run_lines(found))
+    return (printable(cut(line, _LONGEST)) for line in _run_lines(found))
 
 
 def _run_lines(found: RunDiagnosis) -> Iterator[str]:
@@ -142,10 +124,10 @@ def _run_lines(found: RunDiagnosis) -> Iterator[str]:
     yield f"{found.path!r}: a run of {pluralize(len(found.steps), 'steps', ',')}{latest}"
     yield from (f"  note: {note}" for note in found.notes)
     telling = [folder for folder in found.folders if folder.has_something_to_tell]
-    for folder in telling[:_MOST_FOLDERS]:
+    for folder in telling[:_MOST]:
         yield from doctor_lines(folder.found)
-    if len(telling) > _MOST_FOLDERS:
-        yield f"and {pluralize(len(telling) - _MOST_FOLDERS, 'more folders', ',')} of steps"
+    if len(telling) > _MOST:
+        yield f"and {pluralize(len(telling) - _MOST, 'more folders', ',')} of steps"
 
 
 def run_doctor_json(found: RunDiagnosis) -> Iterator[str]:
@@ -153,19 +135,15 @@ def run_doctor_json(found: RunDiagnosis) -> Iterator[str]:
 
     Example:
         >>> found = RunDiagnosis(path="run", steps=[10, 20], nbytes=2048, saved=0.0, folders=(), notes=())
+        >>> import json
         >>> document = json.loads("".join(run_doctor_json(found)))
         >>> document["ok"], document["latest"]
         (True, 20)
     """
-    head = {
-        "schema": "treering.doctor/1",
-        "path": found.path,
-        "form": "run",
-        "ok": found.ok,
-        "steps": list(found.steps),
-        "latest": found.steps[-1] if found.steps else None,
-        "nbytes": found.nbytes,
-        "notes": list(found.notes),
-    }
-    entries = ({"step": each.step} | json.loads("".join(doctor_json(each.found))) for each in found.folders)
+    head = {"schema": "treering.doctor/1", "path": found.path, "form": "run", "ok": found.ok, "steps": found.steps}
+    head |= {"latest": found.steps[-1] if found.steps else None, "nbytes": found.nbytes, "notes": found.notes}
+    entries = (
+        {"step": each.step} | _head(each.found) | {"attempts": list(map(_members, each.found.attempts))}
+        for each in found.folders
+    )
     return json_document(head, folders=entries)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
 
-from treering._values.human import bytes_text, count_text, pluralize
+from treering._values.human import bytes_text, pluralize
 from treering._view.nodes import is_branch
 from treering._view.plain import visible
 from treering._view.rows import Row, TreeLayout
-from treering._view.tree_text import branch_detail, chunks_text, leaf_cells, sharding_text, totals_text
+from treering._view.tree_text import ALWAYS, HEADS, RIGHT, row_texts, totals_text
 
 _MOST_ROWS = 300
-_HEADS = ("key", "dtype", "shape", "parameters", "bytes")
 _LEFT = ' style="text-align:left"'
-# Columns that stand there where any row has something to say in them.
-_MORE: Final[dict[str, Callable[[Any], str]]] = {"sharding": sharding_text, "chunks": chunks_text}
 
 
 def html_text(layout: TreeLayout, *, title: str, file_bytes: int, notes: Sequence[tuple[str, str]] = ()) -> str:
@@ -31,38 +27,30 @@ def html_text(layout: TreeLayout, *, title: str, file_bytes: int, notes: Sequenc
         (False, True)
     """
     rows = [row for row in layout.rows if row.depth or row.below is None or len(layout.rows) == 1]
-    more = {name: text for name, text in _MORE.items() if any(text(row.node) for row in rows[:_MOST_ROWS])}
-    heads = (*_HEADS, *more)
+    texts = [row_texts(row) for row in rows[:_MOST_ROWS]]
+    shown = [place for place in range(len(HEADS)) if place < ALWAYS or any(each[place] for each in texts)]
     parts = [
         f"<div><b>{_safe(title)}</b> ({bytes_text(file_bytes)})",
         *(f"<br><i>{_safe(label)}</i>: {_safe(text)}" for label, text in notes),
         "</div>",
         "<table><thead>",
-        f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>",
+        f"<tr>{''.join(f'<th>{head}</th>' for head in ('key', *(HEADS[place] for place in shown)))}</tr>",
         "</thead><tbody>",
-        *_rows(rows[:_MOST_ROWS], list(more.values())),
+        *(_row(row, each, shown) for row, each in zip(rows, texts, strict=False)),
     ]
     left = len(rows) - _MOST_ROWS
     if left > 0:
-        parts.append(f'<tr><td colspan="{len(heads)}"{_LEFT}>and {pluralize(left, "more rows", ",")}</td></tr>')
+        parts.append(f'<tr><td colspan="{len(shown) + 1}"{_LEFT}>and {pluralize(left, "more rows", ",")}</td></tr>')
     parts += ["</tbody></table>", f"<div>total: {_safe(totals_text(layout.everything))}</div>"]
     return "\n".join(parts)
 
 
-def _rows(rows: Sequence[Row], more: Sequence[Callable[[Any], str]]) -> Iterator[str]:
-    for row in rows:
-        node, totals = row.node, row.totals
-        branch = is_branch(node)
-        dtype, detail = ("", branch_detail(row)) if branch else leaf_cells(node)
-        name = _safe(row.name or ("(the root)" if not row.depth else "''"))
-        indent = max(row.depth - 1, 0)
-        last = "".join(f"<td{_LEFT}>{_safe(text(node))}</td>" for text in more)
-        count = count_text(totals.parameters) if totals.arrays else ""
-        yield (
-            f'<tr><td style="text-align:left;padding-left:{indent + 0.5}em">{f"<b>{name}</b>" if branch else name}</td>'
-            f"<td{_LEFT}>{_safe(dtype)}</td><td{_LEFT}>{_safe(detail)}</td>"
-            f"<td>{count}</td><td>{bytes_text(totals.nbytes)}</td>{last}</tr>"
-        )
+def _row(row: Row, texts: Sequence[str], shown: Sequence[int]) -> str:
+    name = _safe(row.name or ("''" if row.depth else "(the root)"))
+    name = f"<b>{name}</b>" if is_branch(row.node) else name
+    more = "".join(f"<td{'' if place in RIGHT else _LEFT}>{_safe(texts[place])}</td>" for place in shown)
+    indent = max(row.depth - 1, 0) + 0.5
+    return f'<tr><td style="text-align:left;padding-left:{indent}em">{name}</td>{more}</tr>'
 
 
 def _safe(text: str) -> str:

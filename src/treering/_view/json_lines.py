@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Json = Mapping[str, object]
+_WITHOUT_JSON = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 
 
-def json_document(head: Mapping[str, object], **lists: Iterable[Json]) -> Iterator[str]:
+def json_document(head: Mapping[str, object], **lists: Iterable[object]) -> Iterator[str]:
     """Write the lines of one JSON object in ASCII: its first members, then its lists with one entry a line.
 
     Example:
@@ -35,25 +36,27 @@ def json_document(head: Mapping[str, object], **lists: Iterable[Json]) -> Iterat
         yield " ]," if number < len(lists) else " ]}"
 
 
-def json_text(value: Mapping[str, object]) -> str:
-    """Write an object as one line of ASCII; a number that JSON lacks is written as text.
+def json_text(value: object) -> str:
+    """Write an object as one line of ASCII; a dataclass as its fields, and a number that JSON lacks as text.
 
     Example:
         >>> json_text({"loss": float("nan")})
         '{"loss": "nan"}'
     """
     try:
-        text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+        text = json.dumps(value, allow_nan=False, default=dataclasses.asdict)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False)
+        plain = json.loads(json.dumps(value, default=dataclasses.asdict), parse_constant=_WITHOUT_JSON.__getitem__)
+        text = json.dumps(plain)
     # DEL is the one control character that JSON leaves as it is.
     return text.replace("\x7f", "\\u007f")
 
 
-def _finite(value: Any) -> Any:
-    """Copy an object with text in place of the numbers that JSON lacks."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+def members_of(record: object, *names: str) -> dict[str, Any]:
+    """Give attributes of a record as members of an object.
+
+    Example:
+        >>> members_of(7, "real", "imag")
+        {'real': 7, 'imag': 0}
+    """
+    return {name: getattr(record, name) for name in names}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treering._format.records import FileRecord, LeafRecord, Listing, Named
-from treering._view.json_lines import Json, json_document
+from treering._format.records import LeafRecord, Listing, Named
+from treering._view.json_lines import Json, json_document, members_of
 from treering._view.listing_text import UsageRow
-from treering._view.nodes import LONGEST_KEY, WIDEST_NUMBER, branch_kind, child_key, is_branch, record_of, value_text
-from treering._view.rows import Row, TreeLayout
+from treering._view.nodes import LONGEST_KEY, WIDEST_NUMBER, branch_kind, is_branch, record_of, value_text
+from treering._view.rows import Row, TreeLayout, with_keys
 
 SCHEMA = "treering.inspect/1"
 """Names the document's form. Members may be added under this name; none changes its meaning or goes away."""
@@ -41,22 +42,15 @@ def json_lines(
         >>> document["schema"], document["leaves"][0]["key"], document["total"]["nbytes"]
         ('treering.inspect/1', 'step', 8)
     """
-    head = {
-        "schema": SCHEMA,
-        "file": title,
-        "file_bytes": file_bytes,
-        "globs": list(globs),
-        "depth": depth,
-        "total": dataclasses.asdict(layout.everything),
-        "selected": dataclasses.asdict(layout.kept),
-    } | dict(origin or {})
+    head = {"schema": SCHEMA, "file": title, "file_bytes": file_bytes, "globs": globs, "depth": depth}
+    head |= {"total": layout.everything, "selected": layout.kept} | dict(origin or {})
     rows = layout.rows
     lists = {
-        "leaves": (leaf_members(key, row.node) for key, row in _with_keys(rows) if not is_branch(row.node)),
-        "branches": (_branch(key, row) for key, row in _with_keys(rows) if _is_closed(row)),
+        "leaves": (leaf_members(key, row.node) for key, row in with_keys(rows) if not is_branch(row.node)),
+        "branches": (_branch(key, row) for key, row in with_keys(rows) if _is_closed(row)),
     }
     if any(isinstance(row.node, Named) for row in rows):
-        lists["nodes"] = (_node(key, row) for key, row in _with_keys(rows) if isinstance(row.node, Named))
+        lists["nodes"] = (_node(key, row) for key, row in with_keys(rows) if isinstance(row.node, Named))
     return json_document(head, **lists)
 
 
@@ -71,8 +65,8 @@ def key_json(
         >>> json.loads(text)["leaves"][0]["value"]
         7
     """
-    head = {"schema": "treering.ls/1", "file": title, "globs": list(globs)} | dict(origin)
-    return json_document(head, leaves=(leaf_members(key, leaf) for key, leaf in leaves))
+    head = {"schema": "treering.ls/1", "file": title, "globs": globs} | dict(origin)
+    return json_document(head, leaves=itertools.starmap(leaf_members, leaves))
 
 
 def usage_json(
@@ -88,14 +82,8 @@ def usage_json(
         >>> json.loads(text)["shares"][0]["key"]
         'd'
     """
-    head = {
-        "schema": "treering.du/1",
-        "file": title,
-        "globs": list(globs),
-        "depth": depth,
-        "total": dataclasses.asdict(layout.everything),
-        "selected": dataclasses.asdict(layout.kept),
-    }
+    head = {"schema": "treering.du/1", "file": title, "globs": globs, "depth": depth}
+    head |= {"total": layout.everything, "selected": layout.kept}
     entries = ({"key": row.key} | dataclasses.asdict(row.totals) for row in usage)
     return json_document(head, shares=entries)
 
@@ -103,15 +91,6 @@ def usage_json(
 def _is_closed(row: Row) -> bool:
     """Tell whether a branch has no entry below it that says that it exists."""
     return is_branch(row.node) and (row.closed is not None or not row.node)
-
-
-def _with_keys(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
-    """Walk through the rows with their key texts, each built from its parent's in bounded time."""
-    above: list[str] = []
-    for row in rows:
-        del above[row.depth :]
-        above.append(child_key(above[-1], row.depth - 1, row.name) if row.depth else "")
-        yield above[-1], row
 
 
 def leaf_members(key: str, leaf: Any) -> Json:
@@ -122,25 +101,15 @@ def leaf_members(key: str, leaf: Any) -> Json:
         7
     """
     record = record_of(leaf)
-    members: dict[str, object] = {
-        "key": key,
-        "kind": record.kind,
-        "dtype": record.dtype,
-        "shape": None if record.shape is None else list(record.shape),
-        "nbytes": record.nbytes,
-        "offset": record.offset,
-        "value": _native(leaf),
-    }
+    members = {"key": key} | members_of(record, "kind", "dtype", "shape", "nbytes", "offset") | {"value": _native(leaf)}
     if isinstance(leaf, LeafRecord):
-        more = {"file": leaf.file, "sharding": leaf.sharding, "impl": leaf.impl}
-        members |= {name: text for name, text in more.items() if text is not None}
-        if leaf.chunks != 1:
-            members["chunks"] = leaf.chunks
-        more_lists = {"grid": leaf.grid, "processes": leaf.processes}
-        members |= {name: list(numbers) for name, numbers in more_lists.items() if numbers}
+        more = members_of(leaf, "file", "sharding", "impl", "chunks", "grid", "processes")
+        members |= {
+            name: value for name, value in more.items() if value not in (None, ()) and (name, value) != ("chunks", 1)
+        }
         if leaf.chunk_shape is not None:
-            members["chunk_shape"] = list(leaf.chunk_shape)
-            members["compressor"] = None if leaf.compressor is None else json.loads(leaf.compressor)
+            compressor = None if leaf.compressor is None else json.loads(leaf.compressor)
+            members |= {"chunk_shape": leaf.chunk_shape, "compressor": compressor}
     return _mark_cut(members)
 
 
@@ -153,25 +122,13 @@ def origin_members(listing: Listing) -> Json:
     """
     if listing.form.startswith("msgpack"):
         return {"form": listing.form}
-    more: dict[str, object] = {}
+    found = members_of(listing, "form", "verified", "written", "processes", "meshes", "files", "metadata")
+    found["files"] = [
+        {name: value for name, value in dataclasses.asdict(file).items() if value is not None} for file in listing.files
+    ]
     if listing.form == "leaves":
-        more = {"prefixes": list(listing.prefixes), "unverified": list(listing.unverified)}
-    if listing.shares:
-        more["shares"] = [dataclasses.asdict(share) for share in listing.shares]
-    return {
-        "form": listing.form,
-        "verified": listing.verified,
-        "written": dict(listing.written),
-        "processes": listing.processes,
-        "meshes": list(listing.meshes),
-        "files": [_file(file) for file in listing.files],
-        "metadata": dict(listing.metadata),
-    } | more
-
-
-def _file(file: FileRecord) -> Json:
-    members = {"name": file.name, "nbytes": file.nbytes}
-    return members if file.process is None else members | {"process": file.process}
+        found |= members_of(listing, "prefixes", "unverified")
+    return found | {"shares": shares} if (shares := listing.shares) else found
 
 
 def _native(leaf: Any) -> Any:

@@ -6,22 +6,21 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treering._format.records import Listing, Named, ProcessShare
-from treering._values.human import bytes_text, pluralize
+from treering._format.records import Listing, Named
+from treering._values.human import bytes_text, join_first, pluralize
 from treering._values.processes import format_processes
 from treering._view.json_lines import json_text
-from treering._view.nodes import LONGEST_KEY, child_key, is_branch, weight_of
-from treering._view.plain import cell_width, pad, visible
-from treering._view.rows import Totals, TreeLayout
-from treering._view.tree_text import UNICODE, Look, leaf_cells
+from treering._view.nodes import LONGEST_KEY, is_branch, weight_of
+from treering._view.plain import align, visible
+from treering._view.rows import Totals, TreeLayout, with_keys
+from treering._view.tree_text import CYAN, UNICODE, Look, leaf_cells
 
 _MOST_FILES = 4
 _MOST_BRANCHES = 8
 _MOST_SHARES = 4
 _NAMES = {"checkpoint": "treering checkpoint", "leaves": "leaves directory"}
-_WIDEST_KEY = 80
-_WIDEST_DTYPE = 16
-_WIDEST_DETAIL = 42
+_WIDEST = 80, 16, 42
+"""Columns of a key, dtype and detail."""
 _LONGEST = 200
 _GAP = "  "
 
@@ -37,10 +36,8 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
         return []
     notes = [("form", form_text(listing))]
     if _is_mixed(listing):
-        shown = ", ".join(repr(prefix) if prefix else "no prefix" for prefix in listing.unverified[:_MOST_BRANCHES])
-        left = len(listing.unverified) - _MOST_BRANCHES
-        more = f" and {left:,} more" if left > 0 else ""
-        notes.append(("unverified", f"{shown}{more}: written by another program, without checksums"))
+        shown = join_first([repr(prefix) if prefix else "no prefix" for prefix in listing.unverified], _MOST_BRANCHES)
+        notes.append(("unverified", f"{shown}: written by another program, without checksums"))
     notes += [("note", text) for text in listing.notes]
     if listing.written:
         notes.append(("written", _written(listing)))
@@ -52,7 +49,8 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
         # The tree has no line for its root.
         notes.append(("root", listing.root.class_name))
     if listing.files:
-        notes.append(("files", _files(listing)))
+        sizes = [f"{file.name} ({bytes_text(file.nbytes)})" for file in listing.files]
+        notes.append(("files", join_first(sizes, _MOST_FILES)))
     if listing.metadata:
         notes.append(("metadata", json_text(listing.metadata)))
     return notes
@@ -92,25 +90,13 @@ def _shares(listing: Listing) -> str:
     """Say what each process wrote; of many, the one with the fewest bytes and the one with the most."""
     shares = listing.shares
     if listing.processes <= _MOST_SHARES:
-        of = {share.process: share for share in shares}
-        return "; ".join(f"process {each}: {_share(of.get(each))}" for each in range(listing.processes))
+        of = {each.process: f"{bytes_text(each.nbytes)} in {pluralize(each.files, 'files', ',')}" for each in shares}
+        return "; ".join(f"process {number}: {of.get(number, 'no file')}" for number in range(listing.processes))
     least, most = min(shares, key=lambda share: share.nbytes), max(shares, key=lambda share: share.nbytes)
     writers = format_processes(share.process for share in shares)
     files = f"{pluralize(sum(share.files for share in shares), 'files', ',')} by {writers}"
     sizes = [f"{bytes_text(share.nbytes)} (process {share.process})" for share in (least, most)]
     return f"{files}, from {sizes[0]} to {sizes[1]}"
-
-
-def _share(share: ProcessShare | None) -> str:
-    if share is None:
-        return "no file"
-    return f"{bytes_text(share.nbytes)} in {pluralize(share.files, 'files', ',')}"
-
-
-def _files(listing: Listing) -> str:
-    shown = [f"{file.name} ({bytes_text(file.nbytes)})" for file in listing.files[:_MOST_FILES]]
-    left = len(listing.files) - len(shown)
-    return ", ".join(shown) + (f" and {left:,} more" if left > 0 else "")
 
 
 # --------------------------------------------------------------------------------------------------- leaves, one a line
@@ -125,19 +111,16 @@ def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterat
         step  int   7     8 B
         on    bool  True  1 B
     """
-    cells = [_cells(key, leaf, look) for key, leaf in leaves]
-    keys = min(max((cell_width(each[0]) for each in cells), default=0), _WIDEST_KEY)
-    dtypes = min(max((len(each[1]) for each in cells), default=0), _WIDEST_DTYPE)
-    details = min(max((cell_width(each[2]) for each in cells), default=0), _WIDEST_DETAIL)
-    sizes = max((len(each[3]) for each in cells), default=0)
-    for key, dtype, detail, size in cells:
-        dtype_cell = look.paint("\x1b[36m", pad(dtype, dtypes))
-        yield _GAP.join((pad(key, keys), dtype_cell, pad(detail, details), pad(size, sizes, right=True)))
-
-
-def _cells(key: str, leaf: Any, look: Look) -> tuple[str, str, str, str]:
-    dtype, detail = leaf_cells(leaf, look)
-    return visible(key, LONGEST_KEY, look.ellipsis) or "(the root)", dtype, detail, bytes_text(weight_of(leaf)[0])
+    cells = [
+        (
+            visible(key, LONGEST_KEY, look.ellipsis) or "(the root)",
+            *leaf_cells(leaf, look),
+            bytes_text(weight_of(leaf)[0]),
+        )
+        for key, leaf in leaves
+    ]
+    for key, dtype, *more in align(cells, right=(3,), widest=_WIDEST):
+        yield _GAP.join((key, look.paint(CYAN, dtype), *more))
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
@@ -164,15 +147,11 @@ def measure_usage(layout: TreeLayout) -> list[UsageRow]:
         >>> [(share.key, share.totals.nbytes) for share in measure_usage(layout)]
         [('a/', 16), ('d', 1)]
     """
-    above: list[str] = []
-    shares: list[UsageRow] = []
-    for row in layout.rows:
-        del above[row.depth :]
-        above.append(child_key(above[-1], row.depth - 1, row.name) if row.depth else "")
-        branch = is_branch(row.node)
-        if branch and row.closed is None:
-            continue
-        shares.append(UsageRow(key=f"{above[-1]}/" if branch and row.depth else above[-1], totals=row.totals))
+    shares = [
+        UsageRow(key=f"{key}/" if is_branch(row.node) and row.depth else key, totals=row.totals)
+        for key, row in with_keys(layout.rows)
+        if row.closed is not None or not is_branch(row.node)
+    ]
     return sorted(shares, key=lambda share: -share.totals.nbytes)
 
 
@@ -189,12 +168,10 @@ def usage_lines(layout: TreeLayout, shares: Sequence[UsageRow], *, ellipsis: str
           17 B   100%       3  total
     """
     whole = layout.kept
-    sizes = [bytes_text(share.totals.nbytes) for share in shares]
-    width = max(6, *map(len, sizes), len(bytes_text(whole.nbytes))) if sizes else 6
-    counts = max(len("leaves"), len(f"{whole.leaves:,}"))
-    yield f"{'bytes':>{width}}   part  {'leaves':>{counts}}  key"
-    for share, size in zip(shares, sizes, strict=True):
-        part = f"{100 * share.totals.nbytes / whole.nbytes:.1f}%" if whole.nbytes else "-"
+    rows = [(" bytes", " part", "leaves", "key")]
+    for share in shares:
+        part = f"{100 * share.totals.nbytes / whole.nbytes:.1f}%".replace("100.0%", "100%") if whole.nbytes else "-"
         key = visible(share.key, _LONGEST, ellipsis) or "(the root)"
-        yield f"{size:>{width}}  {part.replace('100.0%', '100%'):>5}  {share.totals.leaves:>{counts},}  {key}"
-    yield f"{pad(bytes_text(whole.nbytes), width, right=True)}   100%  {whole.leaves:>{counts},}  total"
+        rows.append((bytes_text(share.totals.nbytes), part, f"{share.totals.leaves:,}", key))
+    rows.append((bytes_text(whole.nbytes), "100%", f"{whole.leaves:,}", "total"))
+    return map(_GAP.join, align(rows, right=range(3)))

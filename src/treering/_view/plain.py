@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection, Iterator, Sequence
 
 from treering._printable import printable
 
@@ -87,3 +88,27 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
     """
     spaces = " " * (width - cell_width(text))
     return spaces + text if right else text + spaces
+
+
+def align(
+    rows: Sequence[Sequence[str]], *, right: Collection[int] = (), widest: Sequence[int] = ()
+) -> Iterator[list[str]]:
+    """Pad the cells of rows into columns; the last column is padded only if it is among those to the right.
+
+    Args:
+        rows: the cells, as many in each row.
+        right: the columns whose cells are padded on their left.
+        widest: how wide the first columns are at most; a longer cell moves the rest of its row.
+
+    Example:
+        >>> list(align([("a", "10", "x"), ("bcd", "5", "yz")], right=[1]))
+        [['a  ', '10', 'x'], ['bcd', ' 5', 'yz']]
+    """
+    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
+    widths[: len(widest)] = map(min, widths, widest)
+    if widths and len(widths) - 1 not in right:
+        widths[-1] = 0
+    for row in rows:
+        yield [
+            pad(cell, width, right=place in right) for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]

@@ -6,12 +6,12 @@ Everything here walks with its own stack: a file may nest 100,000 deep, Python's
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from treering._format.records import LeafRecord
 from treering._values.keys import Glob
-from treering._view.nodes import States, children_of, is_branch, match_name, start_matching, weight_of
+from treering._view.nodes import States, child_key, children_of, is_branch, match_name, start_matching, weight_of
 
 USUAL_DEPTH = 32
 """Levels shown by default. Real trees have fewer."""
@@ -68,12 +68,8 @@ class Row:
     @property
     def totals(self) -> Totals:
         """The sum over the kept leaves at and below this row."""
-        if self.below is not None:
-            return self.below
-        # Not kept in the row: a file may hold a million leaves.
-        alone = Totals()
-        alone.add_leaf(self.node)
-        return alone
+        # That of a leaf is not kept in the row: a file may hold a million leaves.
+        return _sum([self.node]) if self.below is None else self.below
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +106,38 @@ def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) 
     builder.enter("", root, start_matching(globs))
     while builder.open:
         builder.advance()
-    return TreeLayout(rows=tuple(filter(None, builder.rows)), everything=builder.everything, kept=builder.kept)
+    return TreeLayout(rows=tuple(builder.rows), everything=builder.everything, kept=builder.kept)
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _OpenBranch:
+def with_keys(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+    """Walk through the rows with their key texts, each built from its parent's in bounded time.
+
+    Example:
+        >>> [key for key, _ in with_keys(lay_out({"a": {"b": 1}}).rows)]
+        ['', 'a', 'a/b']
+    """
+    above: list[str] = []
+    for row in rows:
+        del above[row.depth :]
+        above.append(child_key(above[-1], row.depth - 1, row.name) if row.depth else "")
+        yield above[-1], row
+
+
+class _OpenBranch(NamedTuple):
     """A branch whose children are being walked."""
 
-    name: str
-    branch: Any
+    row: Row
+    """Its row, which is not among the rows where the branch lies too deep."""
+    total: Totals
     children: Iterator[tuple[str, Any]]
     states: States
-    row: int | None
-    """Where its row will stand; None where it lies too deep for one."""
-    total: Totals = dataclasses.field(default_factory=Totals)
+
+
+def _sum(leaves: Iterable[Any]) -> Totals:
+    total = Totals()
+    for leaf in leaves:
+        total.add_leaf(leaf)
+    return total
 
 
 def _is_long_list(branch: Any) -> bool:
@@ -139,7 +153,7 @@ class _RowBuilder:
 
     globs: Sequence[Glob]
     depth: int
-    rows: list[Row | None] = dataclasses.field(default_factory=list)
+    rows: list[Row] = dataclasses.field(default_factory=list)
     open: list[_OpenBranch] = dataclasses.field(default_factory=list)
     everything: Totals = dataclasses.field(default_factory=Totals)
     kept: Totals = dataclasses.field(default_factory=Totals)
@@ -152,57 +166,32 @@ class _RowBuilder:
                 return
         self._close(self.open.pop())
 
+    @property
+    def total(self) -> Totals:
+        """The sum to which what comes next is added."""
+        return self.open[-1].total if self.open else self.kept
+
     def enter(self, name: str, node: Any, states: States) -> bool:
         """Count a leaf or a long list, or open a branch and answer True."""
         depth = len(self.open)
-        shown = depth <= self.depth
-        if is_branch(node):
-            if states is None and _is_long_list(node):
-                self._count_list(name, node)
-                return False
-            self.open.append(
-                _OpenBranch(
-                    name=name,
-                    branch=node,
-                    children=children_of(node),
-                    states=states,
-                    row=len(self.rows) if shown else None,
-                )
-            )
-            if shown:
-                self.rows.append(None)
+        if is_branch(node) and not (states is None and _is_long_list(node)):
+            total, closed = Totals(), "depth" if depth == self.depth and node else None
+            row = Row(depth=depth, name=name, node=node, below=total, closed=closed)
+            self.open.append(_OpenBranch(row, total, children_of(node), states))
+            if depth <= self.depth:
+                self.rows.append(row)
             return True
-        self.everything.add_leaf(node)
-        if states is not None:
-            return False
-        (self.open[-1].total if self.open else self.kept).add_leaf(node)
-        if shown:
-            self.rows.append(Row(depth=depth, name=name, node=node, below=None, closed=None))
+        below = _sum(node) if is_branch(node) else None
+        for total in (self.everything,) if states is not None else (self.everything, self.total):
+            if below is None:
+                total.add_leaf(node)
+            else:
+                total.add(below)
+        if states is None and depth <= self.depth:
+            self.rows.append(Row(depth=depth, name=name, node=node, below=below, closed="long" if below else None))
         return False
 
-    def _count_list(self, name: str, values: Any) -> None:
-        """Count a long list of small values, and give it one row."""
-        total = Totals()
-        for value in values:
-            total.add_leaf(value)
-        self.everything.add(total)
-        (self.open[-1].total if self.open else self.kept).add(total)
-        depth = len(self.open)
-        if depth <= self.depth:
-            self.rows.append(Row(depth=depth, name=name, node=values, below=total, closed="long"))
-
     def _close(self, closed: _OpenBranch) -> None:
-        (self.open[-1].total if self.open else self.kept).add(closed.total)
-        if closed.row is None:
-            return
-        if closed.states is not None and not closed.total.leaves and len(self.rows) == closed.row + 1:
+        self.total.add(closed.total)
+        if closed.states is not None and not closed.total.leaves and self.rows and self.rows[-1] is closed.row:
             self.rows.pop()
-            return
-        depth = len(self.open)
-        self.rows[closed.row] = Row(
-            depth=depth,
-            name=closed.name,
-            node=closed.branch,
-            below=closed.total,
-            closed="depth" if depth == self.depth and closed.branch else None,
-        )

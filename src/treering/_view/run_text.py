@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from treering._printable import printable
 from treering._values.human import bytes_text, duration_text, pluralize
-from treering._view.json_lines import json_document
-from treering._view.plain import cell_width, pad, visible
-from treering._view.tree_text import UNICODE, Look
+from treering._view.json_lines import json_document, members_of
+from treering._view.plain import align, cut, visible
+from treering._view.tree_text import BOLD, DIM, RED, UNICODE, Look
 
 _LONGEST = 200
 _MOST_METRICS = 6
 _NO_RULE = "no rule keeps it"
 _GAP = "  "
-_BOLD, _DIM, _RED = "\x1b[1m", "\x1b[2m", "\x1b[31m"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +73,12 @@ def step_lines(listing: RunListing, look: Look = UNICODE) -> Iterator[str]:
         ...     print(line)
         1200  1970-01-01 00:00:00 UTC  2.00 KiB  loss 0.25
     """
-    numbers = max((len(str(step.step)) for step in listing.steps), default=0)
-    sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
+    rows = []
     for step in listing.steps:
-        cells = [f"{step.step:>{numbers}}", when_text(step.saved), f"{bytes_text(step.nbytes):>{sizes}}"]
-        told = [f"{visible(name, _LONGEST, look.ellipsis)} {_number(value)}" for name, value in step.metrics.items()]
-        if step.temporary:
-            told.append("temporary")
-        yield _GAP.join([*cells, *([", ".join(told)] if told else [])])
+        told = [f"{visible(name, _LONGEST, look.ellipsis)} {value:.5g}" for name, value in step.metrics.items()]
+        told += ["temporary"] if step.temporary else []
+        rows.append((str(step.step), when_text(step.saved), bytes_text(step.nbytes), ", ".join(told)))
+    return (_GAP.join(cells).rstrip() for cells in align(rows, right=(0, 2)))
 
 
 def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Iterator[str]:
@@ -101,7 +100,7 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
     title, count = visible(listing.path, _LONGEST, look.ellipsis), pluralize(len(listing.steps), "steps", ",")
-    yield look.paint(_BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
+    yield look.paint(BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
     yield f"keep: {_shown_text(listing.keep, look) or 'every step, no rule is noted'}"
     if listing.save_every is not None:
         yield f"save every: {_shown_text(listing.save_every, look)}"
@@ -113,9 +112,9 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
     titles = [visible(name, _LONGEST, look.ellipsis) for name in shown]
     rows = [["step", "age", "bytes", "save took", *titles, "kept by"]]
     rows += [_row(step, shown, now, look) for step in reversed(listing.steps)]
-    for place, line in enumerate(_table(rows)):
+    for place, cells in enumerate(align(rows, right=range(len(shown) + 4))):
         going = place > 0 and not listing.steps[-place].kept
-        yield look.paint(_DIM if going or not place else "", line)
+        yield look.paint(DIM if going or not place else "", _GAP.join(cells).rstrip())
     if len(names) > len(shown):
         left = ", ".join(visible(name, _LONGEST, look.ellipsis) for name in names[_MOST_METRICS:])
         yield f"and the metrics {left}: --json has them"
@@ -138,13 +137,17 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
         keep    2  1.00 KiB  newest
         1 of 2 steps would be removed, 1.00 KiB; --yes removes them
     """
-    numbers = max((len(str(step.step)) for step in listing.steps), default=0)
-    sizes = max((len(bytes_text(step.nbytes)) for step in listing.steps), default=0)
-    for step in listing.steps:
-        verb = look.paint("" if step.kept else _RED, "keep  " if step.kept else "remove")
-        why = _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
-        cells = [verb, f"{step.step:>{numbers}}", f"{bytes_text(step.nbytes):>{sizes}}", why]
-        yield _GAP.join(cells).rstrip()
+    rows = [
+        (
+            "keep" if step.kept else "remove",
+            str(step.step),
+            bytes_text(step.nbytes),
+            _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE),
+        )
+        for step in listing.steps
+    ]
+    for step, cells in zip(listing.steps, align(rows, right=(1, 2)), strict=True):
+        yield _GAP.join((look.paint("" if step.kept else RED, cells[0]), *cells[1:])).rstrip()
     going = [step for step in listing.steps if not step.kept]
     count = f"{len(going):,} of {pluralize(len(listing.steps), 'steps', ',')}"
     if not going:
@@ -181,16 +184,9 @@ def log_json(listing: RunListing, *, now: float) -> Iterator[str]:
         >>> found["steps"][0]["age"], found["steps"][0]["reasons"]
         (60.0, ['newest'])
     """
-    head = {
-        "schema": "treering.log/1",
-        "path": listing.path,
-        "keep": listing.keep,
-        "save_every": listing.save_every,
-        "nbytes": listing.nbytes,
-        "notes": list(listing.notes),
-    }
+    head = {"schema": "treering.log/1"} | members_of(listing, "path", "keep", "save_every", "nbytes", "notes")
     steps = (
-        _members(step) | {"age": max(now - step.saved, 0.0), "seconds": step.seconds} | _judgement(step)
+        _members(step) | {"age": max(now - step.saved, 0.0)} | members_of(step, "seconds", "kept", "reasons")
         for step in reversed(listing.steps)
     )
     return json_document(head, steps=steps)
@@ -207,31 +203,16 @@ def gc_json(listing: RunListing, *, removed: bool) -> Iterator[str]:
         (False, 1, False)
     """
     going = [step for step in listing.steps if not step.kept]
-    head = {
-        "schema": "treering.gc/1",
-        "path": listing.path,
-        "keep": listing.keep,
-        "removed": removed,
-        "going": len(going),
-        "nbytes": sum(step.nbytes for step in going),
-    }
-    steps = ({"step": step.step, "path": step.path, "nbytes": step.nbytes} | _judgement(step) for step in listing.steps)
+    head = {"schema": "treering.gc/1"} | members_of(listing, "path", "keep")
+    head |= {"removed": removed, "going": len(going), "nbytes": sum(step.nbytes for step in going)}
+    steps = (members_of(step, "step", "path", "nbytes", "kept", "reasons") for step in listing.steps)
     return json_document(head, steps=steps)
 
 
-def _members(step: RunStep) -> dict[str, object]:
-    return {
-        "step": step.step,
-        "path": step.path,
-        "saved": None if (saved := _utc_time(step.saved)) is None else saved.isoformat(),
-        "nbytes": step.nbytes,
-        "metrics": dict(step.metrics),
-        "temporary": step.temporary,
-    }
-
-
-def _judgement(step: RunStep) -> dict[str, object]:
-    return {"kept": step.kept, "reasons": list(step.reasons)}
+def _members(step: RunStep) -> dict[str, Any]:
+    saved = _utc_time(step.saved)
+    found = {"saved": None if saved is None else saved.isoformat(), "metrics": dict(step.metrics)}
+    return members_of(step, "step", "path", "saved", "nbytes", "metrics", "temporary") | found
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
@@ -243,26 +224,14 @@ def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[st
         why = f"goes: {why or _NO_RULE}"
     elif step.temporary:
         why = f"{why} (temporary)".lstrip()
-    metrics = [_number(step.metrics[name]) if name in step.metrics else "-" for name in names]
+    metrics = [f"{step.metrics[name]:.5g}" if name in step.metrics else "-" for name in names]
     age = duration_text(max(float(int(now - step.saved)), 0.0))
     took = "-" if step.seconds is None else duration_text(step.seconds)
     return [str(step.step), age, bytes_text(step.nbytes), took, *metrics, why]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Put cells into columns, all but the last to the right."""
-    widths = [max(cell_width(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        cells = [pad(cell, width, right=True) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        yield _GAP.join([*cells, row[-1]]).rstrip()
-
-
 def _shown_text(text: str | None, look: Look) -> str:
-    return visible(text or "", _LONGEST, look.ellipsis).replace("\\\\", "\\")
-
-
-def _number(value: float) -> str:
-    return f"{value:.5g}"
+    return printable(cut(text or "", _LONGEST, look.ellipsis))
 
 
 def when_text(seconds: float) -> str:

@@ -24,7 +24,13 @@ _MOST_KEPT = 50_000
 _NAMED_KINDS = frozenset({"numpy", "key"})
 """Kinds of arrays that are named beside the shape; the others are jax's, or of a file that does not say."""
 _GAP = "  "
-_BOLD, _DIM, _CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1b[0m"
+BOLD, DIM, RED, CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
+HEADS = "dtype", "shape", "parameters", "bytes", "sharding", "chunks"
+"""Columns behind the name."""
+RIGHT = 2, 3
+"""Those that hold numbers."""
+ALWAYS = 4
+"""How many of them every table has; the others stand there where any row has something to say in them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +68,7 @@ class _Cells(NamedTuple):
 
     guide: str
     name: str
-    dtype: str
-    detail: str
-    parameters: str
-    nbytes: str
-    sharding: str
-    chunks: str
+    texts: tuple[str, ...]
     is_branch: bool
 
 
@@ -93,22 +94,19 @@ def tree_lines(
         `- step   int      7                     8 B
         total: 2 leaves, 6 parameters in 1 array, 32 B
     """
-    yield f"{look.paint(_BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
+    yield f"{look.paint(BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
     for label, text in notes:
-        yield look.paint(_DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
+        yield look.paint(DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
     rows = layout.rows
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
         yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], look)
     deepest = max((row.depth for row in rows if row.closed == "depth"), default=None)
     if deepest is not None:
-        yield look.paint(_DIM, f"folded below level {deepest}; --depth N opens more levels")
-    everything, kept = layout.everything, layout.kept
-    if kept == everything:
-        yield look.paint(_BOLD, "total: ") + totals_text(everything)
-    else:
-        yield look.paint(_BOLD, "shown: ") + totals_text(kept)
-        yield look.paint(_BOLD, "total: ") + totals_text(everything)
+        yield look.paint(DIM, f"folded below level {deepest}; --depth N opens more levels")
+    if layout.kept != layout.everything:
+        yield look.paint(BOLD, "shown: ") + totals_text(layout.kept)
+    yield look.paint(BOLD, "total: ") + totals_text(layout.everything)
 
 
 def totals_text(totals: Totals) -> str:
@@ -149,55 +147,42 @@ def _last_children(rows: Sequence[Row]) -> bytearray:
 
 
 def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
-    node = row.node
     name = visible(escape_part(cut(row.name, _LONGEST_NAME, look.ellipsis)), limit=2 * _LONGEST_NAME)
-    if not row.depth:
-        name = "(the root)"
-    elif not row.name:
-        name = "''"
-    dtype, detail = ("", branch_detail(row, look)) if is_branch(node) else leaf_cells(node, look)
-    below = row.below
+    name = (name or "''") if row.depth else "(the root)"
+    return _Cells(guide, name, row_texts(row, look), is_branch(row.node))
+
+
+def row_texts(row: Row, look: Look = UNICODE) -> tuple[str, ...]:
+    """Return the texts of one row, but for its name: dtype, shape or value, parameters, bytes, sharding, chunks.
+
+    Example:
+        >>> from treering._view.rows import lay_out
+        >>> row_texts(lay_out([1, 2]).rows[0])
+        ('', 'list of 2', '', '16 B', '', '')
+    """
+    node, below = row.node, row.below
     nbytes, parameters, has_arrays = (
         weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
     )
-    return _Cells(
-        guide=guide,
-        name=name,
-        dtype=dtype,
-        detail=detail,
-        parameters=count_text(parameters) if has_arrays else "",
-        nbytes=bytes_text(nbytes),
-        sharding=sharding_text(node, look),
-        chunks=chunks_text(node, look),
-        is_branch=is_branch(node),
+    return (
+        *(("", _branch_detail(row, look)) if is_branch(node) else leaf_cells(node, look)),
+        count_text(parameters) if has_arrays else "",
+        bytes_text(nbytes),
+        _sharding_text(node, look),
+        _chunks_text(node, look),
     )
 
 
-def sharding_text(node: Any, look: Look = UNICODE) -> str:
-    """Say how an array was cut, as far as that is known; over which mesh stands in the notes.
-
-    Example:
-        >>> sharding_text(7)
-        ''
-    """
+def _sharding_text(node: Any, look: Look) -> str:
+    """Say how an array was cut, as far as that is known; over which mesh stands in the notes."""
     text = node.sharding if isinstance(node, LeafRecord) else None
     return visible(text.partition(" over ")[0], _LONGEST_DETAIL, look.ellipsis) if text else ""
 
 
-def chunks_text(node: Any, look: Look = UNICODE) -> str:
+def _chunks_text(node: Any, look: Look) -> str:
     """Say in which pieces an array is stored, where that is not simply its bytes in one file.
 
     In a leaves directory these are its chunk files, in a checkpoint of several processes the boxes that they wrote.
-
-    Example:
-        >>> leaf = LeafRecord(kind="jax", dtype="int8", shape=(8, 8), nbytes=64, offset=None, chunks=8,
-        ...                   chunk_shape=(4, 2), compressor='{"id":"zstd"}')
-        >>> chunks_text(leaf)
-        '8 of [4, 2], zstd'
-        >>> leaf = LeafRecord(kind="jax", dtype="int8", shape=(8, 8), nbytes=64, offset=0, chunks=16, grid=(8, 2),
-        ...                   processes=(0, 1, 2, 3))
-        >>> chunks_text(leaf)
-        '8 x 2 over processes 0-3'
     """
     if not isinstance(node, LeafRecord):
         return ""
@@ -218,14 +203,8 @@ def _written_by(leaf: LeafRecord) -> str:
     return cuts + (who if len(cuts + who) <= _LONGEST_DETAIL else f"{len(leaf.processes):,} processes")
 
 
-def branch_detail(row: Row, look: Look = UNICODE) -> str:
-    """Say what kind of branch it is where that is not obvious, and what was folded into it.
-
-    Example:
-        >>> from treering._view.rows import lay_out
-        >>> branch_detail(lay_out([1, 2]).rows[0])
-        'list of 2'
-    """
+def _branch_detail(row: Row, look: Look) -> str:
+    """Say what kind of branch it is where that is not obvious, and what was folded into it."""
     kind, length = branch_kind(row.node), len(row.node)
     if isinstance(row.node, Named):
         # The class tells what it is; the module in front of it is in the JSON form.
@@ -261,42 +240,28 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
     """Align the columns; on a terminal shardings and chunks give way first, then names, then the line may run over."""
     # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
     kept = list(_add_guides(rows, look)) if len(rows) <= _MOST_KEPT else None
-    widths: tuple[int, ...] = _HEAD_WIDTHS
+    widest, widths = 0, [0] * len(HEADS)
     for cells in kept or _add_guides(rows, look):
-        widths = tuple(map(max, widths, _measure(cells)))
-    widest, dtypes, details, counts, sizes, shardings, chunks = widths
-    taken = dtypes + details + counts + sizes + 4 * len(_GAP)
+        widest = max(widest, len(cells.guide) + cell_width(cells.name))
+        widths = list(map(max, widths, map(cell_width, cells.texts)))
+    shown = [place for place, width in enumerate(widths) if place < ALWAYS or width]
+    for place in shown:
+        widths[place] = max(widths[place], len(HEADS[place]))
+    fixed, more = (sum(widths[place] + len(_GAP) for place in part) for part in (shown[:ALWAYS], shown[ALWAYS:]))
     names = min(widest, _LONGEST_NAME)
-    more = sum(width + len(_GAP) for width in (shardings, chunks) if width)
-    has_room = look.width is None or names + taken + more <= look.width
     if look.width is not None:
-        names = min(widest, max(look.width - taken, _NARROWEST_NAME))
+        if names + fixed + more > look.width:
+            shown = shown[:ALWAYS]
+        names = min(widest, max(look.width - fixed, _NARROWEST_NAME))
 
-    def line(name: str, dtype: str, detail: str, numbers: tuple[str, str], more: tuple[str, str]) -> str:
-        count, size = pad(numbers[0], counts, right=True), pad(numbers[1], sizes, right=True)
-        sharding = pad(more[0], shardings) if more[1] else more[0]
-        last = filter(None, (sharding, more[1])) if has_room else ()
-        return _GAP.join((name, dtype, pad(detail, details), count, size, *last))
+    def line(name: str, texts: Sequence[str], paint: str = "") -> str:
+        cells = [pad(texts[place], widths[place], right=place in RIGHT) for place in shown]
+        return _GAP.join((name, look.paint(paint, cells[0]), *cells[1:])).rstrip()
 
-    heads = ("sharding" if shardings else "", "chunks" if chunks else "")
-    dtype = pad("dtype", dtypes)
-    yield look.paint(_DIM, line(" " * names, dtype, "shape", ("parameters", "bytes"), heads))
+    yield look.paint(DIM, line(" " * names, HEADS))
     for cells in kept or _add_guides(rows, look):
-        name = cells.name
+        name, room = cells.name, names - len(cells.guide)
         if look.width is not None:
-            name = fit_width(name, max(names - len(cells.guide), _SHORTEST_NAME), look.ellipsis)
-        filled = " " * (names - len(cells.guide) - cell_width(name))
-        name = look.paint(_DIM, cells.guide) + look.paint(_BOLD if cells.is_branch else "", name) + filled
-        dtype = look.paint(_CYAN, pad(cells.dtype, dtypes))
-        yield line(name, dtype, cells.detail, (cells.parameters, cells.nbytes), (cells.sharding, cells.chunks))
-
-
-def _measure(cells: _Cells) -> tuple[int, ...]:
-    """Return how wide each cell is, the guide with the name; an empty column takes nothing."""
-    name = len(cells.guide) + cell_width(cells.name)
-    details = cell_width(cells.detail), len(cells.parameters), len(cells.nbytes)
-    more = max(cell_width(cells.sharding), len("sharding")) if cells.sharding else 0, cell_width(cells.chunks)
-    return name, len(cells.dtype), *details, *more
-
-
-_HEAD_WIDTHS = 0, len("dtype"), len("shape"), len("parameters"), len("bytes"), 0, 0
+            name = fit_width(name, max(room, _SHORTEST_NAME), look.ellipsis)
+        painted = look.paint(DIM, cells.guide) + look.paint(BOLD if cells.is_branch else "", name)
+        yield line(painted + " " * (room - cell_width(name)), cells.texts, CYAN)
