@@ -9,6 +9,7 @@ Source: RFC 8259; RFC 7493 (I-JSON) for what is refused beyond it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import math
 from collections.abc import Collection, Hashable, Iterator
@@ -115,6 +116,24 @@ def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
     if type(found) is not kind:
         raise Corrupt(f"{what}: the member {name!r} is {show(found)}, but must be of type {kind.__name__}")
     return found
+
+
+@contextlib.contextmanager
+def add_hint(hint: str) -> Iterator[None]:
+    """Give an error for damage the hint, unless it has one.
+
+    Example:
+        >>> with add_hint("use another copy"):
+        ...     parse_json("[", "the note")
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: the note is not JSON: Expecting value (at byte 1); use another copy
+    """
+    try:
+        yield
+    except Corrupt as error:
+        error.hint = error.hint or hint
+        raise
 
 
 def check_json(value: Any, what: str) -> None:

@@ -38,14 +38,20 @@ def compress(data: bytes | memoryview) -> bytes:
     Data that would shrink to less than a fiftieth (and is large) is packed less tightly, so that ``decompressed``
     never refuses what this wrote.
     """
-    packed = _pack(data, zlib.Z_DEFAULT_STRATEGY)
+    packed = pack(data, _LEVEL, _GZIP_WINDOW)
     if memoryview(data).nbytes > default_limit(len(packed)):
-        packed = _pack(data, zlib.Z_HUFFMAN_ONLY)
+        packed = pack(data, _LEVEL, _GZIP_WINDOW, zlib.Z_HUFFMAN_ONLY)
     return packed
 
 
-def _pack(data: bytes | memoryview, strategy: int) -> bytes:
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW, zlib.DEF_MEM_LEVEL, strategy)
+def pack(data: bytes | memoryview, level: int, window: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
+    """Return data as one stream of gzip (without a time stamp) or zlib, as zlib's number for the window says.
+
+    Example:
+        >>> zlib.decompress(pack(b"tree", 1, 15))
+        b'tree'
+    """
+    packer = zlib.compressobj(level, zlib.DEFLATED, window, zlib.DEF_MEM_LEVEL, strategy)
     return packer.compress(data) + packer.flush()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
+from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._values.human import pluralize
 from treering.errors import Unsupported
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BLOSC_HEADER: Final = 16
-
-# Items as TensorStore gets them: of the right size, which is all that a shuffle looks at, and never used as numbers.
-_TYPES: Final = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
 def fill_in_compressor(compressor: str) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def fill_in_compressor(compressor: str) -> dict[str, Any]:
         5
     """
     try:
-        store = _in_memory(compressor, "|u1", 1)
+        store = _in_memory(compressor, "uint8", 1)
     except ValueError as error:
         reason = _reason(error).rsplit("object member ", 1)[-1].split(": ", 1)[-1]
         raise Unsupported(f"the compressor {compressor[:200]} is unknown to TensorStore: {reason}") from None
@@ -51,8 +49,10 @@ def encode_by_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
     Raises:
         Unsupported: the compressor takes no chunk of this size.
     """
-    items = items.view(_TYPES[items.itemsize])
-    store = _in_memory(compressor, "|u1" if items.itemsize == 1 else f"<{_TYPES[items.itemsize]}", len(items))
+    # Items of the right size, which is all that a shuffle looks at; nothing uses them as numbers.
+    dtype = "complex128" if items.itemsize == 16 else f"uint{8 * items.itemsize}"
+    items = items.view(dtype)
+    store = _in_memory(compressor, dtype, len(items))
     try:
         store.write(items).result()
     except ValueError as error:
@@ -80,7 +80,7 @@ def decode_blosc(file: ChunkReader, target: memoryview) -> None:
         raise wrong_size_error(str(held), target)
     if int.from_bytes(data[12:16], "little") != len(data):
         raise overlong_error()
-    store = _in_memory('{"id":"blosc"}', "|u1", held)
+    store = _in_memory('{"id":"blosc"}', "uint8", held)
     store.kvstore["0"] = data
     try:
         # Not by `read`, which takes memory for the chunk once more.
@@ -93,17 +93,8 @@ def _in_memory(compressor: str, dtype: str, items: int) -> Any:
     """Return a TensorStore of one chunk that is in no file."""
     import tensorstore
 
-    document = {
-        "zarr_format": 2,
-        "shape": [items],
-        "chunks": [items],
-        "dtype": dtype,
-        "compressor": json.loads(compressor),
-        "fill_value": None,
-        "filters": None,
-        "order": "C",
-    }
-    spec = {"driver": "zarr", "kvstore": "memory://", "metadata": document}
+    document = zarray_bytes(ZarrArray(shape=(items,), chunks=(items,), dtype=dtype, compressor=compressor))
+    spec = {"driver": "zarr", "kvstore": "memory://", "metadata": json.loads(document)}
     return tensorstore.open(spec, create=True, open=True, context=tensorstore.Context()).result()
 
 

@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, parse_json, show
-from treering._values.boxes import Box, whole
-from treering._values.dtypes import lookup
+from treering._codec.documents import add_hint, check_json, member, parse_json, show
+from treering._values.boxes import Box, shape_of, whole
+from treering._values.dtypes import NUMPY_SIZES, lookup
 from treering._values.human import pluralize
 from treering._values.leaves_names import is_attempt
 from treering.errors import Corrupt, Format, Unsupported
@@ -34,40 +35,12 @@ _MOST_PADDING: Final = 8
 _MOST_PACKED_PADDING: Final = 2
 
 # Zarr's codes, without the byte order; one byte an item has none.
-_CODES: Final = {
-    "bool": "b1",
-    "int8": "i1",
-    "int16": "i2",
-    "int32": "i4",
-    "int64": "i8",
-    "uint8": "u1",
-    "uint16": "u2",
-    "uint32": "u4",
-    "uint64": "u8",
-    "float16": "f2",
-    "float32": "f4",
-    "float64": "f8",
-    "complex64": "c8",
-    "complex128": "c16",
-}
+_CODES: Final = {name: f"{name[0]}{size}" for name, size in NUMPY_SIZES.items()}
 # Dtypes that TensorStore stores under their bare names, little endian: beyond zarr v2 proper.
-_NAMED: Final = (
-    "bfloat16",
-    "float4_e2m1fn",
-    "float8_e3m4",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "int2",
-    "int4",
-)
-_WRITTEN: Final = {
-    **{name: ("|" if code[1:] == "1" else "<") + code for name, code in _CODES.items()},
-    **{name: name for name in _NAMED},
-}
+_FLOAT8: Final = ("e3m4", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_NAMED: Final = ("bfloat16", "float4_e2m1fn", "int2", "int4", *(f"float8_{layout}" for layout in _FLOAT8))
+_LITTLE_ENDIAN: Final = {name: ("|" if code[1:] == "1" else "<") + code for name, code in _CODES.items()}
+_WRITTEN: Final = _LITTLE_ENDIAN | {name: name for name in _NAMED}
 _BIG_ENDIAN: Final = {name: f">{code}" for name, code in _CODES.items() if code[1:] != "1"}
 _READ: Final = {
     **{order + code: (name, False) for name, code in _CODES.items() for order in "<>" if code[1:] == "1"},
@@ -76,7 +49,6 @@ _READ: Final = {
 }
 
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,18}")
-_DAMAGED: Final = "use another copy of the directory"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +101,14 @@ def parse_zarray(data: bytes) -> ZarrArray:
     return _parse_again(data) if len(data) <= _LONGEST_CACHED else _parse(data)
 
 
+@add_hint("use another copy of the directory")
 def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
-        raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs", hint=_DAMAGED)
+        raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Corrupt(".zarray is not UTF-8", offset=error.start, hint=_DAMAGED) from None
+        raise Corrupt(".zarray is not UTF-8", offset=error.start) from None
     node = parse_json(text, ".zarray")
     version = member(node, "zarr_format", int, ".zarray")
     if version != 2:
@@ -143,9 +116,7 @@ def _parse(data: bytes) -> ZarrArray:
     shape = _sizes(node, "shape", 0)
     chunks = _sizes(node, "chunks", 1)
     if len(shape) != len(chunks):
-        raise Corrupt(
-            f".zarray: the shape has {pluralize(len(shape), 'axes')} and a chunk has {len(chunks)}", hint=_DAMAGED
-        )
+        raise Corrupt(f".zarray: the shape has {pluralize(len(shape), 'axes')} and a chunk has {len(chunks)}")
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
         raise Unsupported(
@@ -171,12 +142,11 @@ _parse_again: Final = functools.lru_cache(maxsize=2048)(_parse)
 def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     sizes = member(node, name, list, ".zarray")
     if len(sizes) > _MOST_AXES:
-        raise Unsupported(
-            f".zarray: {pluralize(len(sizes), 'axes are')} more than {_MOST_AXES}, the maximum of numpy and jax"
-        )
+        count = pluralize(len(sizes), "axes are")
+        raise Unsupported(f".zarray: {count} more than {_MOST_AXES}, the maximum of numpy and jax")
     for size in sizes:
         if type(size) is not int or not least <= size < _SIZE_LIMIT:
-            raise Corrupt(f".zarray: {show(size)} in {name!r} is not a size", hint=_DAMAGED)
+            raise Corrupt(f".zarray: {show(size)} in {name!r} is not a size")
     return tuple(sizes)
 
 
@@ -202,19 +172,19 @@ def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
 
 def _compressor(node: dict[str, Any]) -> str | None:
     if "compressor" not in node:
-        raise Corrupt(".zarray has no member 'compressor'", hint=_DAMAGED)
+        raise Corrupt(".zarray has no member 'compressor'")
     config = node["compressor"]
     if config is None:
         return None
     if type(config) is not dict or type(config.get("id")) is not str:
-        raise Corrupt(".zarray: its compressor is not an object with an 'id'", hint=_DAMAGED)
+        raise Corrupt(".zarray: its compressor is not an object with an 'id'")
     return check_compressor(config)
 
 
 def _choice(node: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
     text = member(node, name, str, ".zarray")
     if text not in choices:
-        raise Corrupt(f".zarray: {name!r} is {show(text)}, but must be one of {', '.join(choices)}", hint=_DAMAGED)
+        raise Corrupt(f".zarray: {name!r} is {show(text)}, but must be one of {', '.join(choices)}")
     return text
 
 
@@ -223,7 +193,7 @@ def _marker(node: dict[str, Any]) -> str | None:
         return None
     text = member(node, "treering", str, ".zarray")
     if not is_attempt(text):
-        raise Corrupt(f".zarray: the marker {show(text)} is unknown", hint=_DAMAGED)
+        raise Corrupt(f".zarray: the marker {show(text)} is unknown")
     return text
 
 
@@ -335,19 +305,12 @@ def number_of_chunk(array: ZarrArray, name: str) -> int | None:
         >>> number_of_chunk(array, "1.0"), number_of_chunk(array, "2.0"), number_of_chunk(array, "01.0")
         (2, None, None)
     """
-    grid = grid_of(array)
-    parts = name.split(array.separator)
-    if not grid:
-        return 0 if name == "0" else None
+    grid, parts = grid_of(array) or (1,), name.split(array.separator)
     if len(parts) != len(grid) or not all(map(_INDEX.fullmatch, parts)):
         return None
-    number = 0
-    for part, count in zip(parts, grid, strict=True):
-        place = int(part)
-        if place >= count:
-            return None
-        number = number * count + place
-    return number
+    places = tuple(map(int, parts))
+    number = functools.reduce(lambda above, axis: above * axis[0] + axis[1], zip(grid, places, strict=True), 0)
+    return number if all(map(operator.lt, places, grid)) else None
 
 
 def chunk_box(array: ZarrArray, number: int) -> Box:
@@ -369,12 +332,7 @@ def is_whole(array: ZarrArray, number: int) -> bool:
         >>> is_whole(array, 1), is_whole(array, 2)
         (True, False)
     """
-    if array.shape == array.chunks:
-        return True
-    places = _place(grid_of(array), number)
-    return all(
-        (place + 1) * chunk <= size for place, chunk, size in zip(places, array.chunks, array.shape, strict=True)
-    )
+    return shape_of(chunk_box(array, number)) == array.chunks
 
 
 def chunk_bytes(array: ZarrArray) -> int:
@@ -390,5 +348,4 @@ def _place(grid: tuple[int, ...], number: int) -> list[int]:
     for count in reversed(grid):
         number, place = divmod(number, count)
         places.append(place)
-    places.reverse()
-    return places
+    return places[::-1]

@@ -16,9 +16,10 @@ import numpy as np
 from treering._codec import zstd
 from treering._codec.chunk_reader import DAMAGED, ChunkReader, cut_short_error, damaged_error, fill, overlong_error
 from treering._codec.compressors import check_chunk_file, codec_of, complete, level_of
+from treering._codec.gzip import pack
 from treering._codec.in_tensorstore import decode_blosc, encode_by_tensorstore
 from treering._codec.zarr import ZarrArray, chunk_bytes
-from treering.errors import Corrupt, TreeringError
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,9 +61,9 @@ def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
         case "zstd":
             return zstd.compress(data, level_of(array.compressor))
         case "gzip" | "zlib" as wrapper:
-            return deflate(data, wrapper, level_of(array.compressor))
+            return pack(data, level_of(array.compressor), _WINDOWS[wrapper])
         case "bz2":
-            return compress_bz2(data, level_of(array.compressor))
+            return bz2.compress(data, level_of(array.compressor))
         case _:
             return encode_by_tensorstore(complete(array.compressor), items)
 
@@ -110,9 +111,9 @@ def _unpack(compressor: str | None, file: ChunkReader, target: memoryview) -> No
         case "zstd":
             zstd.decompress(file, target)
         case "gzip" | "zlib" as wrapper:
-            inflate(file, wrapper, target)
+            fill(target, _inflate(file, _WINDOWS[wrapper]))
         case "bz2":
-            decompress_bz2(file, target)
+            fill(target, _decompress_bz2(file))
         case _:
             decode_blosc(file, target)
 
@@ -133,34 +134,6 @@ def _turn_bytes(array: ZarrArray, flat: NDArray[Any]) -> None:
         flat.view(f"u{size}").byteswap(inplace=True)
 
 
-def deflate(data: memoryview, wrapper: str, level: int) -> bytes:
-    """Return data as one stream of gzip (without a time stamp) or zlib.
-
-    Example:
-        >>> zlib.decompress(deflate(memoryview(b"tree"), "zlib", 1))
-        b'tree'
-    """
-    packer = zlib.compressobj(level, zlib.DEFLATED, _WINDOWS[wrapper])
-    return packer.compress(data) + packer.flush()
-
-
-def inflate(file: ChunkReader, wrapper: str, target: memoryview) -> None:
-    """Fill ``target`` with what the one stream of gzip or zlib in a file holds.
-
-    Raises:
-        Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
-
-    Example:
-        >>> import io
-        >>> data = zlib.compress(b"tree")
-        >>> memory = bytearray(4)
-        >>> inflate(ChunkReader(io.BytesIO(data).read, len(data)), "zlib", memoryview(memory))
-        >>> memory
-        bytearray(b'tree')
-    """
-    fill(target, _inflate(file, _WINDOWS[wrapper]))
-
-
 def _inflate(file: ChunkReader, window: int) -> Iterator[bytes]:
     reader = zlib.decompressobj(window)
     while not reader.eof:
@@ -176,20 +149,6 @@ def _inflate(file: ChunkReader, window: int) -> Iterator[bytes]:
         raise overlong_error()
 
 
-def compress_bz2(data: memoryview, level: int) -> bytes:
-    """Return data as one stream of bz2."""
-    return bz2.compress(data, level)
-
-
-def decompress_bz2(file: ChunkReader, target: memoryview) -> None:
-    """Fill ``target`` with what the one stream of bz2 in a file holds.
-
-    Raises:
-        Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
-    """
-    fill(target, _decompress_bz2(file))
-
-
 def _decompress_bz2(file: ChunkReader) -> Iterator[bytes]:
     reader = bz2.BZ2Decompressor()
     while not reader.eof:
@@ -197,10 +156,9 @@ def _decompress_bz2(file: ChunkReader) -> Iterator[bytes]:
         if reader.needs_input and not waiting:
             raise cut_short_error()
         try:
-            yield reader.decompress(waiting, _PIECE)
+            piece = reader.decompress(waiting, _PIECE)
         except OSError as error:
-            if isinstance(error, TreeringError):
-                raise
             raise damaged_error(error) from None
+        yield piece
     if file.left or reader.unused_data:
         raise overlong_error()

@@ -17,7 +17,7 @@ from treering._format.index import Chunks, Index, LeafType
 from treering._format.structure_text import escape_surrogates
 from treering._values.boxes import Box, shape_of, size_of, text_of
 from treering._values.checksums import block_bytes
-from treering._values.dtypes import itemsize_of
+from treering._values.dtypes import NUMPY_SIZES, itemsize_of
 
 ALIGNMENT: Final = 4096
 """Data starts at a multiple of this, so that every array of whole cache lines is aligned in memory too."""
@@ -26,27 +26,12 @@ _ATTEMPT_MEMBER: Final = b'"attempt":"'
 _LINE: Final = 64
 _LARGEST: Final = 1 << 63
 
-DTYPES: Final[Mapping[str, str]] = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}
+DTYPES: Final[Mapping[str, str]] = (
+    {name: f"{name[0].upper()}{8 * size}" for name, size in NUMPY_SIZES.items() if name != "complex128"}
+    | {"bool": "BOOL", "bfloat16": "BF16"}
+    | {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}
+    | {"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
+)
 """Our name of a dtype -> its name in safetensors. Four and six bit floats are packed there, so theirs are not ours."""
 
 # What stands in a header for a dtype that safetensors lacks, by item size; larger items have an axis of these.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, member, parse_json
+from treering._codec.documents import add_hint, check_hashes, member, parse_json
 from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
@@ -39,9 +39,8 @@ _PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 _NO_ATTEMPT: Final = "0" * 16
 _LIMIT: Final = 1 << 63
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_ESCAPES: Final = re.compile("~(?![01])")
+_KEY: Final = re.compile("([^~]|~[01])+")
 _SHOWN_PROBLEMS: Final = 20
-_DAMAGED: Final = "use another copy of the file"
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -105,11 +104,7 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the members that any reader of safetensors can hold."""
-    return {
-        name: value
-        for name, value in metadata.items()
-        if type(value) is str and not _SURROGATE.search(name) and not _SURROGATE.search(value)
-    }
+    return {name: text for name, text in metadata.items() if type(text) is str and not _SURROGATE.search(name + text)}
 
 
 def single_file(index: Index) -> tuple[Index, bytes]:
@@ -174,6 +169,7 @@ def _header_around(index: Index, document: bytes) -> str:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
+@add_hint("use another copy of the file")
 def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
     """Return what a safetensors file holds; of another writer's file, an index that is not ``verified``.
 
@@ -189,25 +185,22 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
         Unsupported: an array is of a dtype that has no form in memory here.
     """
     if size < 8:  # noqa: PLR2004
-        raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size, hint=_DAMAGED)
+        raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size)
     length = int.from_bytes(fetch(0, 8), "little")
     if length > min(size - 8, LARGEST_HEADER):
-        raise Corrupt(
-            f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0, hint=_DAMAGED
-        )
+        raise Corrupt(f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0)
     raw = fetch(8, length)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Corrupt("the header is not UTF-8", offset=8 + error.start, hint=_DAMAGED) from None
+        raise Corrupt("the header is not UTF-8", offset=8 + error.start) from None
     if not text.startswith("{"):
-        raise Corrupt("the header does not begin with '{'", offset=8, hint=_DAMAGED)
+        raise Corrupt("the header does not begin with '{'", offset=8)
     header = parse_json(text, "the header")
     note = header.pop("__metadata__", None)
-    if note is None:
-        note = {}
+    note = {} if note is None else note
     if type(note) is not dict or not set(map(type, note.values())) <= {str}:
-        raise Corrupt("'__metadata__' in the header holds something other than text", hint=_DAMAGED)
+        raise Corrupt("'__metadata__' in the header holds something other than text")
     if _NOTE not in note and _INDEX not in note:
         return _foreign(header, note, size, 8 + length)
     if note.get(_NOTE) == DATA_NOTE:
@@ -219,35 +212,29 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     try:
         document = text.encode("utf-8")
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
-        raise Corrupt("the index in the header is not text", hint=_DAMAGED) from None
+        raise Corrupt("the index in the header is not text") from None
     index = parse_index(document, embedded=True)
     if not is_first_version(document) and not {_FORMAT, _NOTE, _INDEX}.isdisjoint(index.metadata):
-        raise Corrupt("the metadata has a member that is the file's own", hint=_DAMAGED)
+        raise Corrupt("the metadata has a member that is the file's own")
     for number, kind in enumerate(index.types):
         if _reason(kind) is not None:
-            raise Corrupt(
-                f"type {number} of the leaves is {_reason(kind)}, which no safetensors file holds", hint=_DAMAGED
-            )
+            raise Corrupt(f"type {number} of the leaves is {_reason(kind)}, which no safetensors file holds")
     if any(box is not None for box in index.chunks.box):
-        raise Corrupt("an array lies there in parts, in the one file", hint=_DAMAGED)
+        raise Corrupt("an array lies there in parts, in the one file")
     file = index.files[0]
     if file.nbytes != size:
         ends = map(operator.add, index.chunks.offset, index.chunks.nbytes)
         lost = [format_chunk(index, chunk) for chunk, end in enumerate(ends) if end > size]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         which = f": leaf {lost[0]}{more} cannot be whole" if lost else ""
-        raise Corrupt(
-            f"{pluralize(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size, hint=_DAMAGED
-        )
+        raise Corrupt(f"{pluralize(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size)
     if file.header != 8 + len(raw):
-        raise Corrupt(
-            f"the header has {pluralize(8 + len(raw), 'bytes')}, {file.header} were written", offset=0, hint=_DAMAGED
-        )
+        raise Corrupt(f"the header has {pluralize(8 + len(raw), 'bytes')}, {file.header} were written", offset=0)
     wanted = frame(_header_around(index, document), file.header)[8:]
     if wanted != raw:
         differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
         place = next(differing, min(len(wanted), len(raw)))
-        raise Corrupt("the header is not the one that belongs to its index", offset=8 + place, hint=_DAMAGED)
+        raise Corrupt("the header is not the one that belongs to its index", offset=8 + place)
     return index
 
 
@@ -268,17 +255,18 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
             types.append(kind)
         start, stop = _range(entry, what)
         if stop - start != known[1]:
-            raise Corrupt(
-                f"{what}: {dtype} {list(shape)} takes {pluralize(known[1], 'bytes')}, it has {stop - start}",
-                hint=_DAMAGED,
-            )
+            raise Corrupt(f"{what}: {dtype} {list(shape)} takes {pluralize(known[1], 'bytes')}, it has {stop - start}")
         leaf_types.append(known[0])
         offsets.append(base + start)
         sizes.append(known[1])
     check_hashes([kind.shape for kind in types], "the shapes in the header")
     names = tuple(header)
     if any(map(_SURROGATE.search, names)):
-        raise Corrupt("a name in the header is not text: it holds half a surrogate pair", hint=_DAMAGED)
+        raise Corrupt("a name in the header is not text: it holds half a surrogate pair")
+    count, blocks = len(names), list(map(block_bytes, sizes))
+    chunks = Chunks(
+        leaf=list(range(count)), box=[None] * count, file=[0] * count, offset=offsets, nbytes=sizes, block=blocks
+    )
     index = Index(
         attempt=_NO_ATTEMPT,
         structure=[Container(node="dict", keys=names), *([len(names)] if names else [])],
@@ -286,14 +274,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
         types=types,
         leaf_types=leaf_types,
         values={},
-        chunks=Chunks(
-            leaf=list(range(len(names))),
-            box=[None] * len(names),
-            file=[0] * len(names),
-            offset=offsets,
-            nbytes=sizes,
-            block=list(map(block_bytes, sizes)),
-        ),
+        chunks=chunks,
         files=[DataFile(name="", nbytes=size, header=base, digest=None)],
         metadata=note,
         verified=False,
@@ -305,7 +286,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
 def _describe(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
     name, shape = member(entry, "dtype", str, what), member(entry, "shape", list, what)
     if not set(map(type, shape)) <= {int}:  # before anything looks it up: 1.0 and True are as good as 1 there
-        raise Corrupt(f"{what}: its shape holds something other than whole numbers", hint=_DAMAGED)
+        raise Corrupt(f"{what}: its shape holds something other than whole numbers")
     dtype = _NAMES.get(name)
     if dtype is not None:
         return dtype, tuple(shape)
@@ -320,15 +301,9 @@ def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
         case [int(start), int(stop)] if 0 <= start <= stop < _LIMIT and bool not in map(type, offsets):
             return start, stop
         case _:
-            raise Corrupt(f"{what}: its data_offsets are not two bytes of the file", hint=_DAMAGED)
+            raise Corrupt(f"{what}: its data_offsets are not two bytes of the file")
 
 
 def _keys(names: Sequence[str]) -> list[str]:
     """Return the names as key texts; where one is none, ``~`` is escaped in all of them."""
-    if all(map(_is_key, names)):
-        return list(names)
-    return [name.replace("~", "~0") or "~" for name in names]
-
-
-def _is_key(name: str) -> bool:
-    return name != "" and ("~" not in name or (name != "~" and not _ESCAPES.search(name)))
+    return list(names) if all(map(_KEY.fullmatch, names)) else [name.replace("~", "~0") or "~" for name in names]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from treering._codec.documents import json_text, parse_json
+from treering._codec.documents import add_hint, json_text, parse_json
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -66,17 +66,16 @@ class SignedForm:
             Format: a newer version wrote it.
             Unsupported: ``read`` finds something in it that this version does not know.
         """
-        document = self._parse(data)
-        try:
-            return read(document)
-        except Corrupt as error:
-            if not error.message.startswith(self.name):
-                error.message = f"{self.name} contradicts itself: {error.message}"
-            error.hint = error.hint or self.hint
-            raise
-        except (Format, Unsupported) as error:
-            error.message = f"{self.name}: {error.message}"
-            raise
+        with add_hint(self.hint):
+            document = self._parse(data)
+            try:
+                return read(document)
+            except (Corrupt, Format, Unsupported) as error:
+                if not isinstance(error, Corrupt):
+                    error.message = f"{self.name}: {error.message}"
+                elif not error.message.startswith(self.name):
+                    error.message = f"{self.name} contradicts itself: {error.message}"
+                raise
 
     def is_whole(self, data: bytes) -> bool:
         """Tell whether the digest of a document is right, whichever version wrote it."""
@@ -88,30 +87,21 @@ class SignedForm:
 
     def _parse(self, data: bytes) -> Any:
         first = self._first_line(data)
-        if first is None or not _is_right(first, data):
-            other = re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
-            newer = None if first is not None else other
-            if newer is not None and int(newer[1]) != self.version:
-                raise self._newer(int(newer[1]))
+        is_right = first is not None and _is_right(first, data)
+        # A newer version may sign in another way, but a digest that is wrong is damage.
+        version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
+        if version is not None and (is_right or not first) and int(version[1]) != self.version:
+            raise Format(
+                f"{self.name} is of version {version[1].decode()}; this treering reads version {self.version}",
+                hint="it was written by a newer treering: use that version",
+            )
+        if not is_right:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
-            raise Corrupt(f"{self.name} is damaged: {problem}", hint=self.hint)
-        if int(first[1]) != self.version:
-            raise self._newer(int(first[1]))
+            raise Corrupt(f"{self.name} is damaged: {problem}")
         try:
-            text = data.decode("ascii")
+            return parse_json(data.decode("ascii"), self.name)
         except UnicodeDecodeError as error:
-            raise Corrupt(f"{self.name} is not ASCII", offset=error.start, hint=self.hint) from None
-        try:
-            return parse_json(text, self.name)
-        except Corrupt as error:
-            error.hint = error.hint or self.hint
-            raise
-
-    def _newer(self, version: int) -> Format:
-        return Format(
-            f"{self.name} is of version {version}; this treering reads version {self.version}",
-            hint="it was written by a newer treering: use that version",
-        )
+            raise Corrupt(f"{self.name} is not ASCII", offset=error.start) from None
 
 
 def _is_right(first: re.Match[bytes], data: bytes) -> bool:

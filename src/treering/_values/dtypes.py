@@ -19,7 +19,7 @@ from treering.errors import Unsupported
 if TYPE_CHECKING:
     import numpy as np
 
-_NUMPY_SIZES = {
+NUMPY_SIZES = {
     "bool": 1,
     "int8": 1,
     "int16": 2,
@@ -35,6 +35,7 @@ _NUMPY_SIZES = {
     "complex64": 8,
     "complex128": 16,
 }
+"""The dtypes of numpy that every machine has -> bytes an item."""
 
 # The x86-64 long double: 10 bytes of value in 16. Other machines use these names for other layouts.
 _LONG_DOUBLES = {"float128": 16, "complex256": 32}
@@ -89,7 +90,7 @@ class Dtype:
 @functools.lru_cache(maxsize=256)
 def lookup(name: str) -> Dtype | None:
     """Return the dtype called ``name``, or None where no file may hold it."""
-    for table in (_NUMPY_SIZES, _EXTENDED_SIZES, _LONG_DOUBLES):
+    for table in (NUMPY_SIZES, _EXTENDED_SIZES, _LONG_DOUBLES):
         if name in table:
             return Dtype(name, table[name])
     if len(name) <= _LONGEST_NAME and _TIME_NAME.fullmatch(name):

@@ -10,6 +10,7 @@ array header at once with the last one of that length, and leaves everything unu
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import struct
 from collections.abc import Callable
@@ -77,34 +78,23 @@ class UnhashableKey(Corrupt, TypeError):
 _NO_KEY: Final = object()
 
 
+@dataclasses.dataclass(slots=True)
 class _OpenContainer:
     """An open container."""
 
-    __slots__ = (
-        "chunks_of_chunks",
-        "container",
-        "holds_chunked",
-        "hopeful",
-        "is_map",
-        "key",
-        "offset",
-        "remaining",
-        "total",
-        "tuple_end",
-    )
-
-    def __init__(self, is_map: bool, total: int, offset: int) -> None:
-        self.container: Any = {} if is_map else []
-        self.is_map = is_map
-        self.total = self.remaining = total
-        self.offset = offset
-        self.key: Any = _NO_KEY
-        self.tuple_end: int | None = None
-        # Whether the next item may be an array with a known header.
-        self.hopeful = is_map
-        # Whether an array that was put together of chunks lies directly in here, or in the map at "chunks".
-        self.holds_chunked = False
-        self.chunks_of_chunks = False
+    is_map: bool
+    container: Any
+    total: int
+    remaining: int
+    offset: int
+    hopeful: bool
+    """Whether the next item may be an array with a known header."""
+    key: Any = _NO_KEY
+    tuple_end: int | None = None
+    holds_chunked: bool = False
+    """Whether an array that was put together of chunks lies directly in here ..."""
+    chunks_of_chunks: bool = False
+    """... or in the map at "chunks"."""
 
     def put(self, value: object) -> None:
         """Take the value of the item that was read."""
@@ -143,7 +133,7 @@ class Scanner:
         self._window = Window(first, size, fetch)
         self._leaves = leaves
         # The open containers, innermost last. The first holds the root, as a list of one.
-        self._frames: list[_OpenContainer] = [_OpenContainer(False, 1, 0)]
+        self._frames: list[_OpenContainer] = [_OpenContainer(False, [], 1, 1, 0, hopeful=False)]
         # Payload length -> the last array header of that length, its shape, dtype and own length.
         self._headers: dict[int, tuple[bytes, tuple[int, ...], Any, int]] = {}
         self._allowance = container_allowance(size) if allowance is None else allowance
@@ -262,7 +252,7 @@ class Scanner:
             raise Corrupt(
                 f"the {window.size} bytes hold so many nested containers that they would fill many times that in memory"
             )
-        frame = _OpenContainer(is_map, total, offset)
+        frame = _OpenContainer(is_map, {} if is_map else [], total, total, offset, hopeful=is_map)
         self._frames.append(frame)
         return frame
 

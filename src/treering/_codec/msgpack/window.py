@@ -18,18 +18,7 @@ _FIRST_STEP: Final = 4 * 1024
 _SLACK: Final = 1024  # more than any key of one length byte, ext header and inner array header together
 _NEVER: Final = 2**63
 
-_NUMBERS: Final = {
-    0xCA: struct.Struct(">f"),
-    0xCB: struct.Struct(">d"),
-    0xCC: struct.Struct(">B"),
-    0xCD: struct.Struct(">H"),
-    0xCE: struct.Struct(">I"),
-    0xCF: struct.Struct(">Q"),
-    0xD0: struct.Struct(">b"),
-    0xD1: struct.Struct(">h"),
-    0xD2: struct.Struct(">i"),
-    0xD3: struct.Struct(">q"),
-}
+_NUMBERS: Final = {0xCA + number: struct.Struct(f">{code}") for number, code in enumerate("fdBHIQbhiq")}
 
 
 class Window:
