@@ -14,7 +14,10 @@ from typing import Any
 
 from treering._store.posix import descriptors
 
-__all__ = ["Fault", "Injector", "Kind"]
+__all__ = ["FILE_SYSTEM_FLUSH", "Fault", "Injector", "Kind"]
+
+FILE_SYSTEM_FLUSH: tuple[Any, str] = (descriptors, "sync_file_system")
+"""Where treering asks for a flush of a whole file system: ``os`` has no such call."""
 
 # Everything that a save or a load asks of the system, through the modules that it asks.
 _CALLS: tuple[tuple[Any, tuple[str, ...]], ...] = (

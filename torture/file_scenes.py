@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from torture.scenes import OLD, Scene, state
+from treering._store.api import ANY, Outcome
+from treering._store.resolve import store_at
 from treering.serialization import load_from_file, save_to_file, to_bytes
 
-__all__ = ["FILES", "FileScene"]
+__all__ = ["FILES", "DocumentScene", "FileScene"]
 
 _LEFT = ".state.msgpack.0123456789abcdef.treering-tmp"
 
@@ -50,6 +52,19 @@ class FileScene(Scene):
         """Return the staged files."""
         folder = path.resolve().parent
         return [entry.name for entry in folder.glob(".*.treering-tmp")] if folder.is_dir() else []
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentScene(FileScene):
+    """A small document that a store puts where nothing may be."""
+
+    def save(self, path: Path, version: int, *, old: bool) -> None:
+        """Put a version."""
+        with store_at(path.parent) as store:
+            store.open()
+            outcome = store.replace(path.name, _content(self.size, version), ANY if old else None)
+        if outcome is not Outcome.DONE:
+            raise AssertionError(outcome)
 
 
 @functools.lru_cache(maxsize=8)

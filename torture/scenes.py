@@ -13,10 +13,12 @@ import numpy as np
 
 from treering._store.posix import direct, writing
 
-__all__ = ["OLD", "Scene", "fingerprint", "state"]
+__all__ = ["OLD", "SETTINGS", "Scene", "fingerprint", "state"]
 
 OLD = 1
 """The version that is there before a save of an overwrite is attacked."""
+SETTINGS: tuple[tuple[Any, str], ...] = ((writing, "DIRECT_FROM"), (writing, "FREE_SHARE"), (direct, "BLOCK_BYTES"))
+"""What `Scene.settle` sets, module and name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

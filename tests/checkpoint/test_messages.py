@@ -1,5 +1,6 @@
 """What a newcomer gets wrong, and what is said of it."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_a_type_has_its_article() -> None:
     for wrong, named in ((3, "an int"), (None, "None"), ([], "a list")):
         with pytest.raises(Unsupported, match=f"the path, a str or os.PathLike; found {named}$"):
             treering.load(wrong)  # type: ignore[call-overload]
-    sources = Path(treering.__file__).parent.rglob("*.py")
+    sources = Path(inspect.getfile(treering)).parent.rglob("*.py")
     assert not [path.name for path in sources if "a {type(" in path.read_text(encoding="utf-8")]
 
 

@@ -11,6 +11,7 @@ is a ``loose`` one: there any single change may be the only one.
 import contextlib
 import dataclasses
 import functools
+import inspect
 import os
 import stat
 import sys
@@ -22,9 +23,9 @@ from typing import Any, TypeAlias
 import pytest
 
 import treering
-from treering._store.posix import descriptors
+from torture.faults import FILE_SYSTEM_FLUSH
 
-SOURCES = Path(treering.__file__).parent
+SOURCES = Path(inspect.getfile(treering)).parent
 
 Line: TypeAlias = tuple[str, int]
 """A file of treering and a line in it."""
@@ -96,7 +97,7 @@ class Recorder:
                 for call in ("open", "mkdir", "link", "replace", "rename", "unlink", "remove", "rmdir"):
                     patch.setattr(os, call, functools.partial(self._named, call, getattr(os, call)))
                 patch.setattr(os, "fsync", self._flushed)
-                patch.setattr(descriptors, "sync_file_system", self._flushed_whole)
+                patch.setattr(*FILE_SYSTEM_FLUSH, self._flushed_whole)
                 yield
         finally:
             for descriptor in self._held.values():

@@ -17,18 +17,15 @@ from tests.checkpoint.together import Together, job_of
 from tests.crash.power_cuts import SOURCES, Line, Recorder, Tree, lay, states
 from tests.leaves.jobs_of_threads import Job
 from torture.checkpoint_scenes import CheckpointScene
-from torture.file_scenes import FileScene
+from torture.faults import FILE_SYSTEM_FLUSH
+from torture.file_scenes import DocumentScene, FileScene
 from torture.judging import next_save, told
-from torture.leaves_scenes import LeavesScene
+from torture.leaves_scenes import NO_DESCRIPTORS, SYNC_TOGETHER, LeavesScene
 from torture.run_scenes import RunScene
-from torture.scenes import OLD, Scene, fingerprint, state
-from treering._store.api import ANY, Outcome
-from treering._store.leaves_folder import sync as leaves_sync
-from treering._store.posix import descriptors, direct, folder, writing
-from treering._store.resolve import store_at
+from torture.scenes import OLD, SETTINGS, Scene, fingerprint, state
 from treering.errors import NotFound
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
-from treering.serialization import save_to_file, to_bytes
+from treering.serialization import save_to_file
 
 FLUSHES = {
     "fsync", "make_durable", "sync", "sync_file_system", "sync_folder", "sync_folders", "sync_parent",
@@ -46,17 +43,6 @@ class Stream(FileScene):
     def save(self, path: Path, version: int, *, old: bool) -> None:
         with path.open("r+b") as file:
             save_to_file(state(self.size, version), file)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OfStore(FileScene):
-    """A small document that a store puts where nothing may be."""
-
-    def save(self, path: Path, version: int, *, old: bool) -> None:
-        with store_at(path.parent) as store:
-            store.open()
-            content = to_bytes(state(self.size, version))
-            assert store.replace(path.name, content, ANY if old else None) is Outcome.DONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +164,7 @@ CUTS = [
     Cut(scene=FileScene(name="file, first", folder="a/b"), loose=True),
     Cut(scene=FileScene(name="file, next", old=True), loose=True),
     Cut(scene=Stream(name="file, open", old=True), loose=True),
-    Cut(scene=OfStore(name="document, first"), loose=True),
+    Cut(scene=DocumentScene(name="document, first"), loose=True),
     Cut(scene=CheckpointScene(name="checkpoint, first", folder="a/b")),
     Cut(scene=CheckpointScene(name="checkpoint, in a new folder"), made=True),
     Cut(scene=CheckpointScene(name="checkpoint, next", old=True), loose=True),
@@ -190,11 +176,8 @@ CUTS = [
     Cut(scene=Leaves(name="leaves, first", folder="a/b")),
     Cut(scene=Leaves(name="leaves, in a new folder"), made=True, whole=False),
     Cut(scene=Leaves(name="leaves, beside others", old=True, beside=True)),
-    Cut(
-        scene=Leaves(name="leaves, beside others, at once", old=True, beside=True),
-        patched=(leaves_sync, "_ONE_BY_ONE", 0),
-    ),
-    Cut(scene=Leaves(name="leaves, no dir_fd"), patched=(folder, "FROM_DESCRIPTOR", False)),
+    Cut(scene=Leaves(name="leaves, beside others, at once", old=True, beside=True), patched=SYNC_TOGETHER),
+    Cut(scene=Leaves(name="leaves, no dir_fd"), patched=NO_DESCRIPTORS),
     Cut(scene=Leaves(name="leaves, no index", indexed=False)),
     Cut(scene=Leaves(name="leaves, no index, others in the way", indexed=False, old=True)),
     Cut(scene=Leaves(name="leaves, indexed later", old=True, indexed_later=True)),
@@ -214,10 +197,10 @@ def joint_cuts(monkeypatch: pytest.MonkeyPatch) -> list[Cut]:
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenes choose ways to the disk for their process, which is this one: undo that."""
-    for module, name in [(writing, "DIRECT_FROM"), (writing, "FREE_SHARE"), (direct, "BLOCK_BYTES")]:
+    for module, name in SETTINGS:
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: True)
+    monkeypatch.setattr(*FILE_SYSTEM_FLUSH, lambda descriptor: True)
 
 
 def recorded(cut: Cut, base: Path) -> Recorder:

@@ -12,29 +12,12 @@ from torture import images
 
 # One step of a commit is left out, in the process that saves; then one scene is cut.
 BROKEN = """
-import json, os, sys, warnings
+import json, sys, warnings
 warnings.simplefilter("ignore", RuntimeWarning)
 from torture import power
-from torture.points import Report, chosen
-from treering._store.posix import descriptors
-from treering._store.posix.folder import Folder
+from torture.broken import break_promise
 
-sync, sync_folder = descriptors.sync, Folder.sync
-
-def no_last_sync(folder):
-    if any(name.endswith("-tmp") for name in folder.names()):
-        sync_folder(folder)
-
-def no_sync_of_data(descriptor):
-    if "data-" not in os.readlink(f"/proc/self/fd/{descriptor}"):
-        sync(descriptor)
-
-if sys.argv[1] == "no last fsync":
-    Folder.sync = no_last_sync
-if sys.argv[1] == "no fsync of data":
-    descriptors.sync = no_sync_of_data
-if sys.argv[1] == "no syncfs":
-    descriptors.sync_file_system = lambda descriptor: True
+break_promise(sys.argv[1])
 reports = []
 power._told = lambda report: reports.append(report) or len(report.violations)
 code = power.power(int(sys.argv[3]), 0, 1, 0, [sys.argv[2]])

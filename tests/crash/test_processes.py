@@ -11,44 +11,6 @@ from torture.process_jobs import names
 
 pytestmark = pytest.mark.slow
 
-# One rule of the protocol is broken, in all processes of the jobs that are attacked.
-BROKEN = """
-import contextlib, dataclasses, sys
-from torture import __main__ as torture
-from torture import process_table
-from treering._checkpoint import joint_driver
-from treering._values.checkpoint_names import decision_name
-from treering._checkpoint.joined_folder import JoinedFolder
-from treering._coordination.messages import DecisionMessage
-from treering._coordination.operations import Commit, Put
-from treering.errors import TreeringError
-
-def hasty(call, signature, coordinate=joint_driver.coordinate):
-    steps, answer = coordinate(call, signature), None
-    with contextlib.suppress(StopIteration):
-        while True:
-            step = steps.send(answer)
-            if isinstance(step, Commit):
-                yield Put(decision_name(call.attempt), DecisionMessage(who=call.who).encode())
-            answer = yield step
-
-def swallowing(call, check, participate=joint_driver.participate):
-    try:
-        yield from participate(call, check)
-    except TreeringError:
-        pass
-
-match sys.argv.pop(1):
-    case "process 0 says so before it commits":
-        joint_driver.coordinate = hasty
-    case "others swallow the verdict":
-        joint_driver.participate = swallowing
-    case "others leave their files":
-        JoinedFolder.withdraw = lambda self: None
-    case "a point has moved":
-        process_table._OVERWRITE = (dataclasses.replace(process_table._OVERWRITE[0], nth=2),)
-sys.exit(torture.main())
-"""
 SLICE = ("--count", "2", "--layer", "forged", "--deadline", "1", "--at-once", "8")
 
 
@@ -76,7 +38,7 @@ def test_a_broken_rule_is_noticed(broken: str, point: str, action: str, seen: st
     asked = ("--scene", "save checkpoint, overwrite", "--point", point, "--action", action)
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, broken, "processes", *SLICE, *asked],
+        [sys.executable, "-m", "torture.broken", broken, "processes", *SLICE, *asked],
         cwd=ROOT,
         env=environment,
         capture_output=True,

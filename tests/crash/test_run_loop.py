@@ -13,37 +13,11 @@ from torture.run_ledger import Ledger, Rules
 
 RULES = Rules(last=1, every=10, best=1, loss=lambda step: abs(step - 5))
 
-# One promise of a run is broken.
-BROKEN = """
-import sys, time
-from torture import __main__ as torture
-from treering._background import writer
-from treering._runs import save_step, superseded
-from treering._background.save_job import PendingSave
-
-def hasty(self, timeout=None):
-    pass
-
-def silent(self, path=None):
-    return []
-
-match sys.argv.pop(1):
-    case "it says so before it is saved":
-        PendingSave.result = hasty
-        writer.Writer._do = lambda self, *given, do=writer.Writer._do: (time.sleep(0.3), do(self, *given))
-    case "late errors are swallowed":
-        writer.Writer.take_failed = silent
-    case "later steps go one by one":
-        superseded.read_superseded = lambda run: None
-    case "nothing is ever swept":
-        save_step.collect_after = lambda *given, **named: None
-sys.exit(torture.main())
-"""
-
 
 def broken(what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an attack while one promise of a run is broken."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", BROKEN, what, *arguments]
+    command = [sys.executable, "-m", "torture.broken", what, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 

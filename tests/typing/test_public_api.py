@@ -30,7 +30,7 @@ def test_a_users_program_type_checks_with_pyright(tmp_path: Path) -> None:
         "include": [str(PROGRAM)],
         "typeCheckingMode": "standard",
         "reportUnnecessaryTypeIgnoreComment": "error",
-        "extraPaths": [str(Path(treering.__file__).parents[1])],
+        "extraPaths": [str(Path(inspect.getfile(treering)).parents[1])],
     }
     config = tmp_path / "pyrightconfig.json"
     config.write_text(json.dumps(settings))
