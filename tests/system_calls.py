@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +63,34 @@ def refuse_removals(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
         replace(name, new, **options)
 
     monkeypatch.setattr(os, "replace", refuse)
+
+
+class CommitGate:
+    """Holds every commit of a checkpoint until it is opened; or lets it fail."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+        self.error: OSError | None = None
+
+
+@pytest.fixture
+def commit_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[CommitGate]:
+    """Return the gate before commits; it is opened at the end in any case, for the thread that writes is shared."""
+    gate = CommitGate()
+
+    def hold(real: Callable[..., None]) -> Callable[..., None]:
+        def held(name: Any, new: Any, **options: Any) -> None:
+            if Path(new).name == "treering.json":
+                gate.reached.set()
+                assert gate.opened.wait(60)
+                if gate.error is not None:
+                    raise gate.error
+            real(name, new, **options)
+
+        return held
+
+    for name in ("link", "replace"):
+        monkeypatch.setattr(os, name, hold(getattr(os, name)))
+    yield gate
+    gate.opened.set()

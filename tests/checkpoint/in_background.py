@@ -1,9 +1,15 @@
-"""Saves that stand still in the background for as long as a test wants."""
+"""Saves in the background: that stand still for as long as a test wants, and that nobody has asked for."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from treering._background import saves
+from treering._background.writer import Writer
 
 PATIENCE = 60
 """Seconds in which everything that is to happen has happened, on a loaded machine too."""
@@ -63,3 +69,42 @@ class Elsewhere:
         if self.error is not None:
             raise self.error
         return self.result
+
+
+# ------------------------------------------------------------------------------------------- what the program would see
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After a test nothing is in flight, and no error is untold: the end of the program would say so."""
+    yield
+    writer = saves.writer()
+    writer.wait(None, PATIENCE)
+    assert writer.take_failed() == []
+
+
+def wait_until_ended(path: Path) -> None:
+    """Wait until nothing is in flight to a path, or of the run there, as a load does, but ask for no error."""
+    saves.wait_for(path, PATIENCE)
+
+
+def count_in_flight(path: Path) -> int:
+    """Return how many saves to a path are in flight."""
+    return len(saves.in_flight(path))
+
+
+def begin_without_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process have written nothing in the background yet."""
+    monkeypatch.setattr(saves._state, "writer", Writer())
+
+
+class _Writers(threading.local):
+    """What writes the saves of the process that this thread is."""
+
+    def __init__(self) -> None:
+        self.writer = Writer()
+
+
+def write_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each thread be a process with a writing thread of its own."""
+    monkeypatch.setattr(saves, "_state", _Writers())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from treering import leaves, serialization, sharding, tree
-from treering._arrays.snapshot import views_survive
 from treering.errors import LeavesInitialised, Mismatch, NotSharded, Unsupported
 
 AXES = ("x", "y")
@@ -277,6 +277,17 @@ def facts(x: Any) -> Any:
     return x
 
 
+def clear_caches() -> None:
+    """Let treering find out anew what it asks jax once."""
+    functions = [
+        one for name, module in sys.modules.items() if name.startswith("treering.") for one in vars(module).values()
+    ]
+    clears = [function.cache_clear for function in functions if hasattr(function, "cache_clear")]
+    assert clears
+    for clear in clears:
+        clear()
+
+
 @pytest.fixture(scope="module")
 def wanted(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: facts(action(scene, tmp_path_factory.mktemp("w"))) for name, action in ACTIONS.items()}
@@ -288,7 +299,7 @@ def wanted(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def test_every_public_function_does_the_same(
     scene: Scene, wanted: dict[str, Any], context: str, tmp_path: Path
 ) -> None:
-    views_survive.cache_clear()  # a first call under this setting
+    clear_caches()  # a first call under this setting
     wrong = []
     left_out = ("Run.load_or_init",) if context == "abstract Explicit" else ()  # jax itself runs no program there
     for number, (name, action) in enumerate(ACTIONS.items()):
@@ -404,7 +415,7 @@ def test_an_array_of_partial_sums_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_first_save_while_a_function_is_traced(tmp_path: Path) -> None:
-    views_survive.cache_clear()
+    clear_caches()
     weights = {"w": jnp.ones(8)}
 
     def traced(x: Any) -> Any:

@@ -13,30 +13,21 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
-from tests.checkpoint.in_background import PATIENCE, Gate, gate
-from tests.checkpoint.together import Together, job_of
-from treering._background import saves
-from treering._background.writer import Writer
+from tests.checkpoint.in_background import PATIENCE, Gate, gate, wait_until_ended, write_by_threads
+from tests.checkpoint.together import Together, fail_snapshots, job_of
 from treering.checkpoint import save_async
 from treering.errors import Cancelled, Exists, Mismatch, Timeout, TreeringError, Unsupported
 
 
-class Writers(threading.local):
-    """What writes the saves of the process that this thread is."""
-
-    def __init__(self) -> None:
-        self.writer = Writer()
-
-
 @pytest.fixture(params=[2, 4])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Together:
-    monkeypatch.setattr(saves, "_state", Writers())
+    write_by_threads(monkeypatch)
     return job_of(request.param, monkeypatch)
 
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Together:
-    monkeypatch.setattr(saves, "_state", Writers())
+    write_by_threads(monkeypatch)
     return job_of(2, monkeypatch)
 
 
@@ -55,7 +46,7 @@ def waited(path: Path, tree: Any, **wishes: Any) -> None:
     try:
         save_async(path, tree, **wishes).result(PATIENCE)
     finally:
-        saves.wait_for(path, PATIENCE)
+        wait_until_ended(path)
 
 
 def begun(after: Callable[[int, Any], None]) -> Callable[..., None]:
@@ -71,7 +62,7 @@ def begun(after: Callable[[int, Any], None]) -> Callable[..., None]:
             after(this, pending)
             pending.result(PATIENCE)
         finally:
-            saves.wait_for(path, PATIENCE)
+            wait_until_ended(path)
 
     return save
 
@@ -148,22 +139,13 @@ def test_what_one_cannot_save_is_told_to_the_others(tmp_path: Path, two: Togethe
 def test_a_snapshot_that_fails_is_told_to_the_others(
     tmp_path: Path, two: Together, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treering._checkpoint.plan_cache import TreePlan
-
-    snapshot = TreePlan.snapshot
-
-    def fails(self: TreePlan, **wanted: Any) -> TreePlan:
-        if self.processes.this == bad:
-            raise KeyboardInterrupt if wanted else MemoryError("not enough memory")
-        return snapshot(self, **wanted)
-
     def save(path: Path, tree: Any) -> None:
         try:
             waited(path, tree)
         except KeyboardInterrupt as error:
             raise MemoryError("interrupted") from error
 
-    monkeypatch.setattr(TreePlan, "snapshot", fails)
+    fail_snapshots(monkeypatch, bad)
     done = two.save(tmp_path / "x", lambda process: tree(), save=save)
     assert isinstance(done[bad], MemoryError)
     assert isinstance(done[1 - bad], TreeringError)
@@ -179,7 +161,7 @@ def test_an_earlier_error_that_one_was_not_told_stops_all(tmp_path: Path, two: T
     def save(path: Path, tree: Any, *, this: int) -> None:
         if this == forgetful:
             save_async(tmp_path / "taken", {"x": 2}, processes="this")
-            saves.wait_for(tmp_path / "taken", PATIENCE)
+            wait_until_ended(tmp_path / "taken")
             failed.set()
         else:
             treering.save(tmp_path / "other", {"x": 2}, processes="this")

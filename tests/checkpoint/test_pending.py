@@ -2,34 +2,21 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import treering
-from tests.checkpoint.in_background import PATIENCE, gate
-from treering._background import saves
-from treering._background.save_job import SaveJob, SaveStage
+from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate, nothing_left
+from tests.system_calls import CommitGate, commit_gate
 from treering.checkpoint import save_async
-from treering.errors import Cancelled, Exists, Timeout, TreeringError
+from treering.errors import Cancelled, Exists, StoreFailed, Timeout, TreeringError
+
+__all__ = ["commit_gate", "nothing_left"]
 
 FORMS = ("ckpt", "tree.msgpack", "tree.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    writer = saves.writer()
-    writer.wait(None, PATIENCE)
-    assert writer.take_failed() == []
-
-
-def flight(**more: Any) -> SaveJob:
-    asked: dict[str, Any] = {"shown": "x", "run": None, "timeout": 60.0, "nbytes": 0}
-    return SaveJob(Path("x"), **{**asked, **more})
 
 
 def test_a_save_that_goes_well(tmp_path: Path) -> None:
@@ -100,84 +87,77 @@ def test_a_save_that_is_called_off_while_it_is_written(tmp_path: Path, form: str
     assert len(before) == len(after)
 
 
-def test_a_commit_cannot_be_called_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treering._checkpoint.transaction import CheckpointFolder
-
-    reached, go_on = threading.Event(), threading.Event()
-    commit = CheckpointFolder.commit
-
-    def slowly(self: CheckpointFolder, index: bytes) -> None:
-        reached.set()
-        assert go_on.wait(PATIENCE)
-        commit(self, index)
-
-    monkeypatch.setattr(CheckpointFolder, "commit", slowly)
+def test_a_commit_cannot_be_called_off(tmp_path: Path, commit_gate: CommitGate) -> None:
     pending = save_async(tmp_path / "x", {"x": 1})
-    try:
-        assert reached.wait(PATIENCE)
-        assert repr(pending).endswith(": committing>")
-        assert pending.cancel() is False
-    finally:
-        go_on.set()
+    assert commit_gate.reached.wait(PATIENCE)
+    assert repr(pending).endswith(": committing>")
+    assert pending.cancel() is False
+    commit_gate.opened.set()
     pending.result(PATIENCE)
+    assert pending.cancel() is False
     assert treering.load(tmp_path / "x") == {"x": 1}
+
+
+def test_a_save_that_is_called_off_after_its_last_byte_is_not_committed(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+        if done == total:
+            assert pending.cancel()
+
+    with gate() as closed:
+        save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
+        pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
+    assert isinstance(pending.exception(PATIENCE), Cancelled)
+    assert told == [(24, 24)]
+    assert not (tmp_path / "x").exists()
+
+
+def test_another_error_than_the_cancel_is_told(tmp_path: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        assert pending.cancel()
+        raise OSError(28, "full")
+
+    with gate() as closed:
+        save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
+        pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
+    with pytest.raises(StoreFailed, match=r"the earlier save to .* failed: .*full"):
+        treering.load(tmp_path / "x")
 
 
 def test_whoever_calls_off_knows_and_is_not_told_again(tmp_path: Path) -> None:
     with gate() as closed:
         save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
         assert save_async(tmp_path / "x", {"x": 1}).cancel()
-    saves.wait_for(tmp_path / "x", PATIENCE)
     save_async(tmp_path / "x", {"x": 2}).result(PATIENCE)
 
 
-# -------------------------------------------------------------------------------------------------- a flight by itself
+# ------------------------------------------------------------------------------------------------------------ progress
 
 
-def test_it_is_called_off_once() -> None:
-    one = flight()
-    one.begin()
-    one.move()
-    assert one.cancel()
-    with pytest.raises(Cancelled):
-        one.pause(0)
-    one.pause(0)  # the steps that tell others of it
-    one.progress(None)(1, 2)
-    with pytest.raises(Cancelled):
-        one.claim()
-    one.end(Cancelled("x"))
-    assert one.told
+def test_progress_puts_the_end_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part takes 40 of the 60 seconds after which a save that does nothing is given up."""
+    clock = time.monotonic
+    late = 0.0
+    steps = threading.Semaphore(0), threading.Semaphore(0)
 
+    def progress(done: int, total: int) -> None:
+        nonlocal late
+        steps[0].release()
+        assert steps[1].acquire(timeout=PATIENCE)
+        late += 40
 
-def test_what_is_claimed_is_not_called_off() -> None:
-    one = flight()
-    one.begin()
-    one.claim()
-    assert one.stage is SaveStage.COMMITTING
-    assert not one.cancel()
-    one.move()
-    one.end(None)
-    assert not one.cancel()
-
-
-def test_another_error_than_the_cancel_is_told() -> None:
-    one = flight()
-    one.begin()
-    assert one.cancel()
-    one.end(OSError("full"))
-    assert not one.told
-
-
-def test_progress_puts_the_end_off() -> None:
-    one = flight(timeout=0.0)
-    assert one.stalled()
-    said: list[tuple[int, int]] = []
-    other = flight(timeout=60.0)
-    other.moved_at -= 100
-    assert other.stalled()
-    other.progress(lambda done, total: said.append((done, total)))(1, 2)
-    assert not other.stalled()
-    assert said == [(1, 2)]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late)
+    pending = save_async(tmp_path / "x", [np.zeros(20_000) for _ in range(4)], progress=progress, timeout=60)
+    for _ in range(4):
+        assert steps[0].acquire(timeout=PATIENCE)
+        waiting = Elsewhere(lambda: treering.load(tmp_path / "x"))
+        assert waiting.is_on(0.02)
+        steps[1].release()
+    pending.result(PATIENCE)
+    assert late == 160
+    waiting.end()
 
 
 # --------------------------------------------------------------------------------------------------------------- forks
@@ -186,7 +166,6 @@ FORK = """
 import os, sys, threading
 import numpy as np
 import treering
-from treering._background import saves
 from treering.checkpoint import save_async
 from treering.errors import TreeringError
 
@@ -199,14 +178,13 @@ def progress(done, total):
 
 treering.save(folder + "/failed", {"x": 1})
 save_async(folder + "/failed", {"x": 1})
-saves.wait_for(folder + "/failed", 60)
+save_async(folder + "/other", {"x": 1}).result(60)  # saves are written one after the other
 pending = save_async(folder + "/parent", {"x": np.zeros(3)}, progress=progress)
 assert reached.wait(60)
 to_child, from_parent = os.pipe()
 pid = os.fork()
 if pid == 0:
-    # Neither the saves of the parent are here nor their errors.
-    assert saves.in_flight(folder + "/parent") == []
+    # Neither the saves of the parent are here, which would be waited for at the end, nor their errors.
     assert treering.load(folder + "/failed") == {"x": 1}
     for call in (pending.result, pending.exception, pending.done, pending.cancel):
         try:
@@ -225,7 +203,7 @@ try:
     # The lock of the folder is free, though the child has the descriptor that was locked.
     treering.save(folder + "/parent", {"x": 4}, overwrite=True)
     try:
-        saves.raise_unreported(folder + "/failed")
+        treering.load(folder + "/failed")
     except FileExistsError:
         pass
     else:
@@ -249,8 +227,10 @@ def test_a_fork_has_nothing_to_do_with_the_saves_of_its_parent(tmp_path: Path) -
     assert treering.load(tmp_path / "end of child") == {"x": 3}
 
 
-def test_the_owner_is_asked_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = flight()
-    monkeypatch.setattr(os, "getpid", lambda: 0)
-    with pytest.raises(TreeringError, match="belongs to process"):
-        one.cancel()
+def test_the_owner_is_asked_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = save_async(tmp_path / "x", {"x": 1})
+    pending.result(PATIENCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 0)
+        with pytest.raises(TreeringError, match="belongs to process"):
+            pending.cancel()

@@ -1,8 +1,8 @@
 import contextlib
 import gc
 import pathlib
+import re
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,23 @@ import numpy as np
 import pytest
 
 import treering
-from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate
+from tests.checkpoint.in_background import (
+    PATIENCE,
+    Elsewhere,
+    begin_without_thread,
+    count_in_flight,
+    gate,
+    nothing_left,
+    wait_until_ended,
+)
+from tests.system_calls import CommitGate, commit_gate
 from torture.interrupted import Strike
-from treering._arrays.outgoing import HeldBox
-from treering._background import saves
-from treering._checkpoint.save_async import begin_save
-from treering._checkpoint.save_options import SaveOptions
 from treering.checkpoint import save_async
 from treering.errors import Corrupt, Exists, Mismatch, NotFound, StoreFailed, Timeout, TreeringError, Unsupported
 
+__all__ = ["commit_gate", "nothing_left"]
+
 FORMS = ("ckpt", "tree.msgpack", "tree.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    writer = saves.writer()
-    writer.wait(None, PATIENCE)
-    assert writer.take_failed() == []
-
-
-def begin(path: Path, tree: Any, **more: Any) -> Any:
-    options = SaveOptions.of(path, metadata=None, overwrite=False, progress=None, timeout=None)
-    return begin_save(tree, options, **more)
 
 
 # ------------------------------------------------------------------------------------------------------- what is saved
@@ -146,7 +140,7 @@ def test_progress_is_told_from_the_thread_that_writes(tmp_path: Path, form: str)
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path, form: str) -> None:
     with pytest.raises(Unsupported, match="bad"):
         save_async(tmp_path / form, {"bad": object(), "good": np.zeros(3)})
-    assert saves.in_flight(tmp_path / form) == []
+    assert count_in_flight(tmp_path / form) == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,7 +165,7 @@ def test_a_limit_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def fail(path: Path) -> Any:
     """Begin a save that fails, and return it when it has."""
     pending = save_async(path, {"x": 2})
-    saves.wait_for(path, PATIENCE)
+    wait_until_ended(path)
     return pending
 
 
@@ -198,7 +192,7 @@ def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call(tmp_path: Pat
     path = tmp_path / form
     treering.save(path, {"x": np.ones(3)})
     fail_with = save_async(path, {"x": np.zeros(3)})
-    saves.wait_for(path, PATIENCE)
+    wait_until_ended(path)
     link = tmp_path / f"link.{form}"
     link.symlink_to(path)
     calls = {
@@ -223,27 +217,21 @@ def test_an_error_does_not_concern_other_paths(tmp_path: Path, taken: Path) -> N
     fail(taken)
     treering.save(tmp_path / "other", {"x": 1})
     save_async(tmp_path / "another", {"x": 1}).result(PATIENCE)
-    with pytest.raises(Exists):
-        saves.raise_unreported(taken)
+    with pytest.raises(Exists, match="the earlier save to"):
+        treering.load(taken)
 
 
-def test_several_errors_are_told_together(tmp_path: Path, taken: Path) -> None:
-    other = tmp_path / "other"
-    treering.save(other, {"x": 1})
-    for path in (taken, other):
-        begin(path, {"x": 2}, run=tmp_path)
-    saves.wait_for(tmp_path, PATIENCE)
-    with pytest.raises(Exists, match="taken") as told:
-        saves.raise_unreported(tmp_path)
+def test_several_errors_of_a_run_are_told_together(tmp_path: Path, commit_gate: CommitGate) -> None:
+    run = treering.Run(tmp_path / "run")
+    commit_gate.error = OSError(28, "full")
+    run.save(1, {"x": 1})
+    run.save(2, {"x": 2})
+    commit_gate.opened.set()
+    wait_until_ended(run.path)
+    with pytest.raises(StoreFailed, match=r"the earlier save to .*step_00000001' failed: ") as told:
+        run.load()
     (note,) = told.value.__notes__
-    assert note.startswith(f"the earlier save to '{other}' failed as well: Exists: ")
-
-
-def test_an_error_concerns_the_run(tmp_path: Path, taken: Path) -> None:
-    begin(taken, {"x": 2}, run=tmp_path)
-    saves.wait_for(tmp_path, PATIENCE)
-    with pytest.raises(Exists, match="taken"):
-        saves.raise_unreported(tmp_path)
+    assert re.match("the earlier save to '.*step_00000002' failed as well: StoreFailed: ", note)
 
 
 @pytest.mark.parametrize(
@@ -254,28 +242,31 @@ def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: t
         raise raised
 
     pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
-    saves.wait_for(tmp_path / "x", PATIENCE)
-    with pytest.raises(kind) as told:
-        saves.raise_unreported(tmp_path / "x")
+    wait_until_ended(tmp_path / "x")
+    with pytest.raises(kind, match="the earlier save to") as told:
+        treering.load(tmp_path / "x")
     assert type(told.value) is kind
     assert told.value.__cause__ is pending.exception()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_keeps_its_differences() -> None:
-    from treering._background.saves import reword
+def test_an_error_keeps_its_differences(tmp_path: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        error = Mismatch("the first difference")
+        error.differences = ("one",)
+        raise error
 
-    error = Mismatch("the first difference")
-    error.differences = ("one",)
-    late = reword(error, "it failed")
-    assert isinstance(late, Mismatch)
-    assert late.differences == ("one",)
+    save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
+    with pytest.raises(Mismatch, match="the earlier save to") as told:
+        treering.load(tmp_path / "x")
+    assert told.value.differences == ("one",)
 
 
-def held_boxes(items: int) -> int:
-    """Return how many boxes of so many items are held, by anybody."""
+def count_held(items: int) -> int:
+    """Return how many arrays of so many items are held, by anybody."""
     gc.collect()
-    return sum(getattr(one.data, "shape", None) == (items,) for one in gc.get_objects() if isinstance(one, HeldBox))
+    holders = [one for one in gc.get_objects() if isinstance(one, tuple)]
+    return len({id(one) for one in gc.get_referents(*holders) if isinstance(one, np.ndarray) and one.shape == (items,)})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -287,10 +278,10 @@ def test_nothing_is_held_when_a_save_is_over(tmp_path: Path, form: str, *, fails
     with gate() as closed:
         save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
         pending = save_async(path, {"x": np.zeros(12_345)})
-        assert held_boxes(12_345) == (0 if form == "tree.msgpack" else 1)
+        assert count_held(12_345) == (0 if form == "tree.msgpack" else 1)
     assert isinstance(pending.exception(PATIENCE), Exists) is fails
     save_async(tmp_path / "next", {"x": 1}).result(PATIENCE)  # the thread is done with the other one for sure
-    assert held_boxes(12_345) == 0
+    assert count_held(12_345) == 0
 
 
 # --------------------------------------------------------------------------------------------------- room, and waiting
@@ -302,7 +293,7 @@ def test_two_saves_are_in_flight_at_most(tmp_path: Path) -> None:
         save_async(tmp_path / "1", {"x": np.zeros(3)})
         third = Elsewhere(lambda: save_async(tmp_path / "2", {"x": np.zeros(3)}))
         assert third.is_on()
-        assert [len(saves.in_flight(tmp_path / name)) for name in "012"] == [1, 1, 0]
+        assert [count_in_flight(tmp_path / name) for name in "012"] == [1, 1, 0]
         closed.open()
         third.end().result(PATIENCE)
 
@@ -355,23 +346,11 @@ def test_reading_waits_for_the_save_in_flight(tmp_path: Path, read: Any) -> None
         assert list(reading.end()) == ["x"]
 
 
-def test_waiting_has_an_end(tmp_path: Path) -> None:
-    with gate() as closed:
-        save_async(tmp_path / "x", {"x": np.ones(3)}, progress=closed)
-        with pytest.raises(Timeout, match=r"is not done within 0\.1 s"):
-            saves.wait_for(tmp_path / "x", 0.1)
-        closed.open()
-
-
-def test_a_snapshot_that_fails_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("treering._checkpoint.plan_cache.snapshot", fails)
-        for _ in range(3):
-            with pytest.raises(MemoryError):
-                save_async(tmp_path / "x", {"x": np.ones(3)})
+def test_a_snapshot_that_fails_leaves_room(tmp_path: Path) -> None:
+    endless = np.broadcast_to(np.float64(0), (1 << 50,))  # eight bytes, and no memory has room for a copy
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            save_async(tmp_path / "x", {"x": endless})
     save_async(tmp_path / "x", {"x": np.ones(3)}).result(PATIENCE)
 
 
@@ -379,7 +358,7 @@ def test_without_a_thread_it_is_saved_before_it_returns(taken: Path, monkeypatch
     def fails(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(saves._state, "writer", type(saves.writer())())
+    begin_without_thread(monkeypatch)
     monkeypatch.setattr("_thread.start_new_thread", fails)
     pending = save_async(taken.parent / "x", {"x": 1})
     assert pending.done()
@@ -406,47 +385,6 @@ def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path: Path) -> None
     held[0].result(PATIENCE)
     first.result(PATIENCE)
     said[0].result(PATIENCE)
-
-
-# -------------------------------------------------------------------------------------------------- what comes after
-
-
-@contextlib.contextmanager
-def around(seen: list[Any], then: Callable[[], Any]) -> Iterator[None]:
-    try:
-        yield
-    except TreeringError as error:
-        seen.append(error)
-        raise
-    seen.append(then())
-
-
-def test_what_comes_after_is_done_after_the_commit(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    def then() -> Any:
-        return treering.load(tmp_path / "x"), threading.current_thread().name, pending.cancel()
-
-    pending: Any = begin(tmp_path / "x", {"x": 1}, around=around(seen, then))
-    pending.result(PATIENCE)
-    assert seen == [({"x": 1}, "treering-saves", False)]
-
-
-def test_what_comes_after_fails(tmp_path: Path) -> None:
-    def then() -> None:
-        raise StoreFailed("the disk is ill")
-
-    pending = begin(tmp_path / "x", {"x": 1}, around=around([], then))
-    with pytest.raises(StoreFailed, match="the disk is ill"):
-        pending.result(PATIENCE)
-    assert treering.load(tmp_path / "x") == {"x": 1}
-
-
-def test_a_save_that_failed_is_told_to_what_comes_after(taken: Path) -> None:
-    seen: list[Any] = []
-    pending = begin(taken, {"x": 1}, around=around(seen, lambda: "never"))
-    assert seen == [pending.exception(PATIENCE)]
-    assert isinstance(seen[0], Exists)
 
 
 def test_a_result_that_was_interrupted_can_be_asked_for_again(tmp_path: Path) -> None:

@@ -129,3 +129,15 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     for module in (saving, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)
+
+
+def fail_snapshots(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+    """Let one process have no memory for its snapshot, and be interrupted where a part of it is enough."""
+    snapshot = plan_cache.TreePlan.snapshot
+
+    def fail(plan: plan_cache.TreePlan, **wanted: Any) -> plan_cache.TreePlan:
+        if plan.processes.this == bad:
+            raise KeyboardInterrupt if wanted else MemoryError("not enough memory")
+        return snapshot(plan, **wanted)
+
+    monkeypatch.setattr(plan_cache.TreePlan, "snapshot", fail)

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import treering as tr
+from tests.checkpoint.in_background import wait_until_ended
 from tests.run.failing_calls import refused
 from tests.run.naive import METRICS, metric_values, policies, stays
 from tests.run.test_cadence import cadences
-from treering._background.saves import raise_unreported, wait_for
 from treering.errors import Exists, LeavesInitialised, NotFound, TreeringError
 from treering.retention import StepFacts, best_steps
 
@@ -87,7 +87,6 @@ class RunMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing of the run may be left to the end of the program."""
-        wait_for(self.path, WAIT)
         self._forget_errors()
         shutil.rmtree(self.folder)
 
@@ -329,7 +328,7 @@ class RunMachine(RuleBasedStateMachine):
         with refused(call, all_later=all_later):
             pending = self.run.save(step, self._tree(), overwrite=back, force=True).pending
             assert pending is not None
-            wait_for(self.path, WAIT)
+            wait_until_ended(self.path)
         if back:
             self.model = {number: saved for number, saved in self.model.items() if number < step}
         self._committed(step, now, {}, temporary=temporary)
@@ -361,9 +360,8 @@ class RunMachine(RuleBasedStateMachine):
         calls[door]()
 
     def _forget_errors(self) -> None:
-        wait_for(self.path, WAIT)
         try:
-            raise_unreported(self.path)
+            self.run.wait(WAIT)
         except TreeringError:
             return
 

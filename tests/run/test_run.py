@@ -19,8 +19,11 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.system_calls import refuse_removals
+from tests.on_disk import step_path
+from tests.system_calls import CommitGate, commit_gate, refuse_removals
 from treering.errors import Exists, NotFound, StoreFailed, Timeout, Unsupported
+
+__all__ = ["commit_gate"]
 
 TREE = {"w": np.arange(3.0), "step": 0}
 
@@ -35,40 +38,9 @@ def run(tmp_path: Path) -> Iterator[tr.Run]:
         yield opened
 
 
-class Gate:
-    """Holds every commit until it is opened; or lets it fail."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.reached = threading.Event()
-        self.error: OSError | None = None
-
-
 def wait_for_the_end(run: tr.Run) -> None:
     """Wait for the end of what is being saved without asking how it ended: saves are written one after the other."""
     tr.save_async(run.path.with_name("later.msgpack"), 1, overwrite=True).result(60)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """The gate before commits; it is opened at the end in any case, for the thread that writes is shared."""
-    gate = Gate()
-
-    def holding(real: Callable[..., None]) -> Callable[..., None]:
-        def held(name: Any, new: Any, **options: Any) -> None:
-            if Path(new).name == "treering.json":
-                gate.reached.set()
-                assert gate.opened.wait(60)
-                if gate.error is not None:
-                    raise gate.error
-            real(name, new, **options)
-
-        return held
-
-    for name in ("link", "replace"):
-        monkeypatch.setattr(os, name, holding(getattr(os, name)))
-    yield gate
-    gate.opened.set()
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -102,22 +74,22 @@ def test_a_step_is_a_checkpoint_that_says_what_it_is(run: tr.Run) -> None:
     assert [(one["step"], one["seconds"] > 0) for one in document["steps"]] == [(1200, True)]
 
 
-def test_a_save_that_is_only_begun_is_not_saved(run: tr.Run, gate: Gate) -> None:
+def test_a_save_that_is_only_begun_is_not_saved(run: tr.Run, commit_gate: CommitGate) -> None:
     save = run.save(1, {"w": np.zeros(1000)})
     assert (bool(save), save.saved) == (True, False)
-    gate.opened.set()
+    commit_gate.opened.set()
     save.result(60)
     assert (bool(save), save.saved) == (True, True)
-    gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
     failed = run.save(2, {"w": np.zeros(1000)})
     assert failed.pending is not None
     assert isinstance(failed.pending.exception(60), StoreFailed)
     assert (bool(failed), failed.saved) == (True, False)
 
 
-def test_to_ask_whether_it_is_saved_takes_no_error_away(run: tr.Run, gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
-    gate.opened.set()
+def test_to_ask_whether_it_is_saved_takes_no_error_away(run: tr.Run, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.opened.set()
     failed = run.save(2, {"w": np.zeros(1000)})
     assert failed.pending is not None
     while not failed.pending.done():
@@ -127,13 +99,13 @@ def test_to_ask_whether_it_is_saved_takes_no_error_away(run: tr.Run, gate: Gate)
         run.wait()
 
 
-def test_what_changes_right_after_a_save_is_not_saved(run: tr.Run, gate: Gate) -> None:
+def test_what_changes_right_after_a_save_is_not_saved(run: tr.Run, commit_gate: CommitGate) -> None:
     own = np.zeros(1000)
     given = jnp.arange(1000.0)
     run.save(1, {"own": own, "given": given})
     own += 7
     jax.jit(lambda x: x + 1, donate_argnums=0)(given).block_until_ready()
-    gate.opened.set()
+    commit_gate.opened.set()
     run.wait(60)
     loaded = run.load(1)
     assert not loaded["own"].any()
@@ -254,20 +226,20 @@ def test_a_step_that_is_there_is_an_error(run: tr.Run) -> None:
     assert run.load(1)["step"] == 0
 
 
-def test_a_step_that_is_being_saved_is_an_error_once_it_is_there(run: tr.Run, gate: Gate) -> None:
-    gate.opened.set()
+def test_a_step_that_is_being_saved_is_an_error_once_it_is_there(run: tr.Run, commit_gate: CommitGate) -> None:
+    commit_gate.opened.set()
     run.save(1, TREE)
     with pytest.raises(Exists, match="is there already"):
         run.save(1, TREE)
 
 
-def test_a_step_whose_save_fails_is_not_there(run: tr.Run, gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
-    gate.opened.set()
+def test_a_step_whose_save_fails_is_not_there(run: tr.Run, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.opened.set()
     run.save(1, TREE)
     with pytest.raises(StoreFailed, match="no room"):
         run.save(1, TREE)
-    gate.error = None
+    commit_gate.error = None
     run.save(1, TREE)
 
 
@@ -315,12 +287,12 @@ def test_overwriting_where_no_such_step_was(run: tr.Run) -> None:
     assert run.save(40, TREE, overwrite=True).reason == "no save_every: each step is saved"
 
 
-def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, gate: Gate) -> None:
-    gate.opened.set()
+def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, commit_gate: CommitGate) -> None:
+    commit_gate.opened.set()
     for step in (10, 20):
         run.save(step, TREE | {"step": step})
     run.wait(60)
-    gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
     run.save(10, TREE, overwrite=True)
     with pytest.raises(StoreFailed, match="no room"):
         run.wait(60)
@@ -328,16 +300,18 @@ def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, gate: Ga
     assert [run.load(step)["step"] for step in (10, 20)] == [10, 20]
 
 
-def test_a_step_after_an_overwrite_that_failed_is_older_than_what_is_there(run: tr.Run, gate: Gate) -> None:
-    gate.opened.set()
+def test_a_step_after_an_overwrite_that_failed_is_older_than_what_is_there(
+    run: tr.Run, commit_gate: CommitGate
+) -> None:
+    commit_gate.opened.set()
     for step in (10, 20):
         run.save(step, TREE)
     run.wait(60)
-    gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
     run.save(10, TREE, overwrite=True)
     with pytest.raises(StoreFailed, match="no room"):
         run.save(11, TREE)
-    gate.error = None
+    commit_gate.error = None
     with pytest.raises(Exists, match="older than its latest step, 20"):
         run.save(11, TREE)
     run.save(10, TREE, overwrite=True)
@@ -346,13 +320,13 @@ def test_a_step_after_an_overwrite_that_failed_is_older_than_what_is_there(run: 
     assert run.steps() == [10, 11]
 
 
-def test_a_step_that_failed_can_be_saved_again(run: tr.Run, gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
+def test_a_step_that_failed_can_be_saved_again(run: tr.Run, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
     saved = run.save(1, TREE)
-    gate.opened.set()
+    commit_gate.opened.set()
     with pytest.raises(StoreFailed, match="no room"):
         saved.result(60)
-    gate.error = None
+    commit_gate.error = None
     run.save(1, TREE).result(60)
     assert run.steps() == [1]
 
@@ -379,39 +353,39 @@ def test_a_folder_of_a_users_is_no_step(run: tr.Run) -> None:
 # -------------------------------------------------------------------------------------- where errors and waits come out
 
 
-def test_an_error_that_nobody_asked_for_is_raised_by_the_next_save(run: tr.Run, gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
-    gate.opened.set()
+def test_an_error_that_nobody_asked_for_is_raised_by_the_next_save(run: tr.Run, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.opened.set()
     run.save(1, TREE)
     wait_for_the_end(run)
     with pytest.raises(StoreFailed, match=r"the earlier save to .*step_00000001' failed: .*no room"):
         run.save(2, TREE)
-    gate.error = None
+    commit_gate.error = None
     run.save(3, TREE)
     run.wait(60)
     assert run.steps() == [3]
 
 
-def test_an_error_is_raised_also_where_the_next_step_is_not_saved(tmp_path: Path, gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
-    gate.opened.set()
+def test_an_error_is_raised_also_where_the_next_step_is_not_saved(tmp_path: Path, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.opened.set()
     run = tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=10))
     run.save(10, TREE)
     wait_for_the_end(run)
     with pytest.raises(StoreFailed, match="no room"):
         run.save(11, TREE)
-    gate.error = None
+    commit_gate.error = None
     assert run.save(12, TREE).reason == "SaveEvery(steps=10): 10 was not saved"  # which is made up for
     assert not run.save(13, TREE)
     run.close()
 
 
 @pytest.mark.parametrize("ask", ["wait", "close", "load", "load one", "load_or_init", "gc", "branch"])
-def test_an_error_is_raised_by_whatever_comes_next(tmp_path: Path, gate: Gate, ask: str) -> None:
-    gate.opened.set()
+def test_an_error_is_raised_by_whatever_comes_next(tmp_path: Path, commit_gate: CommitGate, ask: str) -> None:
+    commit_gate.opened.set()
     run = tr.Run(tmp_path / "run")
     run.save(1, TREE).result(60)
-    gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
     run.save(2, TREE)
     asks: dict[str, Callable[[], object]] = {
         "wait": run.wait,
@@ -440,21 +414,51 @@ def test_what_fails_after_the_commit_is_told_and_the_step_stays(run: tr.Run, mon
     assert run.steps() == [0, 1]
 
 
-def test_waiting_has_an_end(run: tr.Run, gate: Gate) -> None:
+def test_the_rest_is_done_after_the_commit_and_only_then(
+    run: tr.Run, commit_gate: CommitGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_gate.opened.set()
+    run.save(0, TREE).result(60)
+    run = tr.Run(run.path, keep=tr.KeepLast(1))
+    commit_gate.opened.clear()
+    seen: list[Any] = []
+    replace = os.replace
+
+    def watched(name: Any, new: Any, **options: Any) -> None:
+        if os.fspath(new).endswith(".removed"):
+            assert saved.pending is not None
+            step = tr.load(step_path(run.path, 1), only="step")["step"]
+            seen.append((step, threading.current_thread().name, saved.pending.cancel()))
+        replace(name, new, **options)
+
+    monkeypatch.setattr(os, "replace", watched)
+    saved = run.save(1, TREE)
+    commit_gate.opened.set()
+    run.wait(60)
+    assert seen == [(0, "treering-saves", False)]
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    run.save(2, TREE)
+    with pytest.raises(StoreFailed, match="no room"):
+        run.wait(60)
+    assert len(seen) == 1
+    assert run.steps() == [1]
+
+
+def test_waiting_has_an_end(run: tr.Run, commit_gate: CommitGate) -> None:
     run.save(1, TREE)
     with pytest.raises(Timeout, match="not done"):
         run.wait(0.05)
-    gate.opened.set()
+    commit_gate.opened.set()
     run.wait(60)
     assert run.steps() == [1]
 
 
-def test_a_block_waits_at_its_end(tmp_path: Path, gate: Gate) -> None:
+def test_a_block_waits_at_its_end(tmp_path: Path, commit_gate: CommitGate) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(1, TREE)
-        assert gate.reached.wait(60)
+        assert commit_gate.reached.wait(60)
         assert run.steps() == []
-        gate.opened.set()
+        commit_gate.opened.set()
     assert run.steps() == [1]
     with pytest.raises(ValueError, match="was closed; save inside its `with` block"):
         run.save(2, TREE)
@@ -462,25 +466,25 @@ def test_a_block_waits_at_its_end(tmp_path: Path, gate: Gate) -> None:
     run.close()
 
 
-def test_a_block_raises_what_failed(tmp_path: Path, gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
-    gate.opened.set()
+def test_a_block_raises_what_failed(tmp_path: Path, commit_gate: CommitGate) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.opened.set()
     with pytest.raises(StoreFailed, match="no room"), tr.Run(tmp_path / "run") as run:
         run.save(1, TREE)
 
 
-def test_a_block_that_ends_with_an_error_waits_and_lets_it_pass(tmp_path: Path, gate: Gate) -> None:
+def test_a_block_that_ends_with_an_error_waits_and_lets_it_pass(tmp_path: Path, commit_gate: CommitGate) -> None:
     def fails(step: int) -> None:
         with tr.Run(tmp_path / "run") as run:
             run.save(step, TREE)
             raise KeyError("mine")
 
-    gate.opened.set()
+    commit_gate.opened.set()
     with pytest.raises(KeyError) as good:
         fails(1)
     assert tr.Run(tmp_path / "run").steps() == [1]
     assert not hasattr(good.value, "__notes__")
-    gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
     with pytest.raises(KeyError) as bad:
         fails(2)
     assert "no room" in "".join(bad.value.__notes__)
@@ -558,16 +562,18 @@ def test_a_signal_has_its_way_when_the_step_is_durable(tmp_path: Path, came: lis
         assert came == [[2], [2]]
 
 
-def test_a_signal_is_not_lost_where_its_save_fails(tmp_path: Path, came: list[list[int]], gate: Gate) -> None:
-    gate.error = OSError(errno.ENOSPC, "no room")
-    gate.opened.set()
+def test_a_signal_is_not_lost_where_its_save_fails(
+    tmp_path: Path, came: list[list[int]], commit_gate: CommitGate
+) -> None:
+    commit_gate.error = OSError(errno.ENOSPC, "no room")
+    commit_gate.opened.set()
     with tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=100)) as run:
         run.save_on_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(StoreFailed, match="no room"):
             run.save(1, TREE)
         assert came == []
-        gate.error = None
+        commit_gate.error = None
         assert run.save(2, TREE)
         assert came == [[2]]
 
