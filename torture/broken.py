@@ -104,7 +104,8 @@ def _decide_before_commit() -> None:
     from treering._coordination.operations import Call, Commit, Operations, Put
     from treering._values.checkpoint_names import decision_name
 
-    coordinate = joint_driver.coordinate
+    driver: Any = joint_driver
+    coordinate = driver.coordinate
 
     def decide_first(call: Call, signature: bytes) -> Operations:
         steps, answer = coordinate(call, signature), None
@@ -115,7 +116,7 @@ def _decide_before_commit() -> None:
                     yield Put(decision_name(call.attempt), DecisionMessage(who=call.who).encode())
                 answer = yield step
 
-    _set(joint_driver, "coordinate", decide_first)
+    _set(driver, "coordinate", decide_first)
 
 
 def _swallow_decision() -> None:
@@ -123,13 +124,14 @@ def _swallow_decision() -> None:
     from treering._coordination.operations import Call, Operations
     from treering.errors import TreeringError
 
-    participate = joint_driver.participate
+    driver: Any = joint_driver
+    participate = driver.participate
 
     def swallow(call: Call, check: Callable[[bytes], None]) -> Operations:
         with contextlib.suppress(TreeringError):
             yield from participate(call, check)
 
-    _set(joint_driver, "participate", swallow)
+    _set(driver, "participate", swallow)
 
 
 def _leave_files() -> None:
