@@ -75,7 +75,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         return work()
 
     monkeypatch.setattr(exchange, "process_of", lambda device: device.id // 2)
-    monkeypatch.setattr(joint_load, "_job", lambda: Processes(this=0, count=4))
+    monkeypatch.setattr(joint_load, "job_processes", lambda: Processes(this=0, count=4))
     monkeypatch.setattr(joint_load, "allgather_with_deadline", playing.allgather_with_deadline)
     monkeypatch.setattr(joint_load, "run_in_order", run_in_order)
     monkeypatch.setattr(timing, "current", Timing(reopen_first=0.0))

@@ -133,6 +133,11 @@ def _number(value: Any) -> Any:
     return number if type(number) in (bool, int, float) else value
 
 
+def job_processes() -> Processes:
+    """Return which process of the job this is, and how many there are; asked where jax is sure to run."""
+    return Processes(this=jax.process_index(), count=jax.process_count())
+
+
 def this_processes(leaves: Iterable[Any]) -> Processes:
     """Return which process of the job this is, and how many there are.
 
@@ -146,5 +151,5 @@ def this_processes(leaves: Iterable[Any]) -> Processes:
     """
     # By class: there are few of them, and thousands of leaves.
     if jax.distributed.is_initialized() or any(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
-        return Processes(this=jax.process_index(), count=jax.process_count())
+        return job_processes()
     return Processes(this=0, count=1)

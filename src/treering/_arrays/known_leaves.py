@@ -26,69 +26,52 @@ _SHARDING: Final = operator.attrgetter("sharding")
 
 _Picks = tuple[tuple[Box, Any], ...]
 """The boxes of an array that are wanted, each with the device that holds it."""
+_Match = Callable[[Sequence[Any]], bool]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Sources(Mapping[int, tuple[HeldBox, ...]]):
     """The boxes of leaves that are alike: for thousands of leaves nothing is made until it is asked for."""
 
-    def __init__(
-        self,
-        order: Sequence[int],
-        whole: Mapping[int, Box],
-        picked: Mapping[int, _Picks],
-        anew: Mapping[int, tuple[HeldBox, ...]],
-        leaves: Sequence[Any],
-    ) -> None:
-        self._order = order
-        self._whole = whole
-        self._picked = picked
-        self._anew = anew
-        self._leaves = leaves
+    order: Sequence[int]
+    whole: Mapping[int, Box]
+    picked: Mapping[int, _Picks]
+    anew: Mapping[int, tuple[HeldBox, ...]]
+    leaves: Sequence[Any]
 
     def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
-        box = self._whole.get(number)
+        box = self.whole.get(number)
         if box is not None:
-            return (HeldBox(box, self._leaves[number]),)
-        picks = self._picked.get(number)
+            return (HeldBox(box, self.leaves[number]),)
+        picks = self.picked.get(number)
         if picks is None:
-            return self._anew[number]
-        held = {shard.device: shard.data for shard in self._leaves[number].addressable_shards}
+            return self.anew[number]
+        held = {shard.device: shard.data for shard in self.leaves[number].addressable_shards}
         return tuple(HeldBox(box, held[device]) for box, device in picks)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._order)
+        return iter(self.order)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
 
-class _NumpyColumn:
-    """What numpy arrays have to be."""
-
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._facts = list(map(_SHAPE_AND_DTYPE, arrays))
-
-    def fits(self, arrays: Sequence[Any]) -> bool:
-        """Tell whether these arrays are alike, one by one."""
-        return list(map(_SHAPE_AND_DTYPE, arrays)) == self._facts
+def _match_numpy(arrays: Sequence[Any]) -> _Match:
+    """Return what tells whether other numpy arrays are like these, one by one."""
+    facts = list(map(_SHAPE_AND_DTYPE, arrays))
+    return lambda others: list(map(_SHAPE_AND_DTYPE, others)) == facts
 
 
-class _JaxColumn:
-    """What jax arrays have to be."""
-
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._avals = list(map(_AVAL, arrays))
-        self._shardings = list(map(_SHARDING, arrays))
-        # Asked of the class, which all of them share: this is most of what a comparison costs.
-        self._is_deleted = type(arrays[0]).is_deleted
-
-    def fits(self, arrays: Sequence[Any]) -> bool:
-        """Tell whether these arrays are alike, one by one, and have bytes."""
-        return (
-            _all_alike(list(map(_AVAL, arrays)), self._avals, _same_aval)
-            and _all_alike(list(map(_SHARDING, arrays)), self._shardings, _same_sharding)
-            and not any(map(self._is_deleted, arrays))
-        )
+def _match_jax(arrays: Sequence[Any]) -> _Match:
+    """Return what tells whether other jax arrays are like these, one by one, and have bytes."""
+    avals, shardings = list(map(_AVAL, arrays)), list(map(_SHARDING, arrays))
+    # Asked of the class, which all of them share: this is most of what a comparison costs.
+    is_deleted = type(arrays[0]).is_deleted
+    return lambda others: (
+        _all_alike(list(map(_AVAL, others)), avals, _same_aval)
+        and _all_alike(list(map(_SHARDING, others)), shardings, _same_sharding)
+        and not any(map(is_deleted, others))
+    )
 
 
 def _all_alike(found: Sequence[Any], known: Sequence[Any], alike: Callable[[Any, Any], bool]) -> bool:
@@ -148,12 +131,12 @@ class KnownLeaves:
                 self._picked[number] = shared.setdefault(picks, picks)
             else:
                 self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]]))
-        self._columns: list[tuple[Callable[[Sequence[Any]], Any], _NumpyColumn | _JaxColumn]] = []
-        for kind, column in (("jax", _JaxColumn), ("numpy", _NumpyColumn), ("key", _JaxColumn)):
+        self._columns: list[tuple[Callable[[Sequence[Any]], Any], _Match]] = []
+        for kind, match in (("jax", _match_jax), ("numpy", _match_numpy), ("key", _match_jax)):
             numbers = [number for number in leaves.sources if flat.kinds[number] == kind]
             if numbers:
                 take = operator.itemgetter(*numbers, numbers[0])  # of two and more it makes a tuple
-                self._columns.append((take, column(take(flat.leaves))))
+                self._columns.append((take, match(take(flat.leaves))))
 
     def describe(self, leaves: Sequence[Any]) -> DescribedLeaves | None:
         """Describe leaves of the same kinds, in the same order; None where one of them is not alike.
@@ -163,25 +146,23 @@ class KnownLeaves:
         """
         if any(is_large(kind, leaves[number]) for number, kind in self._texts):
             return None
-        if not all(column.fits(take(leaves)) for take, column in self._columns):
+        if not all(matches(take(leaves)) for take, matches in self._columns):
             return None
-        anew: dict[int, tuple[HeldBox, ...]] = {}
-        if not self._describe_anew(leaves, anew):
+        anew = self._describe_anew(leaves)
+        if anew is None:
             return None
-        values = {number: leaves[number] for number in self._values}
-        values.update(self._opaque)
+        values = {number: leaves[number] for number in self._values} | self._opaque
         sources = _Sources(self._order, self._whole, self._picked, anew, leaves)
         return dataclasses.replace(self._empty, sources=sources, values=values)
 
-    def _describe_anew(self, leaves: Sequence[Any], sources: dict[int, tuple[HeldBox, ...]]) -> bool:
+    def _describe_anew(self, leaves: Sequence[Any]) -> dict[int, tuple[HeldBox, ...]] | None:
         """Describe the few that are not simply held against what they were: keys, numpy scalars, long texts."""
         describe = Describer(self.processes)
-        types: list[int] = []
-        for number, kind, _ in self._anew:
-            found_type, sources[number], _ = describe.describe(kind, leaves[number])
-            types.append(found_type)
-        found_types = tuple(describe.numbers)
-        return all(found_types[found] == row[2] for found, row in zip(types, self._anew, strict=True))
+        found = [describe.describe(kind, leaves[number]) for number, kind, _ in self._anew]
+        types = tuple(describe.numbers)
+        if any(types[number] != row[2] for (number, _, _), row in zip(found, self._anew, strict=True)):
+            return None
+        return {number: boxes for (number, _, _), (_, boxes, _) in zip(self._anew, found, strict=True)}
 
 
 def _picks(leaf: jax.Array, sources: Sequence[HeldBox]) -> _Picks:

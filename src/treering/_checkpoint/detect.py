@@ -29,26 +29,21 @@ _GZIP: Final = b"\x1f\x8b"
 _ZIPPED_BYTES: Final = 4096
 
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
+_INDEX_ITSELF: Final = "the index of a checkpoint"
 _OTHER_FILES: Final = {
-    b"PK\x03\x04": "a zip archive (as .npz files and PyTorch checkpoints are)",
-    b"\x93NUMPY": "a .npy file",
-    b"\x89HDF\r\n": "an HDF5 file",
-    b"\x28\xb5\x2f\xfd": "a zstd file",
-    b"\x80\x02": "a pickle",
-    b"\x80\x03": "a pickle",
-    b"\x80\x04": "a pickle",
-    b"\x80\x05": "a pickle",
-    b"GGUF": "a GGUF file",
-    b'{"treering"': "the index of a checkpoint",
-    b'{"': "a JSON text",
-    b"{\n": "a JSON text",
+    "a zip archive (as .npz files and PyTorch checkpoints are)": (b"PK\x03\x04",),
+    "a .npy file": (b"\x93NUMPY",),
+    "an HDF5 file": (b"\x89HDF\r\n",),
+    "a zstd file": (b"\x28\xb5\x2f\xfd",),
+    "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    "a GGUF file": (b"GGUF",),
+    _INDEX_ITSELF: (b'{"treering"',),
+    "a JSON text": (b'{"', b"{\n"),
 }
 # What makes a folder a leaves directory: the index, or what a save without one left.
 _LEAVES: Final = ("tensorstore_index.json", ".treering")
 _OTHER_FOLDERS: Final = {
-    "_CHECKPOINT_METADATA": "an Orbax checkpoint",
-    "_METADATA": "an Orbax checkpoint",
-    "commit_success.txt": "an Orbax checkpoint",
+    **dict.fromkeys(("_CHECKPOINT_METADATA", "_METADATA", "commit_success.txt"), "an Orbax checkpoint"),
     "manifest.ocdbt": "an OCDBT database, as Orbax writes it",
     ".zgroup": "a zarr group",
     ".zarray": "a zarr array",
@@ -108,15 +103,15 @@ def detect(path: str | os.PathLike[str]) -> Form:
         return _folder(place)
     try:
         with open_file(place) as file:
-            first = file.read(0, min(file.size, _FIRST_BYTES))
             size = file.size
+            first = file.read(0, min(size, _FIRST_BYTES))
             zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == _GZIP else None
     except NotFound as error:
         error.hint = _instead_of(place)
         raise
     if zipped is not None:
-        if ".msgpack" not in place.name:
-            _require_holder(shown, unzip_first(zipped))
+        if ".msgpack" not in place.name and (start := unzip_first(zipped)):
+            _require_holder(shown, start)
         return Form.GZIP
     return _file(shown, first, size)
 
@@ -136,29 +131,24 @@ def _file(shown: str, first: bytes, size: int) -> Form:
     if shown.endswith(".safetensors") and (size < _HEADER_PREFIX or not header or header > size - _HEADER_PREFIX):
         # Damaged, and its reader says how.
         return Form.SAFETENSORS
-    for magic, other in _OTHER_FILES.items():
-        if first.startswith(magic):
-            is_index = magic == b'{"treering"' or located(shown).name in _LEAVES
+    for other, magics in _OTHER_FILES.items():
+        if first.startswith(magics):
+            is_index = other == _INDEX_ITSELF or located(shown).name in _LEAVES
             hint = "pass the folder that it is in" if is_index else _READ_HERE
             raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
     if shown.endswith(".safetensors"):
         return Form.SAFETENSORS
     # What is called .msgpack and is none is damaged, and its reader says how.
     if not shown.endswith(".msgpack"):
-        if not size:
-            raise Format(f"{shown!r} is in no form that treering reads ({_FORMS})", hint="it is empty")
         _require_holder(shown, first)
     return Form.MSGPACK
 
 
 def _require_holder(shown: str, first: bytes) -> None:
-    if first and first[0] not in _HOLDERS:
-        what = (
-            "it looks like text"
-            if _is_text(first)
-            else "a bare value is msgpack only in a file with the suffix .msgpack"
-        )
-        raise Format(f"{shown!r} is in no form that treering reads ({_FORMS})", hint=what)
+    if not first or first[0] not in _HOLDERS:
+        bare = "a bare value is msgpack only in a file with the suffix .msgpack"
+        hint = "it is empty" if not first else "it looks like text" if _is_text(first) else bare
+        raise Format(f"{shown!r} is in no form that treering reads ({_FORMS})", hint=hint)
 
 
 def _is_text(first: bytes) -> bool:

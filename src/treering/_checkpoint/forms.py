@@ -7,12 +7,11 @@ looks at headers needs neither jax nor numpy. A new form is one module with thes
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering._checkpoint.detect import Form, detect
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from treering._view.progress import Progress
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FormFunctions:
+class FormFunctions(NamedTuple):
     """Where the functions of one form are, as ``module:name`` below ``treering``."""
 
     source: str
@@ -37,40 +35,22 @@ class FormFunctions:
     """``(path)`` opens it to look at leaves one by one; a context manager."""
 
 
-_MSGPACK: Final = FormFunctions(
-    source="_wire.msgpack_source:open_msgpack",
-    listing="_inspect.inspect:list_msgpack_file",
-    verify="_inspect.verify:verify_msgpack",
-    tree="_inspect.open_tree:open_msgpack",
-)
+# fmt: off
+_MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.inspect:list_msgpack_file",
+                                "_inspect.verify:verify_msgpack", "_inspect.open_tree:open_msgpack")
 _FORMS: Final[Mapping[Form, FormFunctions]] = {
-    Form.CHECKPOINT: FormFunctions(
-        source="_checkpoint.source:open_checkpoint",
-        listing="_inspect.inspect:list_checkpoint",
-        verify="_inspect.verify:verify_checkpoint",
-        tree="_inspect.open_tree:open_indexed",
-    ),
-    Form.RUN: FormFunctions(
-        source="_runs.latest:open_latest",
-        listing="_inspect.inspect:list_latest",
-        verify="_inspect.verify:verify_run",
-        tree="_inspect.open_tree:open_latest",
-    ),
-    Form.LEAVES: FormFunctions(
-        source="_leaves.source:open_source",
-        listing="_leaves.listing:list_leaves",
-        verify="_inspect.verify_leaves:verify_leaves",
-        tree="_inspect.open_tree:open_indexed",
-    ),
-    Form.SAFETENSORS: FormFunctions(
-        source="_checkpoint.source:open_safetensors",
-        listing="_inspect.inspect:list_safetensors",
-        verify="_inspect.verify:verify_safetensors",
-        tree="_inspect.open_tree:open_indexed",
-    ),
+    Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",
+                                   "_inspect.verify:verify_checkpoint", "_inspect.open_tree:open_indexed"),
+    Form.RUN: FormFunctions("_runs.latest:open_latest", "_inspect.inspect:list_latest",
+                            "_inspect.verify:verify_run", "_inspect.open_tree:open_latest"),
+    Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.listing:list_leaves",
+                               "_inspect.verify_leaves:verify_leaves", "_inspect.open_tree:open_indexed"),
+    Form.SAFETENSORS: FormFunctions("_checkpoint.source:open_safetensors", "_inspect.inspect:list_safetensors",
+                                    "_inspect.verify:verify_safetensors", "_inspect.open_tree:open_indexed"),
     Form.MSGPACK: _MSGPACK,
     Form.GZIP: _MSGPACK,
 }
+# fmt: on
 
 
 def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
@@ -81,7 +61,7 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
         Corrupt: its headers contradict themselves.
         StoreFailed: the system refuses.
     """
-    source: Source = _function(_FORMS[detect(path)].source)(path, files, mapped=mapped)
+    source: Source = _function(path, "source")(path, files, mapped=mapped)
     return source
 
 
@@ -94,7 +74,7 @@ def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sourc
 
 def list_headers(path: str | os.PathLike[str]) -> Listing:
     """Return what the headers of what stands at ``path`` say; raises as `open_source` does."""
-    listing: Listing = _function(_FORMS[detect(path)].listing)(path)
+    listing: Listing = _function(path, "listing")(path)
     return listing
 
 
@@ -105,13 +85,13 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
         NotFound, Format, Unsupported: as ``detect`` says.
         StoreFailed: the system refuses.
     """
-    found: Verification = _function(_FORMS[detect(path)].verify)(path, progress)
+    found: Verification = _function(path, "verify")(path, progress)
     return found
 
 
 def open_leaf_by_leaf(path: str | os.PathLike[str]) -> AbstractContextManager[Any]:
     """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
-    opened: AbstractContextManager[Any] = _function(_FORMS[detect(path)].tree)(path)
+    opened: AbstractContextManager[Any] = _function(path, "tree")(path)
     return opened
 
 
@@ -120,6 +100,6 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return detect(path) is Form.RUN
 
 
-def _function(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(f"treering.{module}"), function)
+def _function(path: str | os.PathLike[str], task: str) -> Any:
+    module, _, name = getattr(_FORMS[detect(path)], task).partition(":")
+    return getattr(importlib.import_module(f"treering.{module}"), name)

@@ -10,7 +10,9 @@ import contextlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,59 +21,67 @@ import jax
 from treering._arrays.delivered import Delivery, finish, take_parts
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.exchange import exchange_parts
+from treering._arrays.host import job_processes
 from treering._arrays.source import Source
 from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
-from treering._checkpoint.retry_on_overwrite import Reopen
 from treering._coordination.allgather import allgather_with_deadline, give_up, run_in_order
 from treering._coordination.broadcast import encode_reply, raise_failures
-from treering._coordination.message_board import MessageBoard, PathMessageBoard
+from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._tree.placement import current_mesh, is_placement
 from treering._tree.rules import spec_of
+from treering._values import timing
 from treering._values.processes import Processes, format_processes, timeout_seconds
-from treering.errors import Busy, Mismatch, NotFound, NotShared, TreeringError
+from treering._values.telemetry import report
+from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, TreeringError
 
+S = TypeVar("S", bound=Source)
 T = TypeVar("T")
 
-_SHARE: Final = "use one folder for all processes, on a file system that they share"
+# Each try needs a whole save while the tree is being read.
+_TRIES: Final = 100
+# Several processes also try again where a network file system shows them different states for a while.
+_TRIES_TOGETHER: Final = 16
 
 
-class GivenShardings:
-    """The shardings that the caller names, looked at only where a process fails before leaves have theirs.
+class Reopen(Exception):
+    """All processes have heard that the tree has to be opened again; the error is raised where that does not help."""
+
+    def __init__(self, error: TreeringError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def spans_processes(shardings: Any, mesh: Any, like: Any) -> bool:
+    """Tell whether one of the shardings that the caller names lies over several processes.
+
+    Looked at only where a process fails before leaves have theirs; what a function would return is not known.
 
     Args:
         shardings: ``shardings=``.
         mesh: ``mesh=``.
         like: ``like=`` or ``target=``.
     """
+    # Whatever cannot be looked at is what the caller is told of anyway, by the error that led here.
+    with contextlib.suppress(Exception):
+        return any(map(spans, _named_shardings(shardings, mesh, like)))
+    return False
 
-    def __init__(self, shardings: Any, mesh: Any, like: Any) -> None:
-        self._shardings = shardings
-        self._mesh = mesh
-        self._like = like
 
-    def span(self) -> bool:
-        """Tell whether one of them lies over several processes; what a function would return is not known."""
-        # Whatever cannot be looked at is what the caller is told of anyway, by the error that led here.
-        with contextlib.suppress(Exception):
-            return any(map(spans, self._all()))
-        return False
-
-    def _all(self) -> Iterator[Any]:
-        if isinstance(self._mesh, jax.sharding.Mesh):
-            yield jax.sharding.NamedSharding(self._mesh, spec_of())
-        given = jax.tree_util.tree_leaves(self._shardings, is_leaf=is_placement)
-        if self._mesh is None and self._shardings is None:
-            given = [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(self._like)]
-        current = current_mesh()
-        for one in dict.fromkeys(one for one in given if is_placement(one)):
-            if isinstance(one, jax.sharding.PartitionSpec) or isinstance(
-                getattr(one, "mesh", None), jax.sharding.AbstractMesh
-            ):
-                if current is not None:
-                    yield jax.sharding.NamedSharding(current, spec_of())
-            elif isinstance(one, jax.sharding.Sharding):
-                yield one
+def _named_shardings(shardings: Any, mesh: Any, like: Any) -> Iterator[Any]:
+    if isinstance(mesh, jax.sharding.Mesh):
+        yield jax.sharding.NamedSharding(mesh, spec_of())
+    given = jax.tree_util.tree_leaves(shardings, is_leaf=is_placement)
+    if mesh is None and shardings is None:
+        given = [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(like)]
+    current = current_mesh()
+    for one in dict.fromkeys(filter(is_placement, given)):
+        abstract = isinstance(getattr(one, "mesh", None), jax.sharding.AbstractMesh)
+        if isinstance(one, jax.sharding.PartitionSpec) or abstract:
+            if current is not None:
+                yield jax.sharding.NamedSharding(current, spec_of())
+        elif isinstance(one, jax.sharding.Sharding):
+            yield one
 
 
 class LoadGroup:
@@ -80,7 +90,7 @@ class LoadGroup:
     Args:
         path: the tree.
         timeout: seconds to wait for others at one point; None for what the environment says.
-        named: the shardings that the caller names.
+        is_shared: tells of the shardings that the caller names whether they lie over several processes.
         repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
 
     Attributes:
@@ -90,12 +100,17 @@ class LoadGroup:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, timeout: float | None, given: GivenShardings, repeats: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timeout: float | None,
+        is_shared: Callable[[], bool],
+        repeats: bool = True,
     ) -> None:
         self.joined = False
         self.path = Path(path)
         self._timeout = timeout_seconds(timeout)
-        self._given = given
+        self._is_shared = is_shared
         self._repeats = repeats
         self._processes = Processes(this=0, count=1)
         self.over = False
@@ -121,12 +136,7 @@ class LoadGroup:
         said = self._met(state=state_digest(source), plan=plan_digest(batches))
         others = _differing(said, "state")
         if others:
-            error = NotShared(
-                f"could not {self._doing}: {format_processes(others)} found another state of it than process 0",
-                hint=_SHARE,
-            )
-            error.processes = others
-            raise Reopen(error)
+            raise Reopen(self._not_shared(others, "found another state of it than process 0"))
         others = _differing(said, "plan")
         if others:
             self.over = True
@@ -153,7 +163,7 @@ class LoadGroup:
         Raises:
             NotShared: it found nothing, and others did.
         """
-        if not self.joined and self._given.span():
+        if not self.joined and self._is_shared():
             self._join_all()
         if self.joined and not self.over:
             try:
@@ -178,16 +188,12 @@ class LoadGroup:
         return self.joined
 
     def _join_all(self) -> None:
-        self._processes = _job()
+        self._processes = job_processes()
         self.joined = True
 
     @property
     def _doing(self) -> str:
         return f"load {os.fspath(self.path)!r}"
-
-    @property
-    def _board(self) -> MessageBoard | None:
-        return PathMessageBoard.of(self.path)
 
     def _met(self, *, failure: Failure | None = None, **said: Any) -> list[dict[str, Any]]:
         """Say something and hear what all processes say.
@@ -199,7 +205,7 @@ class LoadGroup:
         payload = encode_reply(said, failure)
         try:
             rows = allgather_with_deadline(
-                payload, self._processes, timeout=self._timeout, board=self._board, doing=self._doing
+                payload, self._processes, timeout=self._timeout, board=PathMessageBoard.of(self.path), doing=self._doing
             )
         except BaseException:  # an interrupt too: the call is counted as given up
             self.over = True
@@ -224,11 +230,13 @@ class LoadGroup:
         """
         nothing = tuple(n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFound.__name__)
         if nothing and any("state" in one for one in heard):
-            error = NotShared(
-                f"could not {self._doing}: {format_processes(nothing)} did not find what the others found", hint=_SHARE
-            )
-            error.processes = nothing
-            raise error
+            raise self._not_shared(nothing, "did not find what the others found")
+
+    def _not_shared(self, processes: tuple[int, ...], what: str) -> NotShared:
+        hint = "use one folder for all processes, on a file system that they share"
+        error = NotShared(f"could not {self._doing}: {format_processes(processes)} {what}", hint=hint)
+        error.processes = processes
+        return error
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -263,12 +271,69 @@ class LoadGroup:
         return [leaves.pop(id(delivery)) for delivery in deliveries]
 
     def _run(self, work: Callable[[], T], /) -> T:
-        return run_in_order(work, self._processes, timeout=self._timeout, board=self._board, doing=self._doing)
+        return run_in_order(
+            work, self._processes, timeout=self._timeout, board=PathMessageBoard.of(self.path), doing=self._doing
+        )
 
+    # ------------------------------------------------------------------------------------------------------ again
 
-def _job() -> Processes:
-    """Return the processes of the job; asked where jax is sure to run."""
-    return Processes(this=jax.process_index(), count=jax.process_count())
+    def retry_on_overwrite(self, opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
+        """Return ``work(source)``, done once more on the newer tree where a save replaced the older one meanwhile.
+
+        Files that are gone, or have other bytes, are damage only as long as the tree that was opened is the one that
+        stands there. Bytes without checksums may be another save's without looking damaged.
+
+        Args:
+            opened: opens the tree, each time anew.
+            work: reads it; what it did is thrown away where it has to be done again.
+
+        Raises:
+            Busy: the tree was replaced again and again.
+            NotShared: the processes keep finding different states of it.
+            Exception: whatever ``work`` raises on a tree that was not replaced, here or in another process.
+        """
+        with report("load", self.path):
+            return self._retry(opened, work)
+
+    def _retry(self, opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
+        alone = together = 0
+        while alone < _TRIES:
+            try:
+                with opened() as source:
+                    done, result = self._try(source, work)
+            except Reopen as again:
+                # Counted alike on all, so that all end at the same try.
+                together += 1
+                if together == _TRIES_TOGETHER:
+                    raise again.error from None
+                time.sleep(min(timing.current.reopen_longest, timing.current.reopen_first * 2**together))
+            except Exception as error:
+                self.tell(error)
+                raise
+            except BaseException:  # an interrupt does not wait for others
+                self.leave()
+                raise
+            else:
+                if done:
+                    return result[0]
+                alone += 1
+        raise Busy(f"the tree was replaced {_TRIES} times while it was being read", hint="try again")
+
+    def _try(self, source: S, work: Callable[[S], T]) -> tuple[bool, list[T]]:
+        """Return whether the tree was there to the end, and if so ``work(source)``."""
+        result: list[T] = []
+        try:
+            result.append(work(source))
+        except (Corrupt, NotFound):
+            if self.over or source.is_current():
+                raise
+        else:
+            if source.index.verified or source.is_current():
+                self.end()
+                return True, result
+        if self.joined:
+            self.replaced()
+        return False, []
 
 
 def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:

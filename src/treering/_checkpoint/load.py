@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,9 +18,8 @@ from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.into_like import into_like
-from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.read_leaves import ReadProgress, plan_deliveries
-from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._format.index import Index
 from treering._format.selection import Selection, select
 from treering._format.structure import build
@@ -105,8 +105,8 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
     """Return the tree at ``path``; ``treering.load`` says more."""
     require_path(path)
     options.check(like)
-    given = GivenShardings(options.shardings, options.mesh, like)
-    group = LoadGroup(path, timeout=options.timeout, given=given)
+    is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
+    group = LoadGroup(path, timeout=options.timeout, is_shared=is_shared)
 
     def work(source: Source) -> Any:
         plan = plan_load(source, select_part(source, options), like, options)
@@ -118,7 +118,7 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
         return read_source(path, mapped=options.mapped)
 
     with showing(options.progress):
-        return retry_on_overwrite(opened, work, group)
+        return group.retry_on_overwrite(opened, work)
 
 
 def select_part(source: Source, options: LoadOptions) -> Selection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +16,8 @@ import numpy as np
 from treering._arrays.delivered import Delivery
 from treering._arrays.host import jax_holds
 from treering._checkpoint.into_like import into_like
-from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.read_leaves import plan_deliveries
-from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
 from treering._format.structure import as_dicts, build
@@ -107,7 +107,8 @@ def tree_deserialize_leaves(
         {'layers': {'0': 2.5, '1': None}, 'step': 7}
     """
     path = local_folder_path(checkpoint_dir)
-    group = LoadGroup(path, timeout=timeout, given=GivenShardings(shardings, mesh, target), repeats=callback is None)
+    is_shared = functools.partial(spans_processes, shardings, mesh, target)
+    group = LoadGroup(path, timeout=timeout, is_shared=is_shared, repeats=callback is None)
     options = _check_options(
         ShardingOptions(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,
         callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, group=group,
@@ -160,8 +161,8 @@ def _batch(chunk_size: Any) -> int | None:
 def _deserialize(path: Path, prefix: str | None, manager: Any, options: DeserializeOptions) -> Any:
     if manager is not None:
         manager.wait_until_finished()
-    return retry_on_overwrite(
-        lambda: _opened(path, prefix or None), lambda source: load_tree(source, options), options.group
+    return options.group.retry_on_overwrite(
+        lambda: _opened(path, prefix or None), lambda source: load_tree(source, options)
     )
 
 

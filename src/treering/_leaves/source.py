@@ -61,7 +61,7 @@ def open_source(
 
     A branch of another program is read without checksums; the source's ``structured`` and ``index.verified`` say so.
     The source's ``is_current`` tells whether a save has replaced what was opened: damage may come from that, and then
-    the directory is opened again (`treering._checkpoint.retry_on_overwrite`).
+    the directory is opened again (`treering._checkpoint.joint_load`).
 
     Args:
         path: the directory.

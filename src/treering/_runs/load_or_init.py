@@ -11,9 +11,8 @@ import jax
 from jax.sharding import NamedSharding, Sharding
 
 from treering._checkpoint.forms import read_source
-from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
-from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._printable import kind_of
 from treering._runs.iterators import load_items, restore_states
 from treering._tree.flatten import Flattened, flatten_like
@@ -51,12 +50,11 @@ def load_or_initialise(
     fresh = _Fresh.of(init_fn, options.shardings, options.mesh)
     if path is None:
         return fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
-    group = LoadGroup(path, timeout=timeout, given=GivenShardings(None, None, fresh.like))
+    group = LoadGroup(path, timeout=timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
-    items = retry_on_overwrite(
+    items = group.retry_on_overwrite(
         lambda: read_source(path, mapped=False),
         lambda source: load_items(source, fresh.like, asked, group, wording=_WORDING),
-        group,
     )
     tree = fresh.complete(items.tree, items.kept)
     restore_states(dataclasses.replace(items, like=tree))  # only now nothing can fail any more

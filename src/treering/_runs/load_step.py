@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsIndex, TypeVar
@@ -11,9 +12,8 @@ from treering._arrays.host import this_processes
 from treering._arrays.source import Source
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.forms import read_source
-from treering._checkpoint.joint_load import GivenShardings, LoadGroup
+from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
-from treering._checkpoint.retry_on_overwrite import retry_on_overwrite
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect
 from treering._runs.iterators import load_items, restore_states
@@ -150,12 +150,12 @@ def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
 
 def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     path = step_path(run.path, step)
-    group = LoadGroup(path, timeout=run.timeout, given=GivenShardings(options.shardings, options.mesh, like))
+    is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
+    group = LoadGroup(path, timeout=run.timeout, is_shared=is_shared)
     with showing(options.progress):
-        items = retry_on_overwrite(
+        items = group.retry_on_overwrite(
             lambda: _open_step(run, step, path, mapped=options.mapped),
             lambda source: load_items(source, like, options, group),
-            group,
         )
     # Only now all of it was checked, and the other processes have theirs.
     return restore_states(items)
