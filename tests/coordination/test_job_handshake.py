@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import treering
+from treering._codec.documents import json_text
 from treering._coordination import allgather, job_handshake
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
@@ -131,8 +132,14 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
 
 def test_an_error_fits_into_what_can_be_brought() -> None:
     long = StoreFailed("ä" * 5000, hint="h" * 5000)
-    assert len(job_handshake._encode_failure(long)) <= allgather.PAYLOAD_BYTES - 16
-    assert b"PermissionDenied" in job_handshake._encode_failure(PermissionDenied("no"))
+    for failure in (long, PermissionDenied("no", hint="ask"), ValueError("ä" * 90)):
+        told = Failure.of(failure)
+        fitting = told.fit(100)
+        assert len(json_text(fitting.to_node())) <= 100 or not fitting.message.removesuffix("...")
+        whole = told.fit(allgather.PAYLOAD_BYTES)
+        assert len(json_text(whole.to_node())) <= allgather.PAYLOAD_BYTES
+        assert whole.name == told.name
+        assert whole.message.startswith(told.message[:20])
 
 
 def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: Path, others: Others) -> None:

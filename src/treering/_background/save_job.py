@@ -205,10 +205,8 @@ class SaveJob(Watch):
             TreeringError: this is another process.
         """
         if os.getpid() != self._owner:
-            raise TreeringError(
-                f"the save to {self.shown!r} belongs to process {self._owner}, of which this process is a fork",
-                hint="only that process knows its outcome",
-            )
+            what = f"belongs to process {self._owner}, of which this process is a fork"
+            raise TreeringError(f"the save to {self.shown!r} {what}", hint="only that process knows its outcome")
 
 
 class PendingSave:

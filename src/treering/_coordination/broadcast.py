@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from treering._codec.documents import json_text
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.messages import Failure
@@ -70,15 +71,8 @@ def broadcast(
 def encode_reply(said: dict[str, Any], failure: Failure | None) -> bytes:
     """Return what a process says; of a long error the hint and the end are left out."""
     if failure is None:
-        return json.dumps(said).encode()
-    node = failure.to_node()
-    payload = json.dumps({"failure": node}).encode()
-    length = PAYLOAD_BYTES
-    while len(payload) > PAYLOAD_BYTES:
-        length = length * 3 // 4
-        cut = f"{failure.message[:length]}..." if len(failure.message) > length else failure.message
-        payload = json.dumps({"failure": {**node, "message": cut, "hint": None, "missing": []}}).encode()
-    return payload
+        return json_text(said).encode()
+    return json_text({"failure": failure.fit(PAYLOAD_BYTES - len('{"failure":}')).to_node()}).encode()
 
 
 def raise_failures(replies: Sequence[dict[str, Any]], doing: str) -> None:

@@ -7,7 +7,6 @@ call number 7 of one process is call number 7 of every other.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -177,7 +176,7 @@ class _JobHandshake:
         Raises:
             TreeringError: another process did not come, or process 0 cannot write.
         """
-        failure = _encode_failure(self._failed) if self._failed else b""
+        failure = self._failure()
         failed = self._in_step(functools.partial(self._job.agree, failure, self._doing), self._timeout)
         self._raise(failed)
 
@@ -189,7 +188,7 @@ class _JobHandshake:
             TreeringError: another process did not come, or process 0 cannot write.
         """
         if self._is_coordinator:
-            own = _encode_failure(self._failed) if self._failed else b""
+            own = self._failure()
             if self._failed is None:
                 self._require_others()
                 self._sign()  # from here on its message is the mark
@@ -204,23 +203,15 @@ class _JobHandshake:
         unseen = tuple(number for number, said in enumerate(others, 1) if said)
         if unseen:
             verb = "does" if len(unseen) == 1 else "do"
-            error = NotShared(
-                f"could not {self._doing}: {format_processes(unseen)} {verb} not see what process 0 writes",
-                hint="use a file system that all processes share",
-            )
+            what = f"{format_processes(unseen)} {verb} not see what process 0 writes"
+            error = NotShared(f"could not {self._doing}: {what}", hint="use a file system that all processes share")
             error.processes = unseen
             raise error
 
     def _in_step(self, work: Callable[[], T], timeout: float) -> T:
-        return run_in_order(
-            work,
-            self._job.processes,
-            timeout=timeout,
-            board=self._board,
-            doing=self._doing,
-            # Where the others find no folder, it is process 0 that has not come.
-            maker=None if self._is_coordinator else 0,
-        )
+        # Where the others find no folder, it is process 0 that has not come.
+        job, maker = self._job, None if self._is_coordinator else 0
+        return run_in_order(work, job.processes, timeout=timeout, board=self._board, doing=self._doing, maker=maker)
 
     def _raise(self, failed: bytes) -> None:
         """Raise what process 0 failed at, if it did."""
@@ -230,6 +221,11 @@ class _JobHandshake:
             what = "the message of process 0"
             failure = Failure.from_node(parse_json(failed.decode(), what), what)
             raise failure.to_error(f"process 0 could not {self._doing}", (0,))
+
+    def _failure(self) -> bytes:
+        """Return what this process failed at, if it did, as it fits beside a name."""
+        failure = None if self._failed is None else Failure.of(self._failed).fit(PAYLOAD_BYTES - 16)
+        return b"" if failure is None else json_text(failure.to_node()).encode()
 
     def _begin(self) -> None:
         """Make the folder and leave the mark in it."""
@@ -328,14 +324,3 @@ def _refresh_folder(folder: Path) -> None:
     """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
     with contextlib.suppress(OSError):
         opened_store(folder, quick=True).close()
-
-
-def _encode_failure(error: TreeringError) -> bytes:
-    """Return an error as it fits into a payload."""
-    failure = Failure.of(error)
-    for length in (300, 100, 30):
-        short = dataclasses.replace(failure, message=failure.message[:length], hint=None)
-        text = json_text(short.to_node()).encode()
-        if len(text) <= PAYLOAD_BYTES - 16:
-            return text
-    return json_text(dataclasses.replace(failure, message="", hint=None).to_node()).encode()

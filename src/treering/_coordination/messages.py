@@ -62,14 +62,11 @@ class Failure:
         """
         for known in type(error).__mro__:
             if isinstance(error, TreeringError) and _CLASSES.get(known.__name__) is known:
-                number = getattr(error, "errno", None)
-                return cls(
-                    name=known.__name__,
-                    message=_message_with_place(error)[:_LONGEST_TEXT],
-                    hint=error.hint[:_LONGEST_TEXT] if error.hint else None,
-                    errno=number if type(number) is int else None,
-                    missing=error.missing if isinstance(error, Timeout) else (),
-                )
+                text = str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)  # its place is in it
+                hint = error.hint[:_LONGEST_TEXT] if error.hint else None
+                number = number if type(number := getattr(error, "errno", None)) is int else None
+                missing = error.missing if isinstance(error, Timeout) else ()
+                return cls(name=known.__name__, message=text[:_LONGEST_TEXT], hint=hint, errno=number, missing=missing)
         message = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST_TEXT])))
         return cls(name=ProcessFailed.__name__, message=message)
 
@@ -102,6 +99,20 @@ class Failure:
             error.processes = processes
         return error
 
+    def fit(self, most: int) -> Failure:
+        """Return the same, or with no hint and with as much of the message as has a JSON of ``most`` bytes.
+
+        Example:
+            >>> Failure.of(ValueError("no" * 1000)).fit(100).message
+            'ValueError: nonon...'
+        """
+        short, length = self, most
+        while len(json_text(short.to_node())) > most and length:
+            length = length * 3 // 4
+            cut = f"{self.message[:length]}..." if len(self.message) > length else self.message
+            short = dataclasses.replace(self, message=cut, hint=None, missing=())
+        return short
+
     def to_node(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         node = dataclasses.asdict(self)
@@ -117,13 +128,8 @@ class Failure:
         hint, number = node.get("hint"), node.get("errno")
         if type(hint) not in (str, type(None)) or type(number) not in (int, type(None)):
             raise Corrupt(f"{what} has a hint or an errno of another type")
-        return cls(
-            name=member(node, "class", str, what),
-            message=member(node, "message", str, what),
-            hint=hint,
-            errno=number,
-            missing=_read_numbers(node, "missing", what),
-        )
+        name, message = member(node, "class", str, what), member(node, "message", str, what)
+        return cls(name=name, message=message, hint=hint, errno=number, missing=_read_numbers(node, "missing", what))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +219,8 @@ class VoteMessage:
         failure = Failure.from_node(member(node, "failure", dict, what), what) if "failure" in node else None
         if (failure is None) is (stage is VoteStage.FAILED):
             raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
-        return cls(
-            stage=stage,
-            who=node["who"],
-            payload=_decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b"",
-            failure=failure,
-            finished=node["left"],
-        )
+        payload = _decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b""
+        return cls(stage=stage, who=node["who"], payload=payload, failure=failure, finished=node["left"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,12 +262,9 @@ class DecisionMessage:
             if "failure" in node:
                 raise Corrupt(f"{what} says both that it is committed and that it failed")
             return cls(who=node["who"])
-        return cls(
-            who=node["who"],
-            failure=Failure.from_node(member(node, "failure", dict, what), what),
-            processes=_read_numbers(node, "processes", what),
-            in_doubt=member(node, "kept", bool, what),
-        )
+        failure = Failure.from_node(member(node, "failure", dict, what), what)
+        processes, in_doubt = _read_numbers(node, "processes", what), member(node, "kept", bool, what)
+        return cls(who=node["who"], failure=failure, processes=processes, in_doubt=in_doubt)
 
 
 def _read_object(data: bytes, what: str, **kinds: type[Any]) -> dict[str, Any]:
@@ -296,8 +294,3 @@ def _decode_bytes(text: str, what: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
         raise Corrupt(f"{what} holds bytes that are not base64") from None
-
-
-def _message_with_place(error: TreeringError) -> str:
-    """Return what an error says, with its place and without its hint."""
-    return str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)

@@ -188,12 +188,8 @@ def _acknowledge(call: Call, mine: str, *, roll_back_data: bool) -> Operations:
 
 def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool) -> Operations:
     """Tell the others at once, then remove the own data if that is safe, then leave."""
-    vote = VoteMessage(
-        stage=VoteStage.FAILED,
-        who=call.who,
-        failure=Failure.of(operations.convert_error(call, error)),
-        finished=not roll_back_data,
-    )
+    failure = Failure.of(operations.convert_error(call, error))
+    vote = VoteMessage(stage=VoteStage.FAILED, who=call.who, failure=failure, finished=not roll_back_data)
     with contextlib.suppress(OSError):  # the error that brought us here says more
         yield operations.Put(mine, vote.encode())
     if roll_back_data:

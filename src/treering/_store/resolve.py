@@ -52,10 +52,8 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(text, str):
         raise Unsupported(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
     if is_url(text):
-        raise Unsupported(
-            f"{text!r} is a URL; only local files are supported",
-            hint="copy it here first, or save here and copy it there",
-        )
+        hint = "copy it here first, or save here and copy it there"
+        raise Unsupported(f"{text!r} is a URL; only local files are supported", hint=hint)
     if not text or text.endswith(("/", os.sep)):
         raise Unsupported(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)

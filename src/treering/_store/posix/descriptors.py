@@ -13,7 +13,9 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from treering._values.human import bytes_text, pluralize
 
@@ -68,12 +70,18 @@ def unlock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
+def stat_at(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """Return what is known of what is at a path; None when nothing is there."""
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except FileNotFoundError:
+        return None
+
+
 def is_at(descriptor: int, path: str) -> bool:
     """Whether ``path``, itself no link, still names the open file or folder."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
+    found = stat_at(path, follow=False)
+    return found is not None and os.path.samestat(os.fstat(descriptor), found)
 
 
 def take_over(descriptor: int, old: os.stat_result) -> None:
@@ -101,14 +109,9 @@ def require_space(descriptor: int, size: int) -> None:
     Raises:
         OSError: fewer than ``size`` bytes are free, the reserve of the superuser included.
     """
-    if not hasattr(os, "fstatvfs"):  # Windows
-        return
-    try:
-        room = os.fstatvfs(descriptor)
-    except OSError:  # a file system that cannot tell
-        return
-    free = room.f_bfree * room.f_frsize
-    if room.f_blocks and size > free:
+    room = _file_system_of(descriptor)
+    free = room.f_bfree * room.f_frsize if room is not None and room.f_blocks else size
+    if size > free:
         reason = os.strerror(errno.ENOSPC)
         raise OSError(errno.ENOSPC, f"{reason}: {_size_text(size)} are needed, {_size_text(free)} are free")
 
@@ -119,11 +122,15 @@ def _size_text(size: int) -> str:
 
 def is_read_only(descriptor: int) -> bool:
     """Whether the file system of an open file or folder takes no writes at all, as far as it can tell."""
-    if not hasattr(os, "fstatvfs"):  # Windows
-        return False
-    with contextlib.suppress(OSError):
-        return bool(os.fstatvfs(descriptor).f_flag & os.ST_RDONLY)
-    return False
+    found = _file_system_of(descriptor)
+    return found is not None and bool(found.f_flag & os.ST_RDONLY)
+
+
+def _file_system_of(descriptor: int) -> os.statvfs_result | None:
+    try:
+        return os.fstatvfs(descriptor)
+    except (AttributeError, OSError):  # Windows, or a file system that cannot tell
+        return None
 
 
 def go_direct(descriptor: int) -> bool:
@@ -160,17 +167,10 @@ def reserve(descriptor: int, size: int) -> None:
     Raises:
         OSError: the disk, the quota or the limit of the process has no room for them.
     """
-    if sys.platform != "linux" or sys.maxsize <= 2**32:
-        return
-    try:
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-    except (OSError, AttributeError):  # a C library of another kind
-        return
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
-    if fallocate(descriptor, 0, 0, size) != 0:
-        reason = ctypes.get_errno()
-        if reason in _NO_ROOM:
-            raise OSError(reason, os.strerror(reason))
+    types = ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong
+    reason = _call("fallocate", types, descriptor, 0, 0, size)
+    if reason in _NO_ROOM:
+        raise OSError(reason, os.strerror(reason))
 
 
 def start_writeback(descriptor: int, offset: int, count: int) -> bool:
@@ -184,19 +184,34 @@ def start_writeback(descriptor: int, offset: int, count: int) -> bool:
     Raises:
         OSError: the disk refused what was written before.
     """
+    types = ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint
+    return _request("sync_file_range", types, descriptor, offset, count, _SYNC_FILE_RANGE_WRITE)
+
+
+def _request(function: str, types: Sequence[Any], *arguments: Any) -> bool:
+    """Ask for what a file system may have no request for: False then.
+
+    Raises:
+        OSError: the system refused.
+    """
+    reason = _call(function, types, *arguments)
+    if reason is None or reason in _NO_SUCH_REQUEST or reason == errno.ESPIPE:
+        return False
+    if reason:
+        raise OSError(reason, os.strerror(reason))
+    return True
+
+
+def _call(function: str, types: Sequence[Any], *arguments: Any) -> int | None:
+    """Return the number of the error that a function of the C library ends with, 0 for none; None without it."""
     if sys.platform != "linux" or sys.maxsize <= 2**32:
-        return False
+        return None
     try:
-        request = ctypes.CDLL(None, use_errno=True).sync_file_range
+        known = getattr(ctypes.CDLL(None, use_errno=True), function)
     except (OSError, AttributeError):  # a C library of another kind
-        return False
-    request.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint)
-    if request(descriptor, offset, count, _SYNC_FILE_RANGE_WRITE) == 0:
-        return True
-    reason = ctypes.get_errno()
-    if reason in _NO_SUCH_REQUEST or reason == errno.ESPIPE:
-        return False
-    raise OSError(reason, os.strerror(reason))
+        return None
+    known.argtypes = types
+    return ctypes.get_errno() if known(*arguments) else 0
 
 
 def free_memory() -> int | None:
@@ -241,24 +256,14 @@ def sync_file_system(descriptor: int) -> bool:
     Raises:
         OSError: the disk refused something.
     """
-    if sys.platform != "linux" or not _syncs_as_a_whole(descriptor):
-        return False
-    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) == 0:
-        return True
-    reason = ctypes.get_errno()
-    if reason in _NO_SUCH_REQUEST:
-        return False
-    raise OSError(reason, os.strerror(reason))
+    return _syncs_as_a_whole(descriptor) and _request("syncfs", (ctypes.c_int,), descriptor)
 
 
 def _syncs_as_a_whole(descriptor: int) -> bool:
     """Whether the kernel tells errors of ``syncfs`` (since 5.8), and the file system is one that has them."""
-    kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if kernel is None or (int(kernel[1]), int(kernel[2])) < _TELLING_KERNEL:
-        return False
     about = ctypes.create_string_buffer(_STATFS_BYTES)  # larger than the answer, whose first word is the type
-    try:
-        known = ctypes.CDLL(None).fstatfs(descriptor, about) == 0 and hasattr(ctypes.CDLL(None), "syncfs")
-    except (OSError, AttributeError):  # a C library of another kind
+    if _call("fstatfs", (ctypes.c_int, ctypes.c_void_p), descriptor, about) != 0:
         return False
-    return known and ctypes.c_ulong.from_buffer(about).value in _SYNCED_AS_A_WHOLE
+    kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    tells = kernel is not None and (int(kernel[1]), int(kernel[2])) >= _TELLING_KERNEL
+    return tells and ctypes.c_ulong.from_buffer(about).value in _SYNCED_AS_A_WHOLE

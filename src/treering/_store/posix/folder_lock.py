@@ -21,12 +21,6 @@ class FolderLock:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._file = OpenDescriptor()  # that of the lock file, where folders cannot be locked
-        self._locked = False
-
-    @property
-    def held(self) -> bool:
-        """Whether it is ours."""
-        return self._locked or self._file.number >= 0
 
     def take(self) -> bool:
         """Take the lock without waiting; False when somebody else holds it.
@@ -36,7 +30,6 @@ class FolderLock:
         """
         answer = self._folder.lock()
         if answer is not None:
-            self._locked = answer
             return answer
         with contextlib.suppress(FileExistsError):
             self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._file)
@@ -51,4 +44,3 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 self._file.close()
         self._folder.unlock()
-        self._locked = False

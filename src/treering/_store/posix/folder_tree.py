@@ -76,7 +76,7 @@ class FolderTree:
             if not hasattr(os, "O_NOFOLLOW"):
                 self._refuse_link(path, start, (*parts, name))
             try:
-                return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | _CAREFUL)
+                return _opened(start, path, flags)
             except OSError as error:
                 if error.errno in _IN_THE_WAY:
                     self._refuse_link(path, start, (*parts, name))
@@ -128,20 +128,19 @@ class FolderTree:
         missing: list[str] = []
         while parts:
             try:
-                with self._lock:
-                    path, start = self._place(parts[:-1], parts[-1])
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(path, dir_fd=start)
+                self._make_last(parts)
                 break
             except FileNotFoundError:
                 missing.append(parts[-1])
                 parts = parts[:-1]
         while missing:
             parts = (*parts, missing.pop())
-            with self._lock:
-                path, start = self._place(parts[:-1], parts[-1])
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(path, dir_fd=start)
+            self._make_last(parts)
+
+    def _make_last(self, parts: Parts) -> None:
+        with self._lock, contextlib.suppress(FileExistsError):
+            path, start = self._place(parts[:-1], parts[-1])
+            os.mkdir(path, dir_fd=start)
 
     def kind(self, parts: Parts, name: str) -> str | None:
         """Say what a name stands for; None when it is not there."""

@@ -38,20 +38,13 @@ def resolved_folder(path: str) -> str:
 def _followed(path: str) -> tuple[str, os.stat_result | None]:
     try:
         whole = os.path.realpath(path)
-        found = _what_is_at(whole)
+        found = descriptors.stat_at(whole, follow=False)
     except ValueError as error:  # a NUL, or half a surrogate pair
         raise OSError(errno.EINVAL, f"this cannot be the name of a file ({error})") from error
     if found is not None and stat.S_ISLNK(found.st_mode):
         # realpath says nothing of a circle, nor of a link that it could not read.
         raise OSError(errno.ELOOP, "the link there cannot be followed to its end")
     return whole, found
-
-
-def _what_is_at(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None
 
 
 def require_file(found: os.stat_result) -> None:
@@ -112,10 +105,7 @@ def sync_parent(path: str) -> None:
 
 def _is_folder(path: str) -> bool:
     """Whether a folder is there; False when nothing is. A file there is an error, and so is not knowing."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISDIR(found.st_mode):
+    found = descriptors.stat_at(path)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{path!r} is a file, not a folder")
-    return True
+    return found is not None

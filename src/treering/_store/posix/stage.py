@@ -56,7 +56,7 @@ class StagedFile:
             self._open_folder = open_descriptor.open_folder(self._folder)
             if self._sweeps:
                 _sweep(self._folder, self._stem)
-            old = self._old()
+            old = descriptors.stat_at(self._target)
             # Closed to others until it has the rights of the old file, which may be as narrow.
             self._create(0o600 if old else 0o666)
             if old:
@@ -69,14 +69,6 @@ class StagedFile:
     def __exit__(self, *_: object) -> None:
         self._discard()
 
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
-
-        Raises:
-            OSError: the file system has fewer than ``size`` bytes free, the reserve of the superuser included.
-        """
-        descriptors.require_space(self.descriptor, size)
-
     def commit(self) -> None:
         """Make the content durable, put it in the place of ``target``, make that durable too.
 
@@ -86,12 +78,12 @@ class StagedFile:
         """
         descriptors.sync(self.descriptor)
         if descriptors.fcntl is None:  # Windows renames only what is closed
-            self._close()
+            self._file.close()
         self._rename()
         try:
             if self._open_folder is not None:
                 descriptors.sync_folder(self._open_folder.number)
-            self._close()
+            self._file.close()
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
@@ -107,12 +99,6 @@ class StagedFile:
                 raise
         self._path = None
 
-    def _old(self) -> os.stat_result | None:
-        try:
-            return os.stat(self._target)
-        except FileNotFoundError:
-            return None
-
     def _create(self, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -126,21 +112,18 @@ class StagedFile:
             self._remove()
         raise OSError(errno.EAGAIN, "other processes keep removing its staged file")
 
-    def _close(self) -> None:
-        self._file.close()
-
     def _remove(self) -> None:
         """Remove the staged file if it is still there: the error that brought us here says more than one from here."""
         path = self._path
         if descriptors.fcntl is None:  # Windows removes only what is closed
             with contextlib.suppress(OSError):
-                self._close()
+                self._file.close()
         if path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             self._path = None
         with contextlib.suppress(OSError):
-            self._close()
+            self._file.close()
 
     def _discard(self) -> None:
         self._remove()
@@ -161,13 +144,11 @@ def _sweep(folder: str, stem: str) -> None:
     """Remove what dead writers of the same name left. What cannot be swept does not stand in the way of a save."""
     start = f".{stem}."
     length = len(start) + 2 * _TOKEN_BYTES + len(_SUFFIX)
-    names: list[str] = []
     with contextlib.suppress(OSError):
-        names = os.listdir(folder)
-    for name in names:
-        if len(name) == length and name.startswith(start) and name.endswith(_SUFFIX):
-            with contextlib.suppress(OSError):
-                _sweep_one(os.path.join(folder, name))
+        for name in os.listdir(folder):
+            if len(name) == length and name.startswith(start) and name.endswith(_SUFFIX):
+                with contextlib.suppress(OSError):
+                    _sweep_one(os.path.join(folder, name))
 
 
 def _sweep_one(path: str) -> None:

@@ -234,7 +234,7 @@ class PosixStore(Store):
     def _put_in_place(self, name: str, data: bytes, *, sweep: bool) -> Outcome:
         shown = os.fspath(self.path / name)
         with StagedFile(os.path.join(self.folder.path, name), shown, sweep=sweep) as staged:
-            staged.require_space(len(data))
+            descriptors.require_space(staged.descriptor, len(data))
             write_all(staged.descriptor, memoryview(data))
             staged.commit()
         return Outcome.DONE

@@ -92,6 +92,6 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int) -> None:
         target = resolved(shown)
         make_folder(os.path.dirname(target))
         with StagedFile(target, shown) as staged:
-            staged.require_space(size)
+            descriptors.require_space(staged.descriptor, size)
             write_content(staged.descriptor, buffers, size)
             staged.commit()
