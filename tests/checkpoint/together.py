@@ -1,9 +1,14 @@
-"""Threads of this process as the processes of a job, which share jax's eight devices among them."""
+"""Jobs of several processes that this one plays, sharing jax's eight devices among them.
+
+For saves each process is a thread. For loads this is process 0, and plays the others: each two of its devices belong to
+another one, as far as plans know, and the others say at each meeting what the test wants.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +18,18 @@ import jax
 import pytest
 
 import treering
-from treering._arrays import outgoing
+from treering._arrays import exchange, outgoing
 from treering._arrays.outgoing import ALONE
-from treering._checkpoint import joint_save, plan_cache
+from treering._checkpoint import joint_load, joint_save, plan_cache
 from treering._checkpoint import save as saving
+from treering._coordination import allgather
+from treering._coordination.messages import Failure
 from treering._coordination.operations import Call
+from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 
-__all__ = ["Together", "job_of", "together", "two"]
+__all__ = ["Loading", "Together", "job_of", "loading", "together", "two"]
 
 
 SOON = Timing(linger=0.3)
@@ -141,3 +149,76 @@ def fail_snapshots(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
         return snapshot(plan, **wanted)
 
     monkeypatch.setattr(plan_cache.TreePlan, "snapshot", fail)
+
+
+# --------------------------------------------------------------------------------------------------------------- loads
+
+Said = dict[str, Any]
+"""What a process says at a meeting."""
+
+
+@dataclasses.dataclass
+class Loading:
+    """Four processes that load together, of which this is process 0."""
+
+    meetings: list[Said] = dataclasses.field(default_factory=list)
+    """What this process said at each."""
+    others: Callable[[int, Said], list[Said]] = lambda meeting, said: [said] * 3
+    """What the others say at a meeting, given what this one says."""
+    exchanges: list[int] = dataclasses.field(default_factory=list)
+    """How many leaves each exchange was of."""
+    timeouts: list[float] = dataclasses.field(default_factory=list)
+    """How long each meeting waits at most."""
+    late: Exception | None = None
+    """What a meeting fails with."""
+    broken: Exception | None = None
+    """What an exchange fails with."""
+
+    def meet(self, payload: bytes, processes: Processes, *, timeout: float, **_: Any) -> list[bytes]:
+        """Stand for a collective with a deadline."""
+        assert processes == Processes(this=0, count=4)
+        assert len(payload) <= allgather.PAYLOAD_BYTES == 512
+        assert timeout > 0
+        self.timeouts.append(timeout)
+        if self.late is not None:
+            raise self.late
+        said = json.loads(payload)
+        self.meetings.append(said)
+        return [payload, *(json.dumps(other).encode() for other in self.others(len(self.meetings), said))]
+
+    def exchange(self, work: Callable[[], Any], processes: Processes, **_: Any) -> Any:
+        """Stand for work that all processes do."""
+        if self.broken is not None:
+            raise self.broken
+        done = work()
+        self.exchanges.append(len(done))
+        return done
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading]:
+    """Four processes with two devices each."""
+    playing = Loading()
+    monkeypatch.setattr(exchange, "process_of", lambda device: device.id // 2)
+    monkeypatch.setattr(joint_load, "job_processes", lambda: Processes(this=0, count=4))
+    monkeypatch.setattr(joint_load, "allgather_with_deadline", playing.meet)
+    monkeypatch.setattr(joint_load, "run_in_order", playing.exchange)
+    monkeypatch.setattr(timing, "current", Timing(reopen_first=0.0))
+    yield playing
+    exchange._reading_mesh.cache_clear()
+    exchange._own_places.cache_clear()
+
+
+def exchange_at_once(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Let an exchange begin when a process gets so many bytes."""
+    monkeypatch.setattr(joint_load, "BATCH_BYTES", nbytes)
+
+
+def failing(error: Exception) -> Said:
+    """Return what a process says that has failed."""
+    return {"failure": Failure.of(error).to_node()}
+
+
+def count_given_up() -> int:
+    """Return how many calls of this process ended while others may still have been in them."""
+    return allgather._order.given_up
