@@ -52,25 +52,21 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts
         starts: what `first_blocks` gave, if it is known.
     """
     starts = first_blocks(index.chunks) if starts is None else starts
-    return _digest(index, index.chunks.of_file(file), header, starts)
+    table = index.checksums
+    if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
+        in_order = array("Q", map(table.__getitem__, index.chunks.of_file(file)))
+    else:
+        in_order = array("Q")
+        for chunk in index.chunks.of_file(file):
+            in_order.extend(table[starts[chunk] : starts[chunk + 1]])
+    pieces = (header,) if isinstance(header, bytes) else header
+    return digest(itertools.chain(pieces, (pack_checksums(in_order),)))
 
 
 def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
     """Return the digest of each data file, given their headers."""
     starts = first_blocks(index.chunks)
     return [file_digest(index, file, header, starts) for file, header in enumerate(headers)]
-
-
-def _digest(index: Index, mine: Sequence[int], header: bytes | Iterable[bytes], starts: Sequence[int]) -> str:
-    table = index.checksums
-    if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
-        in_order = array("Q", map(table.__getitem__, mine))
-    else:
-        in_order = array("Q")
-        for chunk in mine:
-            in_order.extend(table[starts[chunk] : starts[chunk + 1]])
-    pieces = (header,) if isinstance(header, bytes) else header
-    return digest(itertools.chain(pieces, (pack_checksums(in_order),)))
 
 
 def format_chunk(index: Index, chunk: int) -> str:

@@ -287,14 +287,11 @@ def encode_tree(tree: TreeColumns) -> Iterator[tuple[str, Any]]:
     if not "".join(keys).isascii():
         keys = [escape_surrogates(key) for key in keys]
     yield "leaves", {"key": keys, "type": list(tree.leaf_types)}
-    values = tree.values
-    yield (
-        "values",
-        [
-            None if kind == "none" else encode_value(kind, values[leaf])
-            for leaf, kind in _iter_unstored(tree.types, tree.leaf_types)
-        ],
-    )
+    values = [
+        None if kind == "none" else encode_value(kind, tree.values[leaf])
+        for leaf, kind in _iter_unstored(tree.types, tree.leaf_types)
+    ]
+    yield "values", values
 
 
 def decode_tree(document: Any, what: str) -> TreeColumns:
@@ -324,13 +321,10 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     unstored = list(_iter_unstored(types, leaf_types))
     nodes = member(document, "values", list, what)
     if len(unstored) != len(nodes):
-        raise Corrupt(
-            f"{pluralize(len(unstored), 'leaves lie')} in no file, there are {pluralize(len(nodes), 'values')}"
-        )
-    values = {
-        leaf: decode_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}")
-        for (leaf, kind), node in zip(unstored, nodes, strict=True)
-    }
+        count = pluralize(len(unstored), "leaves lie")
+        raise Corrupt(f"{count} in no file, there are {pluralize(len(nodes), 'values')}")
+    pairs = zip(unstored, nodes, strict=True)
+    values = {leaf: decode_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}") for (leaf, kind), node in pairs}
     return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
 
 

@@ -212,17 +212,28 @@ def read_summary(data: bytes) -> IndexSummary:
         Unsupported: it has a dtype that this version does not know.
     """
     digest = read_digest(data)
-    if digest is not None and data.startswith(_IS_FIRST) and _FORM.is_whole(data):
-        members = _lone_members(data)
-        if members is not None:
-            return _read_summary(members, digest, len(data))
-    # Damaged, of another version, or laid out by another writer: who reads all of it says which.
-    index = parse_index(data)
-    sizes = sum(file.nbytes for file in index.files)
-    names = (*(file.name for file in index.files), *index.replaces)
-    return IndexSummary(
-        attempt=index.attempt, digest=digest or "", names=names, nbytes=sizes + len(data), metadata=index.metadata
-    )
+    is_known = digest is not None and data.startswith(_IS_FIRST) and _FORM.is_whole(data)
+    members = _lone_members(data) if is_known else None
+    if members is None:
+        # Damaged, of another version, or laid out by another writer: reading all of it says which.
+        index = parse_index(data)
+        attempt, metadata, names = (
+            index.attempt,
+            index.metadata,
+            [*(file.name for file in index.files), *index.replaces],
+        )
+        sizes = [file.nbytes for file in index.files]
+    else:
+        files = member(members, "files", list, INDEX_NAME)
+        names = check_texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
+        names = [*names, *_replaced(members)]
+        sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
+        attempt = check_name(_ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
+        metadata = read_free_json(members, "metadata", INDEX_NAME)
+        if min(sizes, default=0) < 0 or sum(sizes) >= _LIMIT:
+            raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
+    nbytes = sum(sizes) + len(data)
+    return IndexSummary(attempt=attempt, digest=digest or "", names=tuple(names), nbytes=nbytes, metadata=metadata)
 
 
 def read_names(data: bytes) -> tuple[str, ...]:
@@ -243,20 +254,3 @@ def _lone_members(data: bytes) -> dict[str, Any] | None:
         return {name.decode(): parse_json(text.decode("ascii"), INDEX_NAME) for name, text in lines}
     except (Corrupt, UnicodeDecodeError):
         return None
-
-
-def _read_summary(members: dict[str, Any], digest: str, size: int) -> IndexSummary:
-    files = member(members, "files", list, INDEX_NAME)
-    names = check_texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
-    replaced = check_texts(member(members, "replaces", list, INDEX_NAME), "the list of replaced files")
-    sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
-    attempt = check_name(_ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
-    if min(sizes, default=0) < 0 or sum(sizes) >= _LIMIT:
-        raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
-    return IndexSummary(
-        attempt=attempt,
-        digest=digest,
-        names=(*names, *replaced),
-        nbytes=sum(sizes) + size,
-        metadata=read_free_json(members, "metadata", INDEX_NAME),
-    )

@@ -122,25 +122,15 @@ def merge_blocks(index: Index, blocks: Iterable[BadBlock], names: list[str]) -> 
         blocks: what was found, in any order.
         names: of the data files.
     """
-    last: BadBlock | None = None
+    merged: list[BadBlock] = []
     for block in sorted(blocks):
-        if last is not None and (last.chunk, last.stop, last.problem) == (block.chunk, block.start, block.problem):
-            last = dataclasses.replace(last, stop=block.stop)
-            continue
-        if last is not None:
-            yield _finding(index, last, names)
-        last = block
-    if last is not None:
-        yield _finding(index, last, names)
-
-
-def _finding(index: Index, block: BadBlock, names: list[str]) -> Finding:
+        last = merged[-1] if merged else None
+        if last and (last.chunk, last.stop, last.problem) == (block.chunk, block.start, block.problem):
+            merged[-1] = dataclasses.replace(last, stop=block.stop)
+        else:
+            merged.append(block)
     chunks = index.chunks
-    offset = chunks.offset[block.chunk]
-    return Finding(
-        key=index.keys[chunks.leaf[block.chunk]],
-        file=names[chunks.file[block.chunk]],
-        start=offset + block.start,
-        stop=offset + block.stop,
-        problem=block.problem,
-    )
+    for block in merged:
+        offset, key = chunks.offset[block.chunk], index.keys[chunks.leaf[block.chunk]]
+        start, stop, file = offset + block.start, offset + block.stop, names[chunks.file[block.chunk]]
+        yield Finding(key=key, file=file, start=start, stop=stop, problem=block.problem)

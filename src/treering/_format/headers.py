@@ -7,6 +7,7 @@ Source: https://github.com/huggingface/safetensors, "Format" in its README.
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -42,16 +43,6 @@ DATA_NOTE: Final = "data of a checkpoint; its index is treering.json"
 
 Row = tuple[int, Box | None]
 """A leaf's number and which box of it; None for the whole."""
-
-
-def native_name(dtype: str) -> str | None:
-    """Return what safetensors calls a dtype, None where it has no such type.
-
-    Example:
-        >>> native_name("bfloat16"), native_name("complex128")
-        ('BF16', None)
-    """
-    return DTYPES.get(dtype)
 
 
 def lay_out(nbytes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -105,30 +96,20 @@ def lay_out_files(
         ([4096, 4160], [4096])
     """
     by_type = [leaf_bytes(kind) for kind in types]
-    leaf: list[int] = []
-    box: list[Box | None] = []
-    file: list[int] = []
-    offset: list[int] = []
-    nbytes: list[int] = []
+    columns: list[list[Any]] = [[] for _ in range(5)]
     headers: list[bytes] = []
     for number, given in enumerate(files):
-        parts = sorted(given, key=_leaf)
-        sizes = [
-            by_type[leaf_types[n]] if part is None else _box_bytes(types[leaf_types[n]], part) for n, part in parts
-        ]
+        parts = sorted(given, key=operator.itemgetter(0))
+        sizes = [by_type[leaf_types[n]] if box is None else _box_bytes(types[leaf_types[n]], box) for n, box in parts]
         order, offsets = lay_out(sizes)
-        rows = [(*parts[place], offsets[place], sizes[place]) for place in order]
-        header = frame(header_text(keys, types, leaf_types, rows, _data_note(attempt)))
-        headers.append(header)
-        base = len(header)
-        leaf += [n for n, _ in parts]
-        box += [part for _, part in parts]
-        file += [number] * len(parts)
-        offset += [base + start for start in offsets]
-        nbytes += sizes
-    columns: list[list[Any]] = [leaf, box, file, offset, nbytes]
+        placed = [(*parts[place], offsets[place], sizes[place]) for place in order]
+        headers.append(frame(header_text(keys, types, leaf_types, placed, _data_note(attempt))))
+        base = len(headers[-1])
+        rows = (*zip(*parts, strict=True), [number] * len(parts), [base + at for at in offsets], sizes)
+        for column, more in zip(columns, rows, strict=True) if parts else ():
+            column.extend(more)
     if len(files) > 1:
-        by_leaf = sorted(range(len(leaf)), key=leaf.__getitem__)
+        by_leaf = sorted(range(len(columns[0])), key=columns[0].__getitem__)
         columns = [[column[row] for row in by_leaf] for column in columns]
     leaf, box, file, offset, nbytes = columns
     block = list(map(block_bytes, nbytes))
@@ -148,10 +129,6 @@ def of_attempt(header: bytes, attempt: str) -> bytes:
     # The note is a header's first entry, and the text in front of the attempt is always the same.
     start = header.index(_ATTEMPT_MEMBER) + len(_ATTEMPT_MEMBER)
     return header[:start] + attempt.encode("ascii") + header[start + len(attempt) :]
-
-
-def _leaf(row: Row) -> int:
-    return row[0]
 
 
 def header_bytes(index: Index, file: int) -> bytes:
@@ -214,7 +191,7 @@ def header_text(
 def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
     """Return the entry of an array up to its offsets."""
     name = kind.dtype or ""
-    shown = native_name(name)
+    shown = DTYPES.get(name)
     if shown is None:
         itemsize = itemsize_of(name)
         shown = _RAW.get(itemsize, "U64")

@@ -103,23 +103,22 @@ def decode_value(kind: str, node: Any, what: str) -> Any:
         True
     """
     found: Any = None
-    match kind:
-        case "none" | "bool":
-            if type(node) is (bool if kind == "bool" else type(None)):
-                return node
-        case "int":
+    match kind, node:
+        case "int", _:
             found = _int_of(node)
-        case "float":
+        case "float", _:
             found = _float_of(node)
-        case "complex":
-            found = _complex_of(node)
-        case "str":
+        case ("none", None) | ("bool", bool()):
+            return node
+        case "complex", [first, second]:
+            parts = _float_of(first), _float_of(second)
+            found = None if None in parts else complex(*parts)  # type: ignore[arg-type]
+        case "str", _:
             return _text_of(node, what)
-        case "bytes" | "bytearray":
-            if type(node) is str:
-                data = from_base64(node, what)
-                return data if kind == "bytes" else bytearray(data)
-        case _:
+        case (("bytes" | "bytearray"), str()):
+            data = from_base64(node, what)
+            return data if kind == "bytes" else bytearray(data)
+        case "opaque", _:
             name = member(node, "class", str, what)
             return OpaqueLeaf(name, _text_of(node.get("text"), what), _digest_of(node, what))
     if found is None:
@@ -140,14 +139,12 @@ def encode_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
     kind = type(key)
     if kind is str:
         return _text_form(key)
-    if kind is bool:
-        return {"bool": key}
+    if kind is bool or key is None:
+        return {"none" if key is None else "bool": key}
     if kind is int:
         if key.bit_length() > _KEY_BITS:
             raise Unsupported(f"a key of {pluralize(key.bit_length(), 'bits')} cannot be stored")
         return {"int": str(key) if -_EXACT_INT < key < _EXACT_INT else hex(key)}
-    if key is None:
-        return {"none": None}
     if kind is float:
         return {"float": key.hex() if math.isfinite(key) else _float_form(key)}
     if kind is bytes:
@@ -182,11 +179,7 @@ def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     known = [form for form in node if form in _KEY_FORMS]
     if not known:
         raise Format(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
-    form = known.pop()
-    found = None if known else _typed_key(form, node[form], what, levels)
-    if found is None:
-        raise Corrupt(f"{what} is {show(node[form])}, which is not a form of {form}")
-    return found[0]
+    return _typed_key(known, node[known[-1]], what, levels)
 
 
 def _digest_member(value: ForeignKey | OpaqueLeaf) -> dict[str, str]:
@@ -197,26 +190,24 @@ def _digest_of(node: dict[str, Any], what: str) -> str | None:
     return member(node, "digest", str, what) if "digest" in node else None
 
 
-def _typed_key(form: str, content: Any, what: str, levels: int) -> tuple[Any] | None:
-    """Return the key alone in a tuple, so that None is one too; None where ``content`` is no form of it."""
-    number: int | float | None
-    match form, content:
-        case "base64", str():
-            return (_text_of({"base64": content}, what),)
-        case ("bool", bool()) | ("none", None):
-            return (content,)
-        case "int", str() if len(content) <= _KEY_BITS // 4 + 3:
-            number = int(content) if _DECIMAL.fullmatch(content) else _int_of(content)
-            return None if number is None else (number,)
-        case "float", str():
-            number = _hex_float(content) if _HEX_FLOAT.fullmatch(content) else _float_of(content)
-            return None if number is None else (number,)
-        case "bytes", str():
-            return (from_base64(content, what),)
-        case "tuple", list() if levels:
-            return (tuple(decode_key(item, what, levels - 1) for item in content),)
-        case _:
-            return None
+def _typed_key(forms: list[str], content: Any, what: str, levels: int) -> Any:
+    found: int | float | None = None
+    match forms, content:
+        case ["base64"], str():
+            return _text_of({"base64": content}, what)
+        case (["bool"], bool()) | (["none"], None):
+            return content
+        case ["int"], str() if len(content) <= _KEY_BITS // 4 + 3:
+            found = int(content) if _DECIMAL.fullmatch(content) else _int_of(content)
+        case ["float"], str():
+            found = _hex_float(content) if _HEX_FLOAT.fullmatch(content) else _float_of(content)
+        case ["bytes"], str():
+            return from_base64(content, what)
+        case ["tuple"], list() if levels:
+            return tuple(decode_key(item, what, levels - 1) for item in content)
+    if found is None:
+        raise Corrupt(f"{what} is {show(content)}, which is not a form of {forms[-1]}")
+    return found
 
 
 def _hex_float(text: str) -> float | None:
@@ -250,15 +241,6 @@ def _int_of(node: Any) -> int | None:
     return int(node, 16) if type(node) is str and _HEX.fullmatch(node) else None
 
 
-def _complex_of(node: Any) -> complex | None:
-    match node:
-        case [first, second]:
-            real, imaginary = _float_of(first), _float_of(second)
-            return None if real is None or imaginary is None else complex(real, imaginary)
-        case _:
-            return None
-
-
 def _float_form(number: float) -> float | str:
     if math.isfinite(number):
         return number
@@ -289,14 +271,9 @@ def encode_type(kind: LeafType) -> dict[str, Any]:
         >>> encode_type(LeafType(kind="jax", dtype="float32", shape=(2, 3)))
         {'kind': 'jax', 'dtype': 'float32', 'shape': [2, 3]}
     """
-    node: dict[str, Any] = {"kind": kind.kind}
-    if kind.dtype is not None:
-        node |= {"dtype": kind.dtype, "shape": list(kind.shape or ())}
-    if kind.sharding is not None:
-        node["sharding"] = kind.sharding
-    if kind.impl is not None:
-        node["impl"] = kind.impl
-    return node
+    shape = None if kind.dtype is None else list(kind.shape or ())
+    members = {"kind": kind.kind, "dtype": kind.dtype, "shape": shape, "sharding": kind.sharding, "impl": kind.impl}
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def decode_type(node: Any, number: int) -> LeafType:

@@ -11,7 +11,7 @@ import datetime
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_json, json_text, member, show
@@ -113,7 +113,7 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     members: dict[str, Any] = {
         "step": note.step,
         "saved": _time_text(note.saved),
-        "metrics": {name: _number_node(value) for name, value in note.metrics.items()},
+        "metrics": _metric_nodes(note.metrics),
         "temporary": note.temporary,
         "branch": branch,
     }
@@ -222,17 +222,9 @@ def _text(document: dict[str, Any], name: str) -> str | None:
 
 
 def _record_node(record: StepRecord) -> dict[str, Any]:
-    return {
-        "step": record.step,
-        "attempt": record.attempt,
-        "saved": _time_text(record.saved),
-        "metrics": {name: _number_node(value) for name, value in record.metrics.items()},
-        "temporary": record.temporary,
-        "nbytes": record.nbytes,
-        "seconds": record.seconds,
-        "index_nbytes": record.index_nbytes,
-        "index_digest": record.digest,
-    }
+    node = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    node |= {"saved": _time_text(record.saved), "metrics": _metric_nodes(record.metrics)}
+    return node | {"index_digest": node.pop("digest")}
 
 
 def _record(node: Any) -> StepRecord:
@@ -276,8 +268,8 @@ def _count(node: Any, name: str, what: str, highest: int) -> int:
     return found
 
 
-def _number_node(value: float) -> float | str:
-    return float(value) if math.isfinite(value) else str(float(value))
+def _metric_nodes(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: float(value) if math.isfinite(value) else str(float(value)) for name, value in metrics.items()}
 
 
 def _metrics(node: dict[str, Any]) -> dict[str, float]:
@@ -335,7 +327,8 @@ def encode_superseded(document: SupersededSteps) -> bytes:
         "mark": "0000000000000000",
         "left": [{"step":5,"attempt":"ffffffffffffffff"},{"step":7,"attempt":null}]}
     """
-    return _LEFT_FORM.encode(_left_members(document))
+    left = [{"step": step, "attempt": attempt} for step, attempt in document.left.items()]
+    return _LEFT_FORM.encode([("step", document.step), ("mark", document.mark), ("left", left)])
 
 
 def parse_superseded(data: bytes) -> SupersededSteps:
@@ -351,12 +344,6 @@ def parse_superseded(data: bytes) -> SupersededSteps:
         True
     """
     return _LEFT_FORM.read(data, _left_document)
-
-
-def _left_members(document: SupersededSteps) -> Iterator[tuple[str, Any]]:
-    yield "step", document.step
-    yield "mark", document.mark
-    yield "left", [{"step": step, "attempt": attempt} for step, attempt in document.left.items()]
 
 
 def _left_document(document: Any) -> SupersededSteps:

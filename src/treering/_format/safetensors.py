@@ -17,7 +17,7 @@ from treering._codec.documents import add_hint, check_hashes, member, parse_json
 from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
-from treering._format.headers import DATA_NOTE, DTYPES, frame, header_text, native_name, round_up, rows_of_file
+from treering._format.headers import DATA_NOTE, DTYPES, frame, header_text, round_up, rows_of_file
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType
 from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes
@@ -77,7 +77,7 @@ def _reason(kind: LeafType) -> str | None:
     if kind.kind == "key":
         return f"a typed PRNG key ({kind.impl})"
     if kind.kind in ("jax", "numpy", "numpy scalar"):
-        return None if native_name(kind.dtype or "") else f"an array of {kind.dtype}"
+        return None if kind.dtype in DTYPES else f"an array of {kind.dtype}"
     if kind.kind == "opaque":
         return "a function or another object"
     return f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}"

@@ -300,7 +300,7 @@ def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Con
     return root[0]
 
 
-def _node(container: Container, children: list[Any], made: dict[Any, type]) -> Any:
+def _node(container: Container, children: list[Any], made: dict[Any, type | None]) -> Any:
     kind, name = container.node, container.class_name or ""
     if kind in ("list", "tuple") and not container.thinned:
         return children if kind == "list" else tuple(children)
@@ -328,7 +328,7 @@ def zip_children(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
     return fields
 
 
-def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type]) -> type | None:
+def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type | None]) -> type | None:
     """Return a namedtuple class of that name, the same one each time; None where Python could not write it."""
     if (name, fields) not in made:
         if len(made) >= _MOST_NAMEDTUPLES:
@@ -336,19 +336,18 @@ def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type]) -> ty
                 f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples", hint="load with like="
             )
         made[name, fields] = _make_namedtuple(name, fields)
-    cls = made[name, fields]
-    return None if cls is StandIn else cls
+    return made[name, fields]
 
 
 @functools.lru_cache(maxsize=_MOST_NAMEDTUPLES)
-def _make_namedtuple(name: str, fields: tuple[Any, ...]) -> type:
+def _make_namedtuple(name: str, fields: tuple[Any, ...]) -> type | None:
     module, _, short = name.rpartition(".")
     # namedtuple() writes source code of these names, so nothing but plain names gets there.
     for part in (short, *fields):
         if not (isinstance(part, str) and part.isascii() and part.isidentifier()) or keyword.iskeyword(part):
-            return StandIn
+            return None
     if any(field.startswith("_") for field in fields):
-        return StandIn
+        return None
     return collections.namedtuple(short, fields, module=module)  # noqa: PYI024
 
 

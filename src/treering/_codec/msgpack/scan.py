@@ -133,7 +133,7 @@ class Scanner:
         self._window = Window(first, size, fetch)
         self._leaves = leaves
         # The open containers, innermost last. The first holds the root, as a list of one.
-        self._frames: list[_OpenContainer] = [_OpenContainer(False, [], 1, 1, 0, hopeful=False)]
+        self._frames: list[_OpenContainer] = [_OpenContainer(False, [], 1, 1, 0, False)]
         # Payload length -> the last array header of that length, its shape, dtype and own length.
         self._headers: dict[int, tuple[bytes, tuple[int, ...], Any, int]] = {}
         self._allowance = container_allowance(size) if allowance is None else allowance
@@ -252,7 +252,7 @@ class Scanner:
             raise Corrupt(
                 f"the {window.size} bytes hold so many nested containers that they would fill many times that in memory"
             )
-        frame = _OpenContainer(is_map, {} if is_map else [], total, total, offset, hopeful=is_map)
+        frame = _OpenContainer(is_map, {} if is_map else [], total, total, offset, is_map)
         self._frames.append(frame)
         return frame
 

@@ -43,9 +43,7 @@ def map_header(count: int) -> bytes:
         >>> map_header(3), map_header(16)
         (b'\x83', b'\xde\x00\x10')
     """
-    if count < 16:
-        return bytes((0x80 | count,))
-    return struct.pack(">BH", 0xDE, count) if count < 2**16 else struct.pack(">BI", 0xDF, count)
+    return bytes((0x80 | count,)) if count < 16 else _sized_header(0xDE, count, narrowest=2)
 
 
 def list_header(count: int) -> bytes:
@@ -55,23 +53,17 @@ def list_header(count: int) -> bytes:
         >>> list_header(2)
         b'\x92'
     """
-    if count < 16:
-        return bytes((0x90 | count,))
-    return struct.pack(">BH", 0xDC, count) if count < 2**16 else struct.pack(">BI", 0xDD, count)
+    return bytes((0x90 | count,)) if count < 16 else _sized_header(0xDC, count, narrowest=2)
 
 
 def _ext_header(code: int, nbytes: int) -> bytes:
-    if nbytes in _FIXEXT:
-        return _FIXEXT[nbytes] + struct.pack(">b", code)
-    if nbytes < 2**8:
-        return struct.pack(">BBb", 0xC7, nbytes, code)
-    return struct.pack(">BHb", 0xC8, nbytes, code) if nbytes < 2**16 else struct.pack(">BIb", 0xC9, nbytes, code)
+    return (_FIXEXT.get(nbytes) or _sized_header(0xC7, nbytes)) + struct.pack(">b", code)
 
 
-def _bin_header(nbytes: int) -> bytes:
-    if nbytes < 2**8:
-        return struct.pack(">BB", 0xC4, nbytes)
-    return struct.pack(">BH", 0xC5, nbytes) if nbytes < 2**16 else struct.pack(">BI", 0xC6, nbytes)
+def _sized_header(first: int, count: int, narrowest: int = 1) -> bytes:
+    """Return the first byte and the count behind it, in as few bytes as hold it; ``first`` says the narrowest form."""
+    width = max(narrowest, 1 if count < 2**8 else 2 if count < 2**16 else 4)
+    return bytes((first + (width // narrowest).bit_length() - 1,)) + count.to_bytes(width, "big")
 
 
 def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: int) -> tuple[bytes, int]:
@@ -90,7 +82,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
     nbytes = math.prod(shape) * itemsize
     inner = b"\x93" + msgpack.packb(shape) + msgpack.packb(dtype_name)
     if nbytes <= LONGEST_PAYLOAD:
-        inner += _bin_header(nbytes)
+        inner += _sized_header(0xC4, nbytes)
     payload = len(inner) + nbytes
     if payload > LONGEST_PAYLOAD:
         raise Unsupported(

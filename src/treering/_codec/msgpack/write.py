@@ -96,7 +96,7 @@ def encode(
         Unsupported: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
             as flax would raise.
     """
-    encoder = _Encoder(adopt, to_host, chunk_size, sort_keys=sort_keys)
+    encoder = _Encoder(adopt, to_host, max(0, chunk_size), sort_keys)
     try:
         encoder.run(tree)
     except TreeringError as error:
@@ -111,35 +111,26 @@ def pieces_size(pieces: list[Piece]) -> int:
     return sum(len(piece) if isinstance(piece, bytes) else piece.nbytes for piece in pieces)
 
 
-def _number_items(items: list[object]) -> Iterator[tuple[int, object]]:
-    return iter(enumerate(items))
-
-
+@dataclasses.dataclass(slots=True)
 class _Encoder:
     """State of one ``encode`` call: the pieces so far and the containers that are open."""
 
-    def __init__(
-        self,
-        adopt: Callable[[object], ArrayLike | None],
-        to_host: Callable[[ArrayLike], NDArray[Any]],
-        chunk_size: int,
-        *,
-        sort_keys: bool,
-    ) -> None:
-        self.pieces: list[Piece] = []
-        self._adopt = adopt
-        self._to_host = to_host
-        self._chunk_size = max(0, chunk_size)
-        self._sort_keys = sort_keys
-        # What stands before a small array, by shape and dtype: header, bytes, are they in wire order already.
-        self._headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = {}
-        self._keys: dict[str, bytes] = {}
-        # Types that ``adopt`` has taken before.
-        self._adopted: set[type] = set()
-        # One frame for each open container: its remaining items, is it a map, may its arrays be chunked.
-        self._frames: list[tuple[Iterator[tuple[Any, object]], bool, bool]] = []
-        self._at: list[object] = []
-        self._key: object = None
+    _adopt: Callable[[object], ArrayLike | None]
+    _to_host: Callable[[ArrayLike], NDArray[Any]]
+    _chunk_size: int
+    _sort_keys: bool
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
+    _headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = dataclasses.field(
+        default_factory=dict
+    )
+    """What stands before a small array, by shape and dtype: header, bytes, are they in wire order already."""
+    _keys: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    _adopted: set[type] = dataclasses.field(default_factory=set)
+    """Types that ``adopt`` has taken before."""
+    _frames: list[tuple[Iterator[tuple[Any, object]], bool, bool]] = dataclasses.field(default_factory=list)
+    """One frame for each open container: its remaining items, is it a map, may its arrays be chunked."""
+    _at: list[object] = dataclasses.field(default_factory=list)
+    _key: object = None
 
     def path(self) -> tuple[str, ...]:
         """Return the key path of the item being written."""
@@ -202,7 +193,7 @@ class _Encoder:
             self._frames.append((iter(self._order_items(container)), True, chunkable))
         else:
             self.pieces.append(list_header(len(container)))
-            self._frames.append((_number_items(container), False, False))
+            self._frames.append((iter(enumerate(container)), False, False))
 
     def _order_items(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
         if not self._sort_keys:
