@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
+import io
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from treering._store import resolve
-from treering._store.api import Kind
-from treering._store.memory import MemoryPath, MemoryStore
+from treering._store.api import Claim, Kind, Outcome, Version
+from treering._store.memory import MemoryFile, MemoryPath, MemoryStore
 from treering._store.resolve import find_at, open_file, store_at, write_file
+from treering.errors import StoreFailed
 
 
 class MemoryTestPath(MemoryPath):
@@ -48,6 +53,16 @@ class MemoryTestPath(MemoryPath):
 
     def write_text(self, text: str, encoding: str = "utf-8") -> int:
         return self.write_bytes(text.encode(encoding))
+
+    @contextlib.contextmanager
+    def open(self, mode: str = "rb") -> Iterator[io.BytesIO]:
+        """Open a file for reading, or for changes that it keeps when it is closed."""
+        assert mode in {"rb", "r+b", "ab", "wb"}, mode
+        file = io.BytesIO(b"" if mode == "wb" else self.read_bytes())
+        file.seek(0, io.SEEK_END if mode == "ab" else io.SEEK_SET)
+        yield file
+        if mode != "rb":
+            self.write_bytes(file.getvalue())
 
     def touch(self) -> None:
         if not self.exists():
@@ -105,7 +120,9 @@ class MemoryTestPath(MemoryPath):
         found = find_at(self)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
-        return SimpleNamespace(st_size=found.size, st_mtime=found.modified, st_mtime_ns=found.version)
+        return SimpleNamespace(
+            st_size=found.size, st_mtime=found.modified, st_mtime_ns=found.version, st_ino=found.version, st_atime_ns=0
+        )
 
     def absolute(self) -> MemoryTestPath:
         return self
@@ -122,6 +139,133 @@ class MemoryTestPath(MemoryPath):
         store_at(self.parent).remove(self.name)
 
 
+class Announced(str):
+    """A name in memory as an argument of a call of the system that is made only for tests to see, or to let fail."""
+
+    __slots__ = ()
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the paths in memory that treering hands back, such as that of a run, ones that tests can look at."""
+    """Let treering answer with these paths, and its calls to a store in memory be seen as calls of the system.
+
+    A store in memory makes no calls of the system. Tests count, hold and refuse those of a store on disk; with this,
+    each operation in memory first makes the call by which it is known, on a name in memory, and that call does nothing.
+    """
     monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
+    for name in ("open", "link", "replace", "unlink"):
+        monkeypatch.setattr(os, name, _passing_announced(getattr(os, name)))
+    monkeypatch.setattr(os, "preadv", _reading_memory(os.preadv))
+    monkeypatch.setattr(MemoryFile, "read_into", _read_by_the_system(MemoryFile.read_into))
+    for name, announce in _ANNOUNCEMENTS.items():
+        monkeypatch.setattr(MemoryStore, name, _announcing(getattr(MemoryStore, name), announce))
+    monkeypatch.setattr(MemoryStore, "claim", _announcing_commit(MemoryStore.claim))
+    for name in ("rmtree", "copytree", "copy"):
+        monkeypatch.setattr(shutil, name, _on_memory(getattr(shutil, name), globals()[f"_{name}"]))
+
+
+def _at(store: MemoryStore, name: str) -> Announced:
+    return Announced(store.path / name)
+
+
+_ANNOUNCEMENTS: dict[str, Callable[..., object]] = {
+    "create": lambda store, name, *_: os.open(_at(store, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY),
+    "replace": lambda store, name, *_: os.replace(_at(store, f"{name}.new"), _at(store, name)),
+    "retire": lambda store, name, new, *_: os.replace(_at(store, name), _at(store, new)),
+    "remove": lambda store, name, *_: os.unlink(_at(store, name)),
+    "open_file": lambda store, name: _open_to_read(store, name),
+    "read": lambda store, name, *_: os.open(_at(store, name), os.O_RDONLY),
+}
+
+
+def _open_to_read(store: MemoryStore, name: str) -> None:
+    try:
+        os.open(_at(store, name), os.O_RDONLY)
+    except OSError as error:
+        raise StoreFailed.of(error, store.path / name, "read") from None
+
+
+def _passing_announced(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda name, *more, **options: None if isinstance(name, Announced) else real(name, *more, **options)
+
+
+def _announcing(real: Callable[..., Any], announce: Callable[..., object]) -> Callable[..., Any]:
+    def operate(*arguments: Any, **options: Any) -> Any:
+        announce(*arguments)
+        return real(*arguments, **options)
+
+    return operate
+
+
+def _announcing_commit(claim_of: Callable[..., Claim]) -> Callable[..., Claim]:
+    def claim(store: MemoryStore, marker: str, name: str, base: Version | None) -> Claim:
+        claim = claim_of(store, marker, name, base)
+        make, commit = claim.make, claim.commit
+
+        def announce_make() -> None:
+            os.open(_at(store, marker), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            make()
+
+        def announce_commit() -> Outcome:
+            (os.link if base is None else os.replace)(_at(store, marker), _at(store, name))
+            return commit()
+
+        return _ClaimSeen(claim, make=announce_make, commit=announce_commit)
+
+    return claim
+
+
+class _ClaimSeen:
+    """A claim with other ways to make and to commit it."""
+
+    def __init__(self, claim: Claim, **ways: Callable[[], Any]) -> None:
+        self._claim = claim
+        self.__dict__.update(ways)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._claim, name)
+
+
+def _read_by_the_system(real: Callable[..., None]) -> Callable[..., None]:
+    def read_into(file: MemoryFile, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        for offset, buffer in jobs:
+            real(file, [(offset, buffer[:0])] if offset + buffer.nbytes <= file.size else jobs)  # too short: its error
+            start = 0
+            while start < buffer.nbytes:
+                try:
+                    start += cast("Any", os).preadv((real, file), [buffer.cast("B")[start:]], offset + start)
+                except OSError as error:
+                    raise StoreFailed.of(error, file.path, "read") from None
+
+    return read_into
+
+
+def _reading_memory(real: Callable[..., int]) -> Callable[..., int]:
+    def preadv(descriptor: Any, buffers: Any, offset: int, *flags: int) -> int:
+        if isinstance(descriptor, int):
+            return real(descriptor, buffers, offset, *flags)
+        read_into, file = descriptor
+        [buffer] = buffers
+        read_into(file, [(offset, buffer)])
+        return int(buffer.nbytes)
+
+    return preadv
+
+
+def _on_memory(real: Callable[..., Any], mine: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda path, *more, **options: (mine if isinstance(path, MemoryTestPath) else real)(path, *more, **options)
+
+
+def _rmtree(path: MemoryTestPath, *, ignore_errors: bool = False) -> None:
+    if not ignore_errors and not path.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    path.forget()
+
+
+def _copytree(path: MemoryTestPath, new: MemoryTestPath, *, dirs_exist_ok: bool = False) -> None:
+    new.mkdir(parents=True, exist_ok=dirs_exist_ok)
+    for one in path.iterdir():
+        (_copytree if one.is_dir() else _copy)(one, new / one.name)
+
+
+def _copy(path: MemoryTestPath, new: MemoryTestPath) -> None:
+    new.write_bytes(path.read_bytes())

@@ -79,7 +79,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def step_path(run: Path, step: int) -> Path:
     """Return the folder of a step."""
-    return Path(run) / f"step_{step:08}"
+    return run / f"step_{step:08}"
 
 
 def attempt_of(folder: Path) -> str:

@@ -174,5 +174,5 @@ _BY_REASON = {
     ),
 }
 
-POSIX_ONLY = {name: reason for reason, names in _BY_REASON.items() for name in names}
+POSIX_ONLY: dict[str, str] = {}
 """Each of them, by file and name, with what it needs."""
