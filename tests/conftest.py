@@ -38,13 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--store") == "posix":
         return
-    from tests.posix_only import POSIX_ONLY
+    from tests.posix_only import why_posix_only
 
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
-        name = item.nodeid.partition("[")[0].removeprefix("tests/")
-        (left if name in POSIX_ONLY or "tmp_path" not in getattr(item, "fixturenames", ()) else kept).append(item)
+        elsewhere = why_posix_only(item.nodeid.removeprefix("tests/")) or "tmp_path" not in getattr(
+            item, "fixturenames", ()
+        )
+        (left if elsewhere else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 

@@ -1,3 +1,4 @@
+# ruff: noqa: PTH105, PTH108 - the calls of the system are what tests patch
 """Paths in the memory of this process that tests may look at as they look at those on disk."""
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, announce in _ANNOUNCEMENTS.items():
         monkeypatch.setattr(MemoryStore, name, _announcing(getattr(MemoryStore, name), announce))
     monkeypatch.setattr(MemoryStore, "claim", _announcing_commit(MemoryStore.claim))
+    monkeypatch.setattr(os, "truncate", _on_memory(os.truncate, _truncate))
     for name in ("rmtree", "copytree", "copy"):
         monkeypatch.setattr(shutil, name, _on_memory(getattr(shutil, name), globals()[f"_{name}"]))
 
@@ -167,21 +169,21 @@ def _at(store: MemoryStore, name: str) -> Announced:
     return Announced(store.path / name)
 
 
-_ANNOUNCEMENTS: dict[str, Callable[..., object]] = {
-    "create": lambda store, name, *_: os.open(_at(store, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY),
-    "replace": lambda store, name, *_: os.replace(_at(store, f"{name}.new"), _at(store, name)),
-    "retire": lambda store, name, new, *_: os.replace(_at(store, name), _at(store, new)),
-    "remove": lambda store, name, *_: os.unlink(_at(store, name)),
-    "open_file": lambda store, name: _open_to_read(store, name),
-    "read": lambda store, name, *_: os.open(_at(store, name), os.O_RDONLY),
-}
-
-
 def _open_to_read(store: MemoryStore, name: str) -> None:
     try:
         os.open(_at(store, name), os.O_RDONLY)
     except OSError as error:
         raise StoreFailed.of(error, store.path / name, "read") from None
+
+
+_ANNOUNCEMENTS: dict[str, Callable[..., object]] = {
+    "create": lambda store, name, *_: os.open(_at(store, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY),
+    "replace": lambda store, name, *_: os.replace(_at(store, f"{name}.new"), _at(store, name)),
+    "retire": lambda store, name, new, *_: os.replace(_at(store, name), _at(store, new)),
+    "remove": lambda store, name, *_: os.unlink(_at(store, name)),
+    "open_file": _open_to_read,
+    "read": lambda store, name, *_: os.open(_at(store, name), os.O_RDONLY),
+}
 
 
 def _passing_announced(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,3 +271,7 @@ def _copytree(path: MemoryTestPath, new: MemoryTestPath, *, dirs_exist_ok: bool 
 
 def _copy(path: MemoryTestPath, new: MemoryTestPath) -> None:
     new.write_bytes(path.read_bytes())
+
+
+def _truncate(path: MemoryTestPath, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])

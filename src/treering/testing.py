@@ -146,7 +146,7 @@ class StoreContract(MessageBoardContract):
         _require(not store.names(), "a name stays")
 
     def test_data_are_created_once(self) -> None:
-        """Data come in pieces of any size, never replace anything, and have the announced size."""
+        """Data come in pieces of any size, also in one buffer again and again, and replace nothing."""
         store = self.make_store()
         store.create("data", [b"tree", memoryview(b"ring"), bytearray(_LARGE)], 8 + _LARGE)
         _require_content(store, "data", b"treering" + bytes(_LARGE))
@@ -154,6 +154,15 @@ class StoreContract(MessageBoardContract):
         for count in (1, 3):
             _require_refused(functools.partial(store.create, f"wrong {count}", [b"xx"], count), OSError)
         _require_content(store, "data", b"treering" + bytes(_LARGE))
+        room = bytearray(_LARGE)
+
+        def fill_again() -> Iterator[bytearray]:
+            for byte in range(3):
+                room[:] = bytes([byte]) * _LARGE
+                yield room
+
+        store.create("again", fill_again(), 3 * _LARGE)
+        _require_content(store, "again", b"".join(bytes([byte]) * _LARGE for byte in range(3)))
 
     def test_ranges(self) -> None:
         """Any range is read, also into memory of the caller; what is not there is an error, never fewer bytes."""

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import jax
@@ -28,6 +27,7 @@ from treering._coordination.allgather import allgather_with_deadline, give_up, r
 from treering._coordination.broadcast import encode_reply, raise_failures
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
+from treering._store.resolve import located
 from treering._tree.placement import current_mesh, is_placement
 from treering._tree.rules import spec_of
 from treering._values import timing
@@ -108,7 +108,7 @@ class LoadGroup:
         repeats: bool = True,
     ) -> None:
         self.joined = False
-        self.path = Path(path)
+        self.path = located(path)
         self._timeout = timeout_seconds(timeout)
         self._is_shared = is_shared
         self._repeats = repeats

@@ -17,7 +17,7 @@ from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming_file
 from treering._store.open_folder import OpenFolder
-from treering._store.resolve import open_file
+from treering._store.resolve import located, open_file
 from treering._values.human import pluralize
 from treering.errors import Corrupt
 
@@ -34,7 +34,7 @@ def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *
         Corrupt, Format, Unsupported: the index is damaged, or of another version.
         StoreFailed: the system refuses.
     """
-    place = Path(path)
+    place = located(path)
     index, opened = _open_files(place)
     for data in opened:
         if data is not None:
@@ -57,7 +57,7 @@ def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, 
         StoreFailed: the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_file(Path(path)):
+    with naming_file(located(path)):
         index = parse_safetensors(file.size, file.read)
     return _source(index, StoredArrays(index, [file], lambda _: None, mapped=mapped), mapped=mapped)
 

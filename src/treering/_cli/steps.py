@@ -7,7 +7,6 @@ import functools
 import operator
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ import click
 from treering._cli.options import JSON, RUN, WholeNumber, verb
 from treering._cli.run_path import require_run
 from treering._cli.terminal import GOOD, NO, look_of, write_lines
+from treering._store.resolve import located
 
 if TYPE_CHECKING:
     from treering.retention import Policy
@@ -85,21 +85,21 @@ def gc(
     given += [KeepEvery(steps=keep_every)] if keep_every else []
     given += [KeepSteps(*keep_step)] if keep_step else []
     given += [policy_of(keep)] if keep is not None else []
-    records = records_of(Path(path))
+    records = records_of(located(path))
     chosen = functools.reduce(operator.or_, given) if given else None
     for metric, close in unknown_metrics(chosen, records).items():
         # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
         raise NotFound(f"no step of {path!r} has the metric {metric!r}", hint=hint)
     rules = own_rules(records) if chosen is None else chosen
-    verdicts = collect(Path(path), rules, dry_run=not yes)
-    there = steps_of(Path(path)) if yes else ()
+    verdicts = collect(located(path), rules, dry_run=not yes)
+    there = steps_of(located(path)) if yes else ()
     stayed = [verdict.step for verdict in verdicts if not verdict.kept and verdict.step in there]
     verdicts = [
         dataclasses.replace(verdict, kept=True, reasons=(_STAYS,)) if verdict.step in stayed else verdict
         for verdict in verdicts
     ]
-    listing = list_records(path, Path(path), records, verdicts, keep=chosen)
+    listing = list_records(path, located(path), records, verdicts, keep=chosen)
     lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
     return NO if stayed else GOOD

@@ -11,7 +11,6 @@ import dataclasses
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
@@ -20,7 +19,7 @@ from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.attempts import list_attempts
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
-from treering._store.resolve import opened_store
+from treering._store.resolve import located, opened_store
 from treering._values import checkpoint_names, leaves_names
 from treering._values.checkpoint_names import LOCK_FILE
 from treering.errors import Corrupt, StoreFailed
@@ -112,7 +111,7 @@ def looked_at(path: str) -> FolderScan:
         with opened_store(path) as store:
             return _looked(store, path)
     except OSError as error:
-        raise StoreFailed.of(error, Path(path), "read") from error
+        raise StoreFailed.of(error, located(path), "read") from error
 
 
 def _looked(store: Store, path: str) -> FolderScan:

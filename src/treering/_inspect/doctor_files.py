@@ -19,6 +19,7 @@ from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import attempts_in
 from treering._store.open_folder import OpenFolder
+from treering._store.resolve import located
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import pluralize
 from treering._values.leaves_names import ZARRAY
@@ -36,7 +37,7 @@ def checkpoint_state(path: str) -> State:
     Raises:
         StoreFailed: the system refuses to read the index.
     """
-    with OpenFolder(Path(path)) as folder:
+    with OpenFolder(located(path)) as folder:
         try:
             data = folder.read_index()
             with naming_file(Path(path, INDEX)):

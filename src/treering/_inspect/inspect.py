@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
 from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
-from treering._store.resolve import open_file
+from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
 from treering._view.listing_text import form_text, notes_of
 from treering._view.nodes import leaves_of, record_of
@@ -129,7 +128,7 @@ def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
     from treering._format.listing import list_index
     from treering._store.open_folder import OpenFolder
 
-    with OpenFolder(Path(path)) as folder:
+    with OpenFolder(located(path)) as folder:
         data = folder.read_index()
     index = parse_index(data)
     files = [FileRecord(name=INDEX, nbytes=len(data))]
@@ -151,7 +150,7 @@ def list_safetensors(path: str | os.PathLike[str]) -> Listing:
     from treering._format.listing import list_index
     from treering._format.safetensors import parse_safetensors
 
-    with open_file(Path(path)) as file:
+    with open_file(located(path)) as file:
         index = parse_safetensors(file.size, file.read)
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
 

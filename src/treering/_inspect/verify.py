@@ -27,7 +27,7 @@ from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.open_folder import OpenFolder
-from treering._store.resolve import open_file
+from treering._store.resolve import located, open_file
 from treering._values.checksums import block_checksums
 from treering._values.human import pluralize
 from treering._values.keys import join_key
@@ -77,7 +77,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
     """Check every step of a run; files are named with the folder of their step. Raises as `verify` does."""
     from treering._runs.steps import cache_trouble, records_of, step_path, steps_of
 
-    place = Path(path)
+    place = located(path)
     records = records_of(place)
     sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in records.steps}
     total = sum(sizes.values())
@@ -120,7 +120,7 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
     shown = os.fspath(path)
     with contextlib.ExitStack() as held:
         try:
-            index, files, findings = _open_files(Path(path), held)
+            index, files, findings = _open_files(located(path), held)
         except (Corrupt, LinkRefused) as error:
             return _report_broken(shown, INDEX_NAME, error)
         for number, found in enumerate(files):
@@ -350,7 +350,7 @@ def _report_broken(path: str, file: str, error: Corrupt | LinkRefused, *, checke
 def verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     """Check a safetensors file; raises as `verify` does."""
     shown = os.fspath(path)
-    with open_file(Path(path)) as file:
+    with open_file(located(path)) as file:
         try:
             index = parse_safetensors(file.size, file.read)
         except Corrupt as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from treering._runs.steps import latest_of, step_path
+from treering._store.resolve import located
 from treering.errors import NotFound
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def latest_step(path: str | os.PathLike[str]) -> Path:
         >>> latest_step(run).name
         'step_00000007'
     """
-    latest = latest_of(Path(path))
+    latest = latest_of(located(path))
     if latest is None:
         raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor shows what is there")
-    return step_path(Path(path), latest)
+    return step_path(located(path), latest)
 
 
 def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[str]], _Read]) -> _Read:

@@ -46,8 +46,8 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
         >>> [step.step for step in list_run(run.path).steps]
         [10, 20]
     """
-    records = records_of(Path(path))
-    trouble = cache_trouble(Path(path))
+    records = records_of(located(path))
+    trouble = cache_trouble(located(path))
     notes = [] if trouble is None else [trouble]
     rules = None
     try:
@@ -57,7 +57,7 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
     for metric, close in unknown_metrics(rules, records).items():
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
-    return list_records(shown or os.fspath(path), Path(path), records, judge(records, rules), notes=notes)
+    return list_records(shown or os.fspath(path), located(path), records, judge(records, rules), notes=notes)
 
 
 def list_records(
@@ -150,7 +150,7 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
         NotFound: nothing is there.
         StoreFailed: the system refuses.
     """
-    place = Path(path)
+    place = located(path)
     with RunFolder(place) as run:
         folders = run.folders()
         left = _left_text(run)

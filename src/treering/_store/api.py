@@ -347,7 +347,8 @@ class Store(Closable):
 
         Args:
             name: the name.
-            buffers: C-contiguous buffers of any item type, asked for one after the other.
+            buffers: C-contiguous buffers of any item type, asked for one after the other; the next one may lie in the
+                same memory.
             size: how many bytes they hold together.
             like: the version of what it belongs to, whose owner and permissions it takes over where there are such.
 

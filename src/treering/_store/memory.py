@@ -201,7 +201,7 @@ class MemoryStore(Store):
         """
         if self.find(name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        data = b"".join(pieces(buffers, size))
+        data = b"".join(map(bytes, pieces(buffers, size)))
         with self._contents.lock:
             if self.find(name) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))

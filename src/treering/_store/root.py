@@ -26,7 +26,7 @@ class Root(abc.ABC):
 
     def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
         """Make a single file, or replace it as a whole, durably; places above are made; StoreFailed."""
-        self.place(path.parent).replace(path.name, b"".join(pieces(buffers, size)))
+        self.place(path.parent).replace(path.name, b"".join(map(bytes, pieces(buffers, size))))
 
     def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
         """Return what is at a path; None for nothing. A place is an entry that is no file."""
