@@ -211,7 +211,7 @@ def _announcing_commit(claim_of: Callable[..., Claim]) -> Callable[..., Claim]:
             (os.link if base is None else os.replace)(_at(store, marker), _at(store, name))
             return commit()
 
-        return _ClaimSeen(claim, make=announce_make, commit=announce_commit)
+        return cast("Claim", _ClaimSeen(claim, make=announce_make, commit=announce_commit))
 
     return claim
 

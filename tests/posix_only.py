@@ -70,9 +70,13 @@ _BY_REASON = {
         "run/test_run_steps.py::TestFacts::test_a_step_that_was_saved_anew_is_noticed",
         "run/test_run_steps.py::TestReading::test_a_step_that_goes_while_it_is_opened",
     ),
+    "It is about what a terminal shows of a save that takes a while.": (
+        "checkpoint/test_progress.py::test_a_bar_is_for_terminals_alone",
+        "checkpoint/test_progress.py::test_no_line_is_longer_than_the_terminal_is_wide",
+    ),
 }
 _REASONS = {name: reason for reason, names in _BY_REASON.items() for name in names}
-_CASE_OF_LEAVES = re.compile(r"\[.*\bleaves|\[.*_leaves")
+_CASE_OF_LEAVES = re.compile(r"\[.*\bleaves|\[.*_leaves|\[zstd")
 
 
 def why_posix_only(test: str) -> str | None:
