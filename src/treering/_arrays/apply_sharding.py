@@ -18,6 +18,7 @@ from treering._tree.registry import key_by_text, open_pytree_node
 from treering._tree.rules import spec_of
 from treering._tree.state_dict import TooDeep
 from treering._tree.walk import map_with_path
+from treering._values.human import join_first
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, NotSharded, TreeringError, Unsupported
@@ -113,18 +114,13 @@ def _require_width(steps: list[_Step]) -> None:
     wide = [
         f"{step.key or '.'} ({step.leaf.dtype.name})"
         for step in steps
-        if step.sharding is not None and not isinstance(step.leaf, jax.Array) and _is_too_wide(step.leaf.dtype)
+        if not (step.sharding is None or isinstance(step.leaf, jax.Array))
+        and step.leaf.dtype.name in _WIDE
+        and not jax_holds(step.leaf.dtype.newbyteorder("="))
     ]
     if wide:
-        more = f" and {len(wide) - _SHOWN} more" if len(wide) > _SHOWN else ""
-        raise Unsupported(
-            f"jax_enable_x64 is off, and these numpy arrays would be cast: {', '.join(wide[:_SHOWN])}{more}",
-            hint="enable x64, or cast them yourself",
-        )
-
-
-def _is_too_wide(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in _WIDE and not jax_holds(dtype.newbyteorder("="))
+        what = f"jax_enable_x64 is off, and these numpy arrays would be cast: {join_first(wide, _SHOWN)}"
+        raise Unsupported(what, hint="enable x64, or cast them yourself")
 
 
 def _put(step: _Step) -> Any:
@@ -221,10 +217,12 @@ def pair_leaves(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any
                 continue
             if depth > MAX_DEPTH:
                 raise TooDeep(f"more than {MAX_DEPTH} containers deep; it may hold itself")
-            if children is None or below is None or not _alike(x, place):
+            alike = type(x) is type(place) or dict in (type(x), type(place))
+            if children is None or below is None or not alike:
                 unlike.append(f"{_shown(trail)}: {_describe(x, children)}, and its place is {_describe(place, below)}")
                 continue
-            children, below = _by_text(children, below)
+            if children.keys() != below.keys():  # a tree read from a file has the text of each key
+                children, below = key_by_text(children), key_by_text(below)
         except TreeringError as error:
             unlike.append(f"{_shown(trail)}: {error}")
             continue
@@ -246,16 +244,6 @@ def _children(x: Any) -> Mapping[Any, Any] | None:
         return None
     node = open_pytree_node(x)
     return None if node is None else node.children
-
-
-def _alike(x: Any, place: Any) -> bool:
-    return type(x) is type(place) or dict in (type(x), type(place))
-
-
-def _by_text(children: Mapping[Any, Any], below: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
-    """Return both with keys that can be compared; a tree read from a file has the text of each key."""
-    same = children.keys() == below.keys()
-    return (children, below) if same else (key_by_text(children), key_by_text(below))
 
 
 def _describe(x: Any, children: Mapping[Any, Any] | None) -> str:

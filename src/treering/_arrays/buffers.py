@@ -6,6 +6,7 @@ promises 16).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -50,6 +51,16 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         ) from error
     skip = -room.ctypes.data % ALIGNMENT
     return room[skip : skip + nbytes]
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an unset array in `aligned_bytes`.
+
+    Example:
+        >>> aligned_empty((2, 3), np.dtype("u1")).shape
+        (2, 3)
+    """
+    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize))
 
 
 class SmallRoom:

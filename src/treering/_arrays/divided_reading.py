@@ -12,6 +12,7 @@ from treering._arrays import exchange
 from treering._arrays.delivered import Delivery
 from treering._arrays.exchange import can_exchange, grid_of, part_boxes
 from treering._arrays.incoming import ReadRequest
+from treering._arrays.jobs import split_by_bytes
 from treering._arrays.source import Source
 from treering._plan.load import StoredLeaf, plan_loads
 from treering._values.boxes import Box, box_of_slices, size_of
@@ -60,17 +61,12 @@ def _describe_stored(source: Source, delivery: Delivery, processes: int) -> Stor
 
 def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterator[list[Delivery]]:
     """Yield runs of exchanged leaves of which no process gets more than about ``most`` bytes; the same on all."""
-    some: list[Delivery] = []
-    held = 0
-    for delivery in deliveries:
-        some.append(delivery)
+
+    def nbytes(delivery: Delivery) -> int:
         wanted = _wanted_boxes(delivery.sharding, delivery.shape, processes)
-        held += _largest(wanted) * (delivery.dtype.itemsize if delivery.dtype else 1)
-        if held >= most or len(some) == _MOST_LEAVES:
-            yield some
-            some, held = [], 0
-    if some:
-        yield some
+        return _largest(wanted) * (delivery.dtype.itemsize if delivery.dtype else 1)
+
+    return (some for some, _ in split_by_bytes(deliveries, nbytes, most, longest=_MOST_LEAVES))
 
 
 def plan_digest(batches: Iterable[Sequence[Delivery]]) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,6 @@ from treering._values.boxes import Box
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-T = TypeVar("T")
-
 # An item of these is narrower than the byte that numpy gives it, and their numbers are whole: the number travels.
 _NARROW: Final = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
 _BITS_OF_A_BYTE: Final = 8
@@ -36,11 +34,8 @@ _LONG_PERCENT: Final = 125
 _TOGETHER: Final = 64
 
 
-class Runner(Protocol):
-    """Runs what needs all processes, as `treering._coordination.allgather.run_in_order` does."""
-
-    def __call__(self, work: Callable[[], T], /) -> T:
-        """Return what the work returns."""
+Runner: TypeAlias = Callable[[Callable[[], dict[int, jax.Array]]], dict[int, jax.Array]]
+"""Runs what needs all processes, and returns its result, as `treering._coordination.allgather.run_in_order` does."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -12,13 +13,13 @@ import numpy as np
 from treering._arrays.parted import host_blocks
 from treering._codec.documents import MAX_NESTING
 from treering._codec.msgpack.write import ArrayLike, Piece
+from treering._store.pieces import pieces
 from treering._values.processes import Processes
 from treering.errors import Unsupported
 
 TOGETHER: Final = 'only all processes of the job together can save it: to a folder, with processes="all"'
 """What to do with an array that lies over processes."""
 
-_RUN_BYTES: Final = 256 * 1024
 _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
 _SCALARS: Final = (np.generic, np.ndarray, jax.Array)
 # Truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
@@ -82,23 +83,10 @@ def _runtime_holds(dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def piece_buffers(pieces: list[Piece]) -> Iterator[bytes | memoryview]:
+def piece_buffers(parts: Iterable[Piece]) -> Iterator[memoryview]:
     """Yield the bytes of the pieces in order; small ones together, a device array fetched when its turn comes."""
-    run: list[bytes] = []
-    waiting = 0
-    for piece in pieces:
-        if isinstance(piece, bytes):
-            run.append(piece)
-            waiting += len(piece)
-            if waiting < _RUN_BYTES:
-                continue
-        if run:
-            yield b"".join(run)
-            run, waiting = [], 0
-        if not isinstance(piece, bytes) and piece.nbytes:
-            yield from host_blocks(piece.array, piece.start, piece.stop)
-    if run:
-        yield b"".join(run)
+    blocks = ([part] if isinstance(part, bytes) else host_blocks(part.array, part.start, part.stop) for part in parts)
+    return pieces(itertools.chain.from_iterable(blocks))
 
 
 def with_python_numbers(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from treering._arrays.buffers import aligned_bytes
+from treering._arrays.buffers import aligned_bytes, aligned_empty
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._format.blocks import damage_error, first_blocks
 from treering._format.index import Index
@@ -43,7 +42,7 @@ _MAPPED_BYTES: Final = 16 << 20
 
 
 class DataReader(Protocol):
-    """What gives the bytes of one data file, as an open ``LocalFile`` does."""
+    """What gives the bytes of one data file, as an open ``Reader`` does."""
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on."""
@@ -158,16 +157,16 @@ class StoredArrays:
             small.append((first, request))
             return columns.nbytes[first]
         dtype = self.dtype_of(request.leaf)
-        if self._mapped and self._all_lie_ready(request, chunks):
-            request.arrays = [self._view(self._owner(box, chunks), dtype, box) for box in request.boxes]
-            runs = [
-                _Run(self._owner(box, chunks), 0, _bytes_of(a))
-                for box, a in zip(request.boxes, request.arrays, strict=True)
-            ]
-            jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
-            return sum(len(run.into) for run in runs)
+        if self._mapped and request.steps is None:
+            stored = {self.index.box_of(chunk): chunk for chunk in chunks}
+            if box_sums.size_of(request.boxes[0]) > 0 and stored.keys() >= set(request.boxes):
+                owners = [stored[box] for box in request.boxes]
+                request.arrays = [self._view(chunk, dtype) for chunk in owners]
+                runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(owners, request.arrays, strict=True)]
+                jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
+                return sum(len(run.into) for run in runs)
         try:
-            request.arrays = [_empty(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
+            request.arrays = [aligned_empty(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
         except Unsupported as error:
             error.path = split_key(self.index.keys[request.leaf])
             raise
@@ -179,7 +178,7 @@ class StoredArrays:
                 total += len(run.into)
             else:
                 slabs = list(self._slabs(chunk, request, dtype.itemsize))
-                jobs.extend(self._slab_job(chunk, start, stop, request, dtype) for start, stop in slabs)
+                jobs.extend(functools.partial(self._fill_slab, chunk, *slab, request, dtype) for slab in slabs)
                 total += sum(stop - start for start, stop in slabs)
         return total
 
@@ -283,36 +282,21 @@ class StoredArrays:
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
-    def _slab_job(self, chunk: int, start: int, stop: int, request: ReadRequest, dtype: np.dtype[Any]) -> Job:
-        def work() -> int:
-            columns = self.index.chunks
-            room = aligned_bytes(stop - start)
-            self._file(columns.file[chunk]).read_into([(columns.offset[chunk] + start, room.data)])
-            self._check(chunk, start, room.data)
-            _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), request)
-            return stop - start
-
-        return work
+    def _fill_slab(self, chunk: int, start: int, stop: int, request: ReadRequest, dtype: np.dtype[Any]) -> int:
+        room = aligned_bytes(stop - start)
+        self._fill(_Run(chunk, start, room))
+        _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), request)
+        return stop - start
 
     # --------------------------------------------------------------------------------------------------------- maps
 
-    def _all_lie_ready(self, request: ReadRequest, chunks: Sequence[int]) -> bool:
-        stored = {self.index.box_of(chunk) for chunk in chunks}
-        return (
-            request.steps is None
-            and all(box in stored for box in request.boxes)
-            and box_sums.size_of(request.boxes[0]) > 0
-        )
-
-    def _owner(self, box: Box, chunks: Sequence[int]) -> int:
-        return next(chunk for chunk in chunks if self.index.box_of(chunk) == box)
-
-    def _view(self, chunk: int, dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
+    def _view(self, chunk: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         columns = self.index.chunks
         file = columns.file[chunk]
         if file not in self._maps:
             self._maps[file] = np.frombuffer(self._file(file).map(), np.uint8)
-        return np.ndarray(box_sums.shape_of(box), dtype, self._maps[file].data, columns.offset[chunk])
+        shape = box_sums.shape_of(self.index.box_of(chunk))
+        return np.ndarray(shape, dtype, self._maps[file].data, columns.offset[chunk])
 
     def _file(self, number: int) -> DataReader:
         file = self._files[number]
@@ -357,7 +341,3 @@ def _scatter(items: NDArray[Any], first: int, chunk_box: Box, request: ReadReque
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeAlias, TypeVar
 
 from treering._store.crew import FirstError, work_together
+
+T = TypeVar("T")
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
@@ -27,6 +30,27 @@ class Work:
     """What is to be done, in this order."""
     nbytes: int = 0
     """What all of them count."""
+
+
+def split_by_bytes(
+    items: Iterable[T], nbytes: Callable[[T], int], most: int, *, longest: int = sys.maxsize
+) -> Iterator[tuple[list[T], int]]:
+    """Yield runs of items that end where they have ``most`` bytes, and the bytes of each run.
+
+    Example:
+        >>> list(split_by_bytes(["ab", "c", "def"], len, 3))
+        [(['ab', 'c'], 3), (['def'], 3)]
+    """
+    run: list[T] = []
+    held = 0
+    for item in items:
+        run.append(item)
+        held += nbytes(item)
+        if held >= most or len(run) == longest:
+            yield run, held
+            run, held = [], 0
+    if run:
+        yield run, held
 
 
 class Tally:

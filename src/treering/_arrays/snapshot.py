@@ -57,7 +57,8 @@ def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> De
     sources = {
         number: tuple([HeldBox(box, taking.hold(data, kind)) for box, data in parts]) for number, kind, parts in chosen
     }
-    return dataclasses.replace(leaves, sources=sources, values=_copy_values(leaves))
+    values = {number: bytearray(v) if type(v) is bytearray else v for number, v in leaves.values.items()}
+    return dataclasses.replace(leaves, sources=sources, values=values)
 
 
 def _choose(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[HeldBox]]]:
@@ -84,10 +85,6 @@ def _cut(sources: Sequence[HeldBox], box: Box | None) -> HeldBox:
     if box is None or box == held.box:
         return held
     return HeldBox(box, cut_box(held.data, held.box, box))
-
-
-def _copy_values(leaves: DescribedLeaves) -> dict[int, Any]:
-    return {number: bytearray(value) if type(value) is bytearray else value for number, value in leaves.values.items()}
 
 
 class _HostCopies:
@@ -172,11 +169,8 @@ def _survives_donation() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a runtime that does not donate says so
         with jax.transfer_guard("allow"), jax.disable_jit(False):
-            return all(_outlives(jax.device_put(_numbers(dtype), cpu)) for dtype in ("float32", "bfloat16"))
-
-
-def _numbers(dtype: str) -> Any:
-    return np.arange(_ITEMS).astype(jax.numpy.dtype(dtype))
+            numbers = [np.arange(_ITEMS).astype(jax.numpy.dtype(name)) for name in ("float32", "bfloat16")]
+            return all(_outlives(jax.device_put(array, cpu)) for array in numbers)
 
 
 def _outlives(array: jax.Array) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from treering._arrays.buffers import aligned_bytes
+from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress
 from treering._format.index import Chunks, Index, LeafType, Token
@@ -105,7 +105,7 @@ class HeldArrays:
 
 def _copy(array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy in memory that jax takes as it is."""
-    copy = np.ndarray(array.shape, array.dtype, aligned_bytes(array.nbytes))
+    copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -172,16 +173,13 @@ def plan_load(
     """
     index = source.index
     known = select(index.structure, index.keys, at=options.at, only=None).keys
-    if like is None and not options.none_is_leaf:
-        matches = match_stored(index, part)
-        placements = _placements(index, part.keys, matches, None, options, known=known)
-        return LoadPlan(part=part, like=None, target=None, matches=matches, placements=placements)
-    target = flatten_like(like)
-    matches = match_leaves(
+    target = None if like is None and not options.none_is_leaf else flatten_like(like)
+    matches = match_stored(index, part) if target is None else match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
-    placements = _placements(index, target.keys, matches, target, options, known=known)
+    keys = part.keys if target is None else target.keys
+    placements = _placements(index, keys, matches, target, options, known=known)
     return LoadPlan(part=part, like=like, target=target, matches=matches, placements=placements)
 
 
@@ -195,12 +193,8 @@ def load_parts(source: Source, parts: Sequence[LoadPlan], progress: Progress | N
         report = ReadProgress(progress, sum(delivery.nbytes for delivery in deliveries))
         for delivery, leaf in zip(deliveries, group.read_batches(source, deliveries, report), strict=True):
             leaves[delivery.number] = leaf
-    trees: list[Any] = []
-    done = 0
-    for one in parts:
-        trees.append(one.tree(source, leaves[done : done + len(one.matches)]))
-        done += len(one.matches)
-    return trees
+    rest = iter(leaves)
+    return [one.tree(source, list(itertools.islice(rest, len(one.matches)))) for one in parts]
 
 
 def _require_tree(like: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
+import functools
 import html
 import os
 import weakref
@@ -23,7 +23,7 @@ from treering._format.structure import build
 from treering._printable import printable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
-from treering._values.human import bytes_text, pluralize
+from treering._values.human import bytes_text, near, pluralize
 from treering.errors import Busy, Corrupt, NotFound, TreeringError
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ class Checkpoint(Mapping[str, Any]):
         self._source = source
         self._closing = closing
         self._closed = False
-        self._numbers: dict[str, int] | None = None
         self.index: Index = source.index
 
     def __enter__(self) -> Self:
@@ -178,22 +177,16 @@ class Checkpoint(Mapping[str, Any]):
             return LeafView(self, number, leaf_type, self._source.arrays.dtype_of(number))
         return on_host(self.box(number, whole(leaf_type.shape or ())), leaf_type.kind)
 
-    @property
+    @functools.cached_property
     def _known(self) -> dict[str, int]:
-        if self._numbers is None:
-            self._numbers = {key: number for number, key in enumerate(self.index.keys)}
-        return self._numbers
+        return {key: number for number, key in enumerate(self.index.keys)}
 
     def _no_such(self, key: object) -> NoSuchLeaf:
-        near = difflib.get_close_matches(str(key), self.index.keys[:2000], n=1)
         branch = sum(text.startswith(f"{key}/") for text in self.index.keys)
-        found = (
-            f"; {pluralize(branch, 'leaves lie')} below it"
-            if branch
-            else f"; did you mean {near[0]!r}?"
-            if near
-            else ""
-        )
+        close = near(str(key), self.index.keys)
+        found = f"; did you mean {close!r}?" if close else ""
+        if branch:
+            found = f"; {pluralize(branch, 'leaves lie')} below it"
         hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
         return NoSuchLeaf(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
 
@@ -215,8 +208,7 @@ class Checkpoint(Mapping[str, Any]):
         return f"{value!r:.60}"
 
     def _repr_html_(self) -> str:
-        lines = repr(self).splitlines()
-        return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def open_path(path: str | os.PathLike[str]) -> Checkpoint:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any, Final
 
 from treering._arrays.delivered import Delivery, convert_value, deliver, request_for
-from treering._arrays.jobs import Progress
+from treering._arrays.jobs import Progress, split_by_bytes
 from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._tree.likeness import KEPT, LeafMatch
 
 BATCH_BYTES: Final = 256 << 20
 """Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
+_NBYTES: Final = operator.attrgetter("nbytes")
 
 
 def plan_deliveries(
@@ -63,7 +65,7 @@ def read_batches(source: Source, deliveries: Sequence[Delivery], report: ReadPro
     report = report or ReadProgress(None, total)
     leaves: list[Any] = []
     # A map is no copy: nothing adds up.
-    for batch, nbytes in _batches(deliveries, total if source.mapped else BATCH_BYTES):
+    for batch, nbytes in split_by_bytes(deliveries, _NBYTES, total if source.mapped else BATCH_BYTES):
         source.arrays.read([delivery.request for delivery in batch if delivery.request.boxes], report.step)
         report.add(nbytes)
         leaves += deliver(batch, mapped=source.mapped)
@@ -76,7 +78,7 @@ def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:
     Raises:
         Corrupt, StoreFailed: as `read_batches`.
     """
-    for batch, _ in _batches(deliveries, BATCH_BYTES):
+    for batch, _ in split_by_bytes(deliveries, _NBYTES, BATCH_BYTES):
         source.arrays.read([delivery.request for delivery in batch], None)
         for delivery in batch:
             delivery.request.arrays = []
@@ -107,17 +109,3 @@ class ReadProgress:
     def add(self, nbytes: int) -> None:
         """Count a batch that is done."""
         self._before += nbytes
-
-
-def _batches(deliveries: Sequence[Delivery], most: int) -> Iterator[tuple[list[Delivery], int]]:
-    """Yield runs of deliveries of some ``most`` bytes, and the bytes of each run."""
-    batch: list[Delivery] = []
-    held = 0
-    for delivery in deliveries:
-        batch.append(delivery)
-        held += delivery.nbytes
-        if held >= most:
-            yield batch, held
-            batch, held = [], 0
-    if batch:
-        yield batch, held

@@ -61,16 +61,14 @@ class MsgpackSave:
 
     def snapshot(self) -> MsgpackSave:
         """Return the same with arrays that nobody changes any more."""
-        held: dict[int, Any] = {}
-        pieces: list[Piece] = []
-        for piece in self._pieces:
-            if isinstance(piece, Block):
-                if id(piece.array) not in held:
-                    held[id(piece.array)] = np.array(piece.array)
-                pieces.append(dataclasses.replace(piece, array=held[id(piece.array)]))
-            else:
-                pieces.append(piece)
-        return MsgpackSave(pieces)
+        given = {id(piece.array): piece.array for piece in self._pieces if isinstance(piece, Block)}
+        held = {key: np.array(array) for key, array in given.items()}
+        return MsgpackSave(
+            [
+                dataclasses.replace(piece, array=held[id(piece.array)]) if isinstance(piece, Block) else piece
+                for piece in self._pieces
+            ]
+        )
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""

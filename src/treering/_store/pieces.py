@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,11 +12,22 @@ from typing import TypeAlias
 from treering._values.human import pluralize
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Readable: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 
 # Below this a system call (or a step of the ring) costs more than copying the bytes once more.
 SMALL = 64 << 10
 # Small buffers travel together up to about this size.
 _TOGETHER = 256 << 10
+
+
+def is_lasting(owner: object) -> bool:
+    """Tell whether the content of a buffer's object never changes: it is ``bytes``, or a read-only map of a file.
+
+    Example:
+        >>> is_lasting(b"tree"), is_lasting(bytearray(b"ring"))
+        (True, False)
+    """
+    return isinstance(owner, bytes) or (isinstance(owner, mmap.mmap) and memoryview(owner).readonly)
 
 
 def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memoryview]:

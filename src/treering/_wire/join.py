@@ -18,14 +18,13 @@ import numpy as np
 
 from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.write import Piece, pieces_size
-from treering._store.crew import work_together
+from treering._store.crew import FirstError, work_together
 from treering._values.human import pluralize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WORTH_IT: Final = 4 * 1024 * 1024
-_THREADS: Final = 2
 _COPY_BYTES: Final = 4 * 1024 * 1024
 _HUGE_PAGE: Final = 2 * 1024 * 1024
 _MADV_HUGEPAGE: Final = 14
@@ -90,28 +89,22 @@ def _fill(result: bytes, copies: Iterator[_Copy]) -> int:
     target = np.frombuffer((ctypes.c_char * len(result)).from_address(_address(result)), np.uint8)
     lock = threading.Lock()
     counts: list[int] = []
-    failures: list[BaseException] = []
+    failure = FirstError()
 
     def work(owner: bytes) -> None:
         count = 0
-        while not failures:
-            with lock:
-                copy = next(copies, None)
-            if copy is None:
-                break
-            start, source = copy
-            target[start : start + len(source)] = source
-            count += len(source)
-        counts.append(count)
+        with failure:
+            while failure.error is None:
+                with lock:
+                    copy = next(copies, None)
+                if copy is None:
+                    break
+                start, source = copy
+                target[start : start + len(source)] = source
+                count += len(source)
+            counts.append(count)
         del owner
 
-    def guarded(owner: bytes) -> None:
-        try:
-            work(owner)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
-            failures.append(error)
-
-    work_together(lambda: guarded(result), _THREADS - 1)
-    if failures:
-        raise failures[0]
+    work_together(lambda: work(result), 1)
+    failure.reraise()
     return sum(counts)

@@ -15,19 +15,11 @@ from treering._format.index import Container, Token
 from treering._store.api import Reader
 from treering._store.resolve import open_file
 from treering._values.keys import Trail, join_key, unwind
-from treering._wire.planned_arrays import PlannedArrays
+from treering._wire.planned_arrays import read_state
 from treering.errors import Corrupt, Format
 
-_KINDS: Final = {
-    "NoneType": "none",
-    "bool": "bool",
-    "int": "int",
-    "float": "float",
-    "complex": "complex",
-    "str": "str",
-    "bytes": "bytes",
-    "ndarray": "numpy",
-}
+_SAME: Final = ("bool", "int", "float", "complex", "str", "bytes")
+_KINDS: Final = {"NoneType": "none", "ndarray": "numpy"} | dict(zip(_SAME, _SAME, strict=True))
 
 
 def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
@@ -54,12 +46,7 @@ def _read(file: Reader, *, mapped: bool) -> Any:
     if first.startswith(GZIP_MAGIC):
         data = decompress(file.read(0, file.size), None)
         return Scanner(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data)).run()
-    if mapped:
-        return Scanner(first, file.size, file.read, Views(file.map())).run()
-    arrays = PlannedArrays(file.read)
-    state = Scanner(first, file.size, file.read, arrays).run()
-    file.read_into(arrays.reads())
-    return state
+    return read_state(file, first, mapped=mapped)
 
 
 def _flatten(state: Any) -> tuple[list[Token], list[str], list[Any]]:

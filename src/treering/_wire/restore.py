@@ -94,6 +94,7 @@ def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any
 def _put_all(slots: list[_Slot]) -> None:
     """Put the arrays in these slots on their devices with one call, which costs half of a call for each."""
     arrays = [holder[slot] for holder, slot, _, _ in slots]
+    shardings = []
     for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True):
         if isinstance(sharding, dict):
             raise Mismatch("shardings is not a prefix of the tree: it continues below this array", path=unwind(trail))
@@ -103,9 +104,7 @@ def _put_all(slots: list[_Slot]) -> None:
                 path=unwind(trail),
                 hint="set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert",
             )
-    shardings = [
-        _with_devices(array, sharding, trail) for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True)
-    ]
+        shardings.append(_with_devices(array, sharding, trail))
     try:
         # None inside a list of shardings would be no leaf for jax, so equal ones are given once.
         if all(sharding is shardings[0] for sharding in shardings):

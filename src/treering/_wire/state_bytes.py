@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable
 from typing import Any
 
 from treering._arrays.host import adopt
 from treering._arrays.parted import to_host
-from treering._codec.msgpack.scan import LeafBuilder, Scanner
+from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._codec.msgpack.write import Piece, encode
+from treering._store.pieces import Readable, is_lasting
 from treering._tree.state_dict import partial_state_dict
 from treering._values.keys import Trail, unwind
 from treering._wire.join import join_pieces
 from treering.errors import Format, TreeringError
-
-Readable = bytes | bytearray | memoryview | mmap.mmap
 
 
 def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
@@ -39,20 +36,13 @@ def unpack(encoded: Readable, *, allowance: int | None = None) -> Any:
     """
     view = memoryview(encoded)
     owner = view.obj
-    lasting = isinstance(owner, bytes) or (isinstance(owner, mmap.mmap) and memoryview(owner).readonly)
-    if not lasting or not view.c_contiguous:
+    if not view.c_contiguous or not is_lasting(owner):
         return unpack(view.tobytes(), allowance=allowance)
     source: Any = owner if view.nbytes == len(owner) else view.cast("B")  # type: ignore[arg-type]
     first = source if isinstance(source, bytes) else bytes(source[:WINDOW_BYTES])
-    return unpack_with(first, len(source), lambda at, n: bytes(source[at : at + n]), Views(source), allowance=allowance)
-
-
-def unpack_with(
-    first: bytes, size: int, fetch: Callable[[int, int], bytes], leaves: LeafBuilder, *, allowance: int | None = None
-) -> Any:
-    """Return the state dict in a source of ``size`` bytes that begins with ``first``."""
     refuse_gzip(first)
-    return Scanner(first, size, fetch, leaves, allowance=allowance).run()
+    size, leaves = len(source), Views(source)
+    return Scanner(first, size, lambda at, n: bytes(source[at : at + n]), leaves, allowance=allowance).run()
 
 
 def refuse_gzip(first: bytes) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from typing import Any, BinaryIO
 
 from treering._arrays.host import piece_buffers
-from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size
-from treering._store.api import Reader
 from treering._store.posix.streams import write_stream
 from treering._store.resolve import file_path, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
 from treering._values.telemetry import report
-from treering._wire.planned_arrays import PlannedArrays
+from treering._wire.planned_arrays import read_state
 from treering._wire.restore import restore_into
-from treering._wire.state_bytes import unpack, unpack_with
+from treering._wire.state_bytes import refuse_gzip, unpack
 from treering.errors import Corrupt, Format, Unsupported
 
 PathOrFile = str | os.PathLike[str] | BinaryIO
@@ -45,7 +44,10 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
     with report("load", path):
         try:
             with open_file(path) as file:
-                state = _mapped(file) if mapped else _read(file, target, strict=strict)
+                first = file.read(0, min(file.size, WINDOW_BYTES))
+                refuse_gzip(first)
+                check = functools.partial(require_match, target) if strict else None
+                state = read_state(file, first, mapped=mapped, check=check, sealed=True)
         except (Corrupt, Format) as error:
             error.message = f"{str(path)!r}: {error.message}"
             raise
@@ -64,21 +66,3 @@ def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:
     if isinstance(given, io.TextIOBase) or not isinstance(data, bytes | bytearray | memoryview):
         raise Unsupported("the file is open for text", hint='open it in binary mode, "rb"')
     return data
-
-
-def _mapped(file: Reader) -> Any:
-    """Views of a map; headers are read, which costs less than touching the map here and there."""
-    if not file.size:
-        return unpack(b"")
-    return unpack_with(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, Views(file.map()))
-
-
-def _read(file: Reader, target: Any, *, strict: bool) -> Any:
-    """Plan from the headers, compare, then read every array into memory of its own."""
-    arrays = PlannedArrays(file.read)
-    state = unpack_with(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read, arrays)
-    if strict:
-        require_match(target, state)
-    file.read_into(arrays.reads())
-    arrays.seal()
-    return state
