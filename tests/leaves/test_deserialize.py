@@ -245,8 +245,8 @@ def test_an_index_that_is_none(index: str, error: type[TreeringError], words: st
         ({"prefix": 3}, "prefix is an int"),
         ({"callback": "f"}, "callback is a str"),
         ({"chunk_size": 1.5}, "chunk_size=1.5"),
-        ({"structure": "lists"}, "'dicts' nor 'exact'"),
-        ({"x64": "cast"}, "'error' nor 'numpy'"),
+        ({"structure": "lists"}, "'dicts' or 'exact'"),
+        ({"x64": "cast"}, "'error' or 'numpy'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -41,10 +41,10 @@ from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.posix.reading import LocalFile
 from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_checksums, block_count
-from treering._values.keys import split_key
+from treering._values.keys import naming_leaf, split_key
 from treering._values.leaves_names import ZARRAY
 from treering._values.telemetry import report
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import Corrupt, Unsupported
 
 
 def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, options: LeavesSaveOptions) -> None:
@@ -138,15 +138,16 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
     sizes: list[int] = []
     checksums, own, done = array("Q"), record.checksums, 0
     for number, folder, planned in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True):
-        found = planned
         if number in managed:
-            written = _read_back(record, number, folder, staged)
-            found = dataclasses.replace(written.zarr, marker=record.attempt)
+            with naming_leaf(record.keys[number]):
+                written, lengths, blocks = _read_back(staged, folder, record.types[record.leaf_types[number]])
+            found = dataclasses.replace(written, marker=record.attempt)
             staged.rewrite(folder, ZARRAY, zarray_bytes(found))
-            checksums += written.checksums
-            sizes += written.sizes if found.compressor is not None else ()
+            checksums += blocks
+            sizes += lengths if found.compressor is not None else ()
         else:
-            count = _count_of_blocks(planned)
+            found = planned
+            count = chunk_count(found) * block_count(chunk_bytes(found))
             checksums += own[done : done + count]
             done += count
         layout = ChunkLayout(chunks=found.chunks, compressor=found.compressor)
@@ -154,19 +155,6 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
     return dataclasses.replace(
         record, layouts=tuple(layouts), leaf_layouts=leaf_layouts, sizes=sizes, checksums=checksums
     )
-
-
-def _read_back(record: LeavesRecord, number: int, folder: str, staged: StagedLeaves) -> ManagedArray:
-    try:
-        return read_back(staged, folder, record.types[record.leaf_types[number]])
-    except TreeringError as error:
-        error.path = split_key(record.keys[number])
-        raise
-
-
-def _count_of_blocks(plain: ZarrArray) -> int:
-    size = chunk_bytes(plain)
-    return chunk_count(plain) * block_count(size, block_bytes(size))
 
 
 class ArrayReader(Protocol):
@@ -204,7 +192,14 @@ class ManagerReader:
             return False
         return lies is not None and lies[1] == self._source.index.type_of(delivery.request.leaf).dtype
 
-    def bring(self, deliveries: Sequence[Delivery]) -> list[Any]:
+    def complete(self, batch: Sequence[Delivery], others: Sequence[Delivery], leaves: Sequence[Any]) -> list[Any]:
+        """Return all leaves of a batch, of which it does not take ``others``, that were read already."""
+        taken = [delivery for delivery in batch if self.takes(delivery)]
+        read = zip((*others, *taken), (*leaves, *(self._read(taken) if taken else ())), strict=True)
+        found = {delivery.number: leaf for delivery, leaf in read}
+        return [found[delivery.number] for delivery in batch]
+
+    def _read(self, deliveries: Sequence[Delivery]) -> list[Any]:
         """Return leaves that it takes, in their order. Their bytes are read twice: the first time to check them.
 
         Raises:
@@ -234,20 +229,11 @@ class ManagerReader:
 _PIECE_BYTES: Final = 8 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedArray:
-    """An array as it lies in its folder."""
-
-    zarr: ZarrArray
-    """What its ``.zarray`` says."""
-    sizes: list[int]
-    """Bytes of each chunk file."""
-    checksums: array[int]
-    """Checksums of the blocks, chunk after chunk."""
-
-
-def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> ManagedArray:
+def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[ZarrArray, list[int], array[int]]:
     """Read an array that another writer put into a staged folder, to its last byte.
+
+    Returns:
+        What its ``.zarray`` says, the bytes of each chunk file, and the checksums of the blocks, chunk after chunk.
 
     Raises:
         Unsupported: it is no zarr v2 array, or of a form in which leaves are not stored.
@@ -271,7 +257,7 @@ def read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> Managed
     if len(names) > len(sizes) + 1:
         extra = min(names.difference(chunk_names(found), [ZARRAY]))
         raise Unsupported(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
-    return ManagedArray(zarr=found, sizes=sizes, checksums=checksums)
+    return found, sizes, checksums
 
 
 def _check_form(found: ZarrArray, leaf_type: LeafType) -> None:
@@ -289,6 +275,5 @@ def _checksums_of(file: LocalFile) -> array[int]:
     block = block_bytes(file.size)
     found = array("Q")
     for start in range(0, file.size, _PIECE_BYTES):
-        piece = file.read(start, min(_PIECE_BYTES, file.size - start))
-        found += block_checksums(memoryview(piece), block)
+        found += block_checksums(memoryview(file.read(start, min(_PIECE_BYTES, file.size - start))), block)
     return found

@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from treering._arrays.host import jax_holds
 from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.read_leaves import plan_deliveries
+from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
 from treering._format.structure import as_dicts, build
-from treering._leaves.by_manager import ArrayReader, ManagerReader
+from treering._leaves.by_manager import ManagerReader
 from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotted
 from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
@@ -31,6 +32,7 @@ from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
 from treering._tree.placement import Shardings, aval_of, sharding_of
 from treering._tree.rules import RulesReport
+from treering._values.human import join_first
 from treering.errors import Busy, Corrupt, NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -108,62 +110,24 @@ def tree_deserialize_leaves(
     """
     path = local_folder_path(checkpoint_dir)
     is_shared = functools.partial(spans_processes, shardings, mesh, target)
-    group = LoadGroup(path, timeout=timeout, is_shared=is_shared, repeats=callback is None)
-    options = _check_options(
-        ShardingOptions(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report), manager,
-        callback=callback, chunk_size=chunk_size, target=target, structure=structure, x64=x64, group=group,
+    options = DeserializeOptions(
+        said=ShardingOptions(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report),
+        manager=manager, callback=callback, batch=_batch(chunk_size), target=target, structure=structure, x64=x64,
+        group=LoadGroup(path, timeout=timeout, is_shared=is_shared, repeats=callback is None),
     )  # fmt: skip
-    return _deserialize(path, prefix, manager, options)
-
-
-def _check_options(
-    said: ShardingOptions,
-    manager: Any,
-    *,
-    callback: Any,
-    chunk_size: Any,
-    target: Any,
-    structure: Any,
-    x64: Any,
-    group: LoadGroup,
-) -> DeserializeOptions:
-    """Refuse arguments that make no sense, before anything is opened."""
-    if manager is not None and not callable(getattr(manager, "wait_until_finished", None)):
-        raise Unsupported(f"manager is {kind_of(manager)}, which has no method wait_until_finished()")
-    if callback is not None and not callable(callback):
-        raise Unsupported(f"callback is {kind_of(callback)}, not a function of (array, key)")
-    for name, given, choices in (("structure", structure, ("dicts", "exact")), ("x64", x64, ("error", "numpy"))):
-        if given not in choices:
-            raise Unsupported(f"{name}={given!r:.100} is neither {choices[0]!r} nor {choices[1]!r}")
-    return DeserializeOptions(
-        said=said,
-        reader=manager if callable(getattr(manager, "deserialize_with_paths", None)) else None,
-        callback=callback,
-        batch=_batch(chunk_size),
-        target=target,
-        structure=structure,
-        x64=x64,
-        group=group,
-    )
-
-
-def _batch(chunk_size: Any) -> int | None:
-    """Return how many arrays make a batch, None for all."""
-    if chunk_size is None:
-        return None
-    try:
-        count = operator.index(chunk_size)
-    except TypeError as error:
-        raise Unsupported(f"chunk_size={chunk_size!r:.100} is not a whole number of arrays") from error
-    return count if count > 0 else None
-
-
-def _deserialize(path: Path, prefix: str | None, manager: Any, options: DeserializeOptions) -> Any:
     if manager is not None:
         manager.wait_until_finished()
     return options.group.retry_on_overwrite(
         lambda: _opened(path, prefix or None), lambda source: load_tree(source, options)
     )
+
+
+def _batch(chunk_size: Any) -> int:
+    """Return how many arrays make a batch, 0 for all."""
+    try:
+        return 0 if chunk_size is None else max(operator.index(chunk_size), 0)
+    except TypeError as error:
+        raise Unsupported(f"chunk_size={chunk_size!r:.100} is not a whole number of arrays") from error
 
 
 @contextlib.contextmanager
@@ -185,12 +149,12 @@ class DeserializeOptions:
 
     said: ShardingOptions
     """Where its arrays go."""
-    reader: ArrayReader | None
-    """Reads the arrays that it can."""
+    manager: Any
+    """Was waited for, and reads the arrays that it can."""
     callback: Callback | None
     """Makes the leaf of each array."""
-    batch: int | None
-    """Arrays that are read at a time; None: all."""
+    batch: int
+    """Arrays that are read at a time; 0: all."""
     target: Any
     """A tree that the result shall be like, or None."""
     structure: Literal["dicts", "exact"]
@@ -199,6 +163,15 @@ class DeserializeOptions:
     """What becomes of 64-bit jax arrays where jax holds none."""
     group: LoadGroup
     """Those who load it together."""
+
+    def __post_init__(self) -> None:
+        """Refuse arguments that make no sense, before anything is opened."""
+        if self.manager is not None and not callable(getattr(self.manager, "wait_until_finished", None)):
+            raise Unsupported(f"manager is {kind_of(self.manager)}, which has no method wait_until_finished()")
+        if self.callback is not None and not callable(self.callback):
+            raise Unsupported(f"callback is {kind_of(self.callback)}, not a function of (array, key)")
+        require_one_of("structure", self.structure, ("dicts", "exact"))
+        require_one_of("x64", self.x64, ("error", "numpy"))
 
 
 def load_tree(source: LeavesSource, options: DeserializeOptions) -> Any:
@@ -237,61 +210,44 @@ def _placements(
     on_host: set[str] = set()
     wide: dict[str, np.dtype[Any]] = {}
     # Thousands of leaves are of a few types.
-    known: dict[tuple[int, Fit], _TypeInfo] = {}
+    known: dict[tuple[int, Fit], Any] = {}
+    held: dict[np.dtype[Any], bool] = {}
     for number, (key, match) in enumerate(zip(keys, matches, strict=True)):
         like = target.leaves[number] if target is not None else None
-        leaf_type = index.leaf_types[match.leaf]
-        kind = known.get((leaf_type, match.fit))
-        if kind is None:
-            kind = known[leaf_type, match.fit] = _type_info(index, match)
-        if kind.aval is None or isinstance(like, np.ndarray | np.generic):
+        alike = index.leaf_types[match.leaf], match.fit
+        if alike not in known:
+            dtype = array_dtype(index, match)
+            known[alike] = None if dtype is None else aval_of(aval_shape(index, match), dtype)
+        aval = known[alike]
+        if aval is None or isinstance(like, np.ndarray | np.generic):
             continue
-        if not kind.held:
-            wide[key] = kind.aval.dtype
+        if aval.dtype not in held:
+            held[aval.dtype] = jax_holds(aval.dtype)
+        if not held[aval.dtype]:
+            wide[key] = aval.dtype
             if options.x64 == "numpy":
                 continue
-        avals[key] = kind.aval
+        avals[key] = aval
         if like is not None:
             own[key] = sharding_of(like)
         if match.fit.kind == "numpy":
             on_host.add(key)
     chosen = leaf_shardings(options.said, avals, own=own, on_host=on_host, known=index.keys)
     _require_held({key: wide[key] for key in chosen if key in wide})
-    placed: list[Any] = [None] * len(matches)
-    for number, key in enumerate(keys):
-        match = matches[number]
-        placed[number] = chosen.get(key)
+    for number, (key, match) in enumerate(zip(keys, matches, strict=True)):
         if key in on_host and key in chosen:
             matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
-    return placed
-
-
-class _TypeInfo(NamedTuple):
-    """What is to be known of leaves of one type."""
-
-    aval: Any
-    """Shape and dtype of an array that may go on devices; None for any other leaf."""
-    held: bool
-    """Whether jax, as it is configured, holds that dtype."""
-
-
-def _type_info(index: Index, match: LeafMatch) -> _TypeInfo:
-    dtype = array_dtype(index, match)
-    if dtype is None:
-        return _TypeInfo(None, held=True)
-    return _TypeInfo(aval_of(aval_shape(index, match), dtype), held=jax_holds(dtype))
+    return [chosen.get(key) for key in keys]
 
 
 def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
     """Refuse arrays that jax would make narrower."""
-    if not wide:
-        return
-    shown = [f"{to_dotted(key) or '.'} ({dtype.name})" for key, dtype in list(wide.items())[:_SHOWN]]
-    more = f" and {len(wide) - _SHOWN} more" if len(wide) > _SHOWN else ""
-    raise Unsupported(
-        f"jax as configured cannot hold {', '.join(shown)}{more}, and treering casts nothing",
-        hint='set jax_enable_x64 for 64-bit numbers, or x64="numpy" for numpy arrays',
-    )
+    if wide:
+        shown = [f"{to_dotted(key) or '.'} ({dtype.name})" for key, dtype in wide.items()]
+        raise Unsupported(
+            f"jax as configured cannot hold {join_first(shown, _SHOWN)}, and treering casts nothing",
+            hint='set jax_enable_x64 for 64-bit numbers, or x64="numpy" for numpy arrays',
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ batch by batch
@@ -302,17 +258,19 @@ def _leaves(
 ) -> list[Any]:
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
     result, deliveries = plan_deliveries(source, matches, placements)
-    by_manager = ManagerReader(options.reader, source) if options.reader is not None else None
+    reads = callable(getattr(options.manager, "deserialize_with_paths", None))
+    by_manager = ManagerReader(options.manager, source) if reads else None
     batches = list(_batches(source.index, deliveries, options.batch))
-    if by_manager is None:
-        options.group.agree(source, batches)
-    else:
+    others = batches
+    if by_manager is not None:
         others = [[delivery for delivery in batch if not by_manager.takes(delivery)] for batch in batches]
-        options.group.agree(source, others)
+    options.group.agree(source, others)
     called = False
     try:
-        for batch in batches:
-            leaves = _read_batch(source, batch, by_manager, options.group)
+        for batch, rest in zip(batches, others, strict=True):
+            leaves = options.group.read_batches(source, rest)
+            if by_manager is not None:
+                leaves = by_manager.complete(batch, rest, leaves)
             for number, delivery in enumerate(batch):
                 leaf, leaves[number] = leaves[number], None  # nothing of a batch outlives its callbacks here
                 if options.callback is not None and _is_array(source.index, delivery):
@@ -329,25 +287,9 @@ def _leaves(
     return result
 
 
-def _read_batch(
-    source: LeavesSource, batch: Sequence[Delivery], by_manager: ManagerReader | None, group: LoadGroup
-) -> list[Any]:
-    if by_manager is None:
-        return group.read_batches(source, batch)
-    taken = [delivery for delivery in batch if by_manager.takes(delivery)]
-    others = [delivery for delivery in batch if not by_manager.takes(delivery)]
-    leaves: dict[int, Any] = {}
-    for some, there in (
-        (others, group.read_batches(source, others)),
-        (taken, by_manager.bring(taken) if taken else []),
-    ):
-        leaves |= {delivery.number: leaf for delivery, leaf in zip(some, there, strict=True)}
-    return [leaves.pop(delivery.number) for delivery in batch]
-
-
-def _batches(index: Index, deliveries: list[Delivery], most: int | None) -> Iterator[list[Delivery]]:
+def _batches(index: Index, deliveries: list[Delivery], most: int) -> Iterator[list[Delivery]]:
     """Yield runs of deliveries with so many arrays; long texts, which lie in files too, do not count."""
-    if most is None:
+    if not most:
         yield deliveries
         return
     batch: list[Delivery] = []

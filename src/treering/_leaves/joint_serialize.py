@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -151,19 +151,17 @@ class _LeavesShare:
 
     def finish(self) -> None:
         """Let the manager write what is its to write; process 0 commits when it has."""
-        staged, record = self._staged, self._agreed
+        staged, record, manager = self._staged, self._agreed, self._options.manager
+        if manager is None:
+            return
         if staged is not None and record is not None:
             self._others_have_left = True  # if this fails, what they write is swept by the next save
             save = ManagedSave(self._path, staged, record, self.managed, self._options)
-            self._begin_managed(staged.path_of, save.finish)
+            # It is called on process 0 when all processes have written.
+            begin_writes(manager, self._flat, self.managed, staged.path_of, save.finish)
             self._staged = None
         elif self._joined is not None and self.managed:
-            self._begin_managed(self._joined.path_of, lambda: None)
-
-    def _begin_managed(self, path_of: Callable[[str], str], finish: Callable[[], None]) -> None:
-        """Give the manager its leaves; it calls ``finish`` on process 0 when all processes have written."""
-        if self._options.manager is not None:
-            begin_writes(self._options.manager, self._flat, self.managed, path_of, finish)
+            begin_writes(manager, self._flat, self.managed, self._joined.path_of, lambda: None)
 
     def _close(self) -> None:
         """End it; where others may still be writing, what they write stays for the next save to sweep."""

@@ -19,21 +19,19 @@ from treering._codec.compressors import require_known_compressor
 from treering._codec.zarr import ZarrArray, stored_dtype
 from treering._format.index import LeafType
 from treering._leaves.documents.paths import folder_of, prefix_folder
-from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord
+from treering._leaves.documents.record import MOST_AXES, UNMARKED, ChunkLayout, LeavesRecord
 from treering._plan.save import LeafLayout
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, shape_of, size_of
 from treering._values.dtypes import lookup
 from treering._values.human import pluralize
-from treering._values.keys import split_key
+from treering._values.keys import naming_leaf
 from treering.errors import Unsupported
 
 _MOST_TRIES: Final = 1 << 12
 # With chunks of a tenth of a share at most, the busiest has at most 1.10 shares.
 _PARTS_OF_SHARE: Final = 10
-
-
 _SMALLEST: Final = 1 << 20
 
 
@@ -92,20 +90,14 @@ class LeavesSaveOptions:
 class PlannedLeaves:
     """What a save will write, before it has a name and checksums."""
 
-    prefix: str | None
-    """The prefix as the user gave it."""
     flat: Flattened
     """The tree."""
     leaves: DescribedLeaves
     """Its leaves."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves."""
-    layouts: Sequence[ChunkLayout]
-    """The different layouts."""
-    leaf_layouts: Sequence[int]
-    """Number of the layout of each stored leaf."""
-    processes: int = 1
-    """How many processes save it together."""
+    draft: LeavesRecord
+    """The record of all leaves, without attempt, time, sizes and checksums."""
 
     @property
     def nbytes(self) -> int:
@@ -114,37 +106,17 @@ class PlannedLeaves:
 
     def without(self, numbers: Container[int], arrays: Sequence[ZarrArray]) -> tuple[PlannedLeaves, list[ZarrArray]]:
         """Return the plan of all other leaves, and their arrays out of those of all stored leaves."""
-        rows = list(zip(self.leaves.sources.items(), self.folders, self.leaf_layouts, arrays, strict=True))
+        rows = zip(self.leaves.sources.items(), self.folders, arrays, strict=True)
         kept = [row for row in rows if row[0][0] not in numbers]
-        plan = dataclasses.replace(
-            self,
-            leaves=dataclasses.replace(self.leaves, sources=dict(row[0] for row in kept)),
-            folders=[row[1] for row in kept],
-            leaf_layouts=[row[2] for row in kept],
-        )
-        return plan, [row[3] for row in kept]
+        leaves = dataclasses.replace(self.leaves, sources=dict(row[0] for row in kept))
+        return dataclasses.replace(self, leaves=leaves, folders=[row[1] for row in kept]), [row[2] for row in kept]
 
     def record(self, attempt: str) -> LeavesRecord:
         """Return the record of this save; sizes and checksums come when the leaves are written."""
         # Saves are put in the order of their times, so seconds would be too coarse.
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-        together = {"processes": self.processes} if self.processes > 1 else {}
-        return LeavesRecord(
-            prefix=self.prefix,
-            attempt=attempt,
-            written=versions() | {"at": now} | together,
-            meshes=self.leaves.meshes,
-            structure=self.flat.tokens,
-            keys=self.flat.keys,
-            types=self.leaves.types,
-            leaf_types=self.leaves.leaf_types,
-            values=self.leaves.values,
-            folders=self.folders,
-            layouts=self.layouts,
-            leaf_layouts=self.leaf_layouts,
-            sizes=(),
-            checksums=array("Q"),
-        )
+        written = {**versions(), "at": now, **self.draft.written}
+        return dataclasses.replace(self.draft, attempt=attempt, written=written)
 
 
 def plan_leaves(
@@ -161,37 +133,32 @@ def plan_leaves(
     Raises:
         Unsupported: a leaf, a key, the prefix, the compressor or the limit of chunks.
     """
-    prefix = check_prefix(options.prefix)
+    prefix = options.prefix
+    if not isinstance(prefix, str | None):
+        raise Unsupported(f"a prefix is a str, found {kind_of(prefix)}")
+    if prefix:
+        prefix_folder(prefix)
     numbers: dict[ChunkLayout, int] = {}
     found = _plan_layouts(leaves, flat.keys, options, processes)
     leaf_layouts = [numbers.setdefault(layout, len(numbers)) for layout in found]
-    return PlannedLeaves(
-        prefix=prefix,
-        flat=flat,
-        leaves=leaves,
-        folders=[folder_of(prefix, flat.keys[number]) for number in leaves.sources],
+    folders = [folder_of(prefix, flat.keys[number]) for number in leaves.sources]
+    draft = LeavesRecord(
+        prefix=prefix or None,
+        attempt=UNMARKED,
+        written={"processes": processes} if processes > 1 else {},
+        meshes=leaves.meshes,
+        structure=flat.tokens,
+        keys=flat.keys,
+        types=leaves.types,
+        leaf_types=leaves.leaf_types,
+        values=leaves.values,
+        folders=folders,
         layouts=tuple(numbers),
         leaf_layouts=leaf_layouts,
-        processes=processes,
+        sizes=(),
+        checksums=array("Q"),
     )
-
-
-def check_prefix(prefix: object) -> str | None:
-    """Return the prefix; the empty one is none.
-
-    Raises:
-        Unsupported: it is no text, or cannot be a folder.
-
-    Example:
-        >>> check_prefix("model.ema"), check_prefix("")
-        ('model.ema', None)
-    """
-    if prefix is not None and not isinstance(prefix, str):
-        raise Unsupported(f"a prefix is a str, found {kind_of(prefix)}")
-    if not prefix:
-        return None
-    prefix_folder(prefix)
-    return prefix
+    return PlannedLeaves(flat=flat, leaves=leaves, folders=folders, draft=draft)
 
 
 def shared_boxes(leaves: DescribedLeaves, number: int) -> HeldBoxes | None:
@@ -222,11 +189,8 @@ def _plan_layouts(
         boxes = tuple(source.box for source in sources)
         key = (kind, boxes if held is None else id(held))
         if key not in known:
-            try:
+            with naming_leaf(keys[number]):
                 shape, itemsize = _check_type(leaves.types[kind])
-            except Unsupported as error:
-                error.path = split_key(keys[number])
-                raise
             if held is None:
                 chunks = chunk_shape(shape, boxes, itemsize, limit)
             else:
@@ -355,12 +319,9 @@ def _cut(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, limit: i
 
 def _part(size: int, length: int, most: int) -> int:
     """Return how long the parts of a box of ``length`` are, ``most`` at most, along an axis of ``size``."""
-    if length < size:
-        # More boxes follow along this axis: parts that divide a box lie in one box each.
-        fewest = -(-length // most)
-        for count in range(fewest, min(2 * fewest, fewest + _MOST_TRIES) + 1):
-            if length % count == 0 and 2 * (length // count) >= most:
-                return length // count
+    # Where more boxes follow along this axis, parts that divide a box lie in one box each.
+    if length < size and (part := _divisor(length, most)) is not None and 2 * part >= most:
+        return part
     # As few parts as can be, about equally long, so that the last one is hardly padded.
     return -(-size // -(-size // most))
 

@@ -72,32 +72,12 @@ def leaf_shardings(
         Unsupported: this is no mesh, rule or sharding.
     """
     require_mesh(said.mesh)
-    if said.mesh is None and said.partition_rules is None and said.shardings is None:
-        return choose_shardings(
-            lambda key, _aval: own.get(key), None, {key: avals[key] for key in avals if key not in on_host}
-        )
     if said.partition_rules is not None:
         rules = Rules(said.partition_rules)
         given = _by_rules(rules, avals, on_host)
         rules.tell(map(to_slashed, known), said.report)
-        return choose_shardings(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
-    choice = _choice(said.shardings, known)
-    given = {}
-    unsaid: list[str] = []
-    replicated = spec_of()
-    for key, aval in avals.items():
-        there = choice(key, aval)
-        if there is None and key in on_host:
-            continue
-        if there is None:
-            there = own.get(key)
-        if there is None and said.mesh is not None:
-            there = replicated
-            if len(said.mesh.axis_names) > 1:
-                unsaid.append(to_slashed(key) or ".")
-        given[key] = there
-    if unsaid:
-        raise _unplaced_error(unsaid, said.mesh)
+    else:
+        given = _by_shardings(said, avals, own, on_host, _choice(said.shardings, known))
     return choose_shardings(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
 
 
@@ -141,6 +121,28 @@ def _by_rules(rules: Rules, avals: Mapping[str, jax.ShapeDtypeStruct], on_host: 
     return given
 
 
+def _by_shardings(
+    said: ShardingOptions, avals: Mapping[str, Any], own: Mapping[str, Any], on_host: AbstractSet[str], choice: Choice
+) -> dict[str, Any]:
+    """Return what is said of each array; where nothing is, its place in the target, or all of a mesh of one axis."""
+    given: dict[str, Any] = {}
+    unsaid: list[str] = []
+    replicated = spec_of()
+    for key, aval in avals.items():
+        there = choice(key, aval)
+        if there is None and key in on_host:
+            continue
+        there = own.get(key) if there is None else there
+        if there is None and said.mesh is not None:
+            there = replicated
+            if len(said.mesh.axis_names) > 1:
+                unsaid.append(to_slashed(key) or ".")
+        given[key] = there
+    if unsaid:
+        raise _unplaced_error(unsaid, said.mesh)
+    return given
+
+
 def _choice(shardings: Any, known: Sequence[str]) -> Choice:
     """Return what says of each key where its array goes; None where nothing is said."""
     if shardings is None:
@@ -148,11 +150,7 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
     if is_rules(shardings):
         raise Unsupported("shardings= holds partition rules", hint="pass them as partition_rules=")
     found: dict[tuple[str, ...], Any] = {}
-
-    def note(path: tuple[str, ...], leaf: Any) -> None:
-        found[path] = leaf
-
-    map_with_path(note, shardings, _says_where)
+    map_with_path(found.__setitem__, shardings, _says_where)
     _require_known(found, known)
     by_dots = {".".join(path): leaf for path, leaf in found.items() if path}
 
@@ -272,7 +270,10 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
     if isinstance(default, PartitionSpec):
         if mesh is None:
             raise Unsupported(f"default_sharding is {default}, which needs a mesh", hint="pass mesh=")
-        default = _on(mesh, default)
+        try:
+            default = NamedSharding(mesh, default)
+        except ValueError as error:  # an axis that the mesh does not have, or one twice
+            raise Mismatch(f"default_sharding does not fit the mesh: {error}") from None
     if is_placement(default):
         return lambda _path, kind: _cut(default, len(_shape(kind)))
     if callable(default):
@@ -280,13 +281,6 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
     raise Unsupported(
         f"default_sharding is {kind_of(default)}", hint="a Sharding, PartitionSpec, Device, function or None"
     )
-
-
-def _on(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    try:
-        return NamedSharding(mesh, spec)
-    except ValueError as error:  # an axis that the mesh does not have, or one twice
-        raise Mismatch(f"default_sharding does not fit the mesh: {error}") from None
 
 
 def _shape(kind: LeafType) -> tuple[int, ...]:

@@ -34,24 +34,25 @@ def block_bytes(nbytes: int) -> int:
     return max(SMALLEST_BLOCK, 1 << wished.bit_length() - 1) if wished else SMALLEST_BLOCK
 
 
-def block_count(nbytes: int, block: int) -> int:
-    """Return how many blocks cover ``nbytes``; the last one may be shorter.
+def block_count(nbytes: int, block: int | None = None) -> int:
+    """Return how many blocks cover ``nbytes``, those of a chunk that large by default; the last one may be shorter.
 
     Example:
         >>> block_count(0, 65536), block_count(65537, 65536)
         (0, 2)
     """
-    return -(-nbytes // block)
+    return -(-nbytes // (block or block_bytes(nbytes)))
 
 
-def block_checksums(data: memoryview, block: int) -> array[int]:
-    """Return the checksum of each block of flat bytes.
+def block_checksums(data: memoryview, block: int | None = None) -> array[int]:
+    """Return the checksum of each block of flat bytes, by default of the blocks of a chunk that large.
 
     Example:
         >>> [hex(value) for value in block_checksums(memoryview(b"treering"), 65536)]
         ['0x9560bb1d811817bc']
     """
     checksum = xxhash.xxh3_64_intdigest
+    block = block or block_bytes(len(data))
     if len(data) <= block:
         return array("Q", (checksum(data),) if len(data) else ())
     return array("Q", [checksum(data[start : start + block]) for start in range(0, len(data), block)])

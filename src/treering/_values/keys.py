@@ -9,10 +9,11 @@ Source: the two escapes are those of JSON Pointer, RFC 6901, section 3.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from treering.errors import Format
+from treering.errors import Format, TreeringError
 
 _LONE_EMPTY_PART = "~"
 _STAR = "~2"
@@ -71,6 +72,24 @@ def split_key(key: str) -> tuple[str, ...]:
     if key in ("", _LONE_EMPTY_PART):
         return ("",) if key else ()
     return tuple(map(unescape_part, key.split("/")))
+
+
+@contextlib.contextmanager
+def naming_leaf(key: str) -> Iterator[None]:
+    """Name the leaf that an error of the block is about.
+
+    Example:
+        >>> with naming_leaf("params/w"):
+        ...     raise Format("its dtype is unknown")
+        Traceback (most recent call last):
+            ...
+        treering.errors.Format: leaf 'params/w': its dtype is unknown
+    """
+    try:
+        yield
+    except TreeringError as error:
+        error.path = split_key(key)
+        raise
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
