@@ -6,7 +6,6 @@ more than sizes and checksums.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import heapq
 import itertools
@@ -20,10 +19,9 @@ from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._leaves.chunks.write import WriteShare
 from treering._leaves.plan import PlannedLeaves, shared_boxes
 from treering._plan.balance import Pool, level_loads, pour
-from treering._plan.save import LeafLayout
+from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, split_at_ends
 from treering._values.boxes import shape_of, whole
-from treering._values.checksums import block_bytes, block_count, pack_checksums, unpack_checksums
-from treering._values.human import pluralize
+from treering._values.checksums import block_count, pack_checksums, unpack_checksums
 from treering._values.keys import split_key
 from treering._values.processes import format_processes
 from treering.errors import ProcessFailed, Unsupported
@@ -51,14 +49,13 @@ class LeafShares:
         self._together = {number: held for number in leaves.sources if (held := shared_boxes(leaves, number))}
         layouts, chunks = [], []
         for number, found in self._arrays.items():
-            layout = leaves.layout_of(number)
+            layout, chunk = leaves.layout_of(number), found.chunks
             if number not in self._together:
                 # The same everywhere, though processes may have other things in its place.
-                layout = LeafLayout(
-                    nbytes_per_item=layout.nbytes_per_item, shape=layout.shape, boxes=((whole(layout.shape), (0,)),)
-                )
+                layout = dataclasses.replace(layout, boxes=((whole(layout.shape), (0,)),))
+                chunk = tuple(max(size, 1) for size in layout.shape)
             layouts.append(layout)
-            chunks.append(found.chunks if number in self._together else tuple(max(size, 1) for size in layout.shape))
+            chunks.append(chunk)
         keys = [plan.flat.keys[number] for number in self._arrays]
         self._writers = plan_writers(layouts, chunks, processes, keys)
 
@@ -106,13 +103,12 @@ class LeafShares:
                     if is_packed:
                         size = sizes[sized] if sized < len(sizes) else 0
                         sized += 1
-                    count = block_count(size, block_bytes(size))
+                    count = block_count(size)
                     found[number].append((chunk, size, checksums[at : at + count]))
                     at += count
             if (sized, at) != (len(sizes), len(checksums)):
-                error = ProcessFailed(
-                    f"{format_processes([process])} did not write what the plan of process 0 assigned to it"
-                )
+                what = "did not write what the plan of process 0 assigned to it"
+                error = ProcessFailed(f"{format_processes([process])} {what}")
                 error.processes = (process,)
                 raise error
         every: list[int] = []
@@ -133,38 +129,15 @@ def part_of(sizes: Sequence[int], checksums: array[int], digests: bytes) -> byte
         >>> read_part(part_of([7], array("Q", [1, 2]), b"12345678"))
         (array('Q', [7]), array('Q', [1, 2]), b'12345678')
     """
-    return (
-        _COUNTS.pack(len(sizes), len(checksums))
-        + pack_checksums(array("Q", sizes))
-        + pack_checksums(checksums)
-        + digests
-    )
+    return _COUNTS.pack(len(sizes), len(checksums)) + pack_checksums(array("Q", sizes) + checksums) + digests
 
 
 def read_part(part: bytes) -> tuple[array[int], array[int], bytes]:
     """Return sizes, checksums and digests of what a process handed in."""
     sizes, checksums = _COUNTS.unpack_from(part)
-    middle = _COUNTS.size + 8 * sizes
-    stop = middle + 8 * checksums
-    return unpack_checksums(part[_COUNTS.size : middle]), unpack_checksums(part[middle:stop]), part[stop:]
-
-
-# Tuples of boxes up to this many are told apart by what is in them, longer ones by their identity.
-_FEW_BOXES: Final = 8
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _LeafGroup:
-    """Leaves that lie alike and are cut alike."""
-
-    nbytes: int
-    """Bytes of a chunk file, before any compressor."""
-    leaves: list[int]
-    """Their numbers."""
-    alone: Mapping[int, Sequence[int]]
-    """Process -> the chunks that only it holds."""
-    shared: Mapping[tuple[int, ...], Sequence[int]]
-    """Several processes -> the chunks that they all hold."""
+    stop = _COUNTS.size + 8 * (sizes + checksums)
+    numbers = unpack_checksums(part[_COUNTS.size : stop])
+    return numbers[:sizes], numbers[sizes:], part[stop:]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,48 +146,36 @@ class _FileGroup:
 
     nbytes: int
     """Bytes of each."""
-    groups: list[tuple[_LeafGroup, Sequence[int]]]
+    groups: list[tuple[Sequence[int], Sequence[int]]]
     """Leaves, and which chunks of each of them."""
     ends: list[int]
-    """How many files there are up to the end of each kind."""
+    """How many files there are up to the end of each of these."""
 
     def files(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield leaf and chunk of the files from ``start`` to ``stop``."""
-        place = bisect.bisect_right(self.ends, start)
-        while start < stop:
-            kind, numbers = self.groups[place]
-            begin = self.ends[place - 1] if place else 0
-            end = min(stop, self.ends[place])
-            for at in range(start - begin, end - begin):
-                yield kind.leaves[at // len(numbers)], numbers[at % len(numbers)]
-            start = end
-            place += 1
+        for place, first, last in split_at_ends(self.ends, start, stop):
+            leaves, numbers = self.groups[place]
+            for at in range(first, last):
+                yield leaves[at // len(numbers)], numbers[at % len(numbers)]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriterPlan:
-    """Which process writes which chunk files.
+    """Which process writes which chunk files."""
 
-    Attributes:
-        loads: bytes that each process writes, before any compressor.
-    """
-
-    def __init__(
-        self, loads: Sequence[int], groups: Sequence[_LeafGroup], dealt: Sequence[tuple[int, _FileGroup, int, int]]
-    ):
-        self.loads = tuple(loads)
-        self._kinds = groups
-        self._dealt: dict[int, list[tuple[_FileGroup, int, int]]] = {}
-        for process, group, start, stop in dealt:
-            self._dealt.setdefault(process, []).append((group, start, stop))
+    loads: Sequence[int]
+    """Bytes that each process writes, before any compressor."""
+    _groups: Sequence[AlikeLeaves[int]]
+    """The leaves, those that lie and are cut alike together."""
+    _dealt: Mapping[int, Sequence[tuple[_FileGroup, int, int]]]
+    """Process -> which of the files that several hold it writes."""
 
     def chunks_of(self, process: int) -> dict[int, list[int]]:
         """Return what one process writes: leaf -> numbers of chunks, both ascending."""
         found: dict[int, list[int]] = {}
-        for kind in self._kinds:
-            numbers = kind.alone.get(process)
-            if numbers:
-                for leaf in kind.leaves:
-                    found[leaf] = list(numbers)
+        for kind in self._groups:
+            if numbers := kind.alone.get(process):
+                found |= {leaf: list(numbers) for leaf in kind.leaves}
         for group, start, stop in self._dealt.get(process, ()):
             for leaf, number in group.files(start, stop):
                 found.setdefault(leaf, []).append(number)
@@ -244,63 +205,37 @@ def plan_writers(
         >>> plan.chunks_of(0), plan.chunks_of(1), plan.loads
         ({1: [0]}, {0: [0, 1]}, (4096, 4096))
     """
-    groups = _group_leaves(layouts, chunks, processes, keys)
+    groups = group_alike(layouts, processes, lambda leaf: _held_chunks(layouts[leaf], chunks[leaf], keys[leaf]), chunks)
+    sizes = [math.prod(chunks[kind.leaves[0]]) * kind.layout.nbytes_per_item for kind in groups]
     loads = [0] * processes
-    for kind in groups:
+    for kind, nbytes in zip(groups, sizes, strict=True):
         for process, numbers in kind.alone.items():
-            loads[process] += len(numbers) * len(kind.leaves) * kind.nbytes
-    lines = _lines_of(groups)
+            loads[process] += len(numbers) * len(kind.leaves) * nbytes
+    lines = _lines_of(groups, sizes)
     # Those with the most freedom come last: they make up for what the others missed.
     owners = sorted(lines, key=lambda those: (len(those), those))
     lengths = [sum(group.nbytes * group.ends[-1] for group in lines[those]) for those in owners]
     amounts = level_loads(
         loads, [Pool(owners=those, amount=length) for those, length in zip(owners, lengths, strict=True)]
     )
-    dealt: list[tuple[int, _FileGroup, int, int]] = []
+    dealt: dict[int, list[tuple[_FileGroup, int, int]]] = {}
     for those, length, wished in zip(owners, lengths, amounts, strict=True):
-        dealt += _deal(lines[those], those, length, wished, loads)
-    return WriterPlan(loads, groups, dealt)
+        for process, group, start, stop in _deal(lines[those], those, length, wished, loads):
+            dealt.setdefault(process, []).append((group, start, stop))
+    return WriterPlan(loads=tuple(loads), _groups=groups, _dealt=dealt)
 
 
-def _group_leaves(
-    layouts: Sequence[LeafLayout], chunks: Sequence[tuple[int, ...]], processes: int, keys: Sequence[str]
-) -> list[_LeafGroup]:
-    groups: dict[object, _LeafGroup] = {}
-    for leaf, (layout, chunk) in enumerate(zip(layouts, chunks, strict=True)):
-        boxes = layout.boxes
-        # Equal tuples that are not the same one become two kinds, which is slower and no harm.
-        key = (layout.nbytes_per_item, layout.shape, chunk, boxes if len(boxes) <= _FEW_BOXES else id(boxes))
-        kind = groups.get(key)
-        if kind is None:
-            try:
-                kind = groups[key] = _group_of(layout, chunk, processes)
-            except Unsupported as error:
-                error.path = split_key(keys[leaf])
-                raise
-        kind.leaves.append(leaf)
-    return list(groups.values())
-
-
-def _group_of(layout: LeafLayout, chunk: tuple[int, ...], processes: int) -> _LeafGroup:
-    alone: dict[int, list[int]] = {}
-    shared: dict[tuple[int, ...], list[int]] = {}
+def _held_chunks(layout: LeafLayout, chunk: tuple[int, ...], key: str) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the chunks of a leaf, each with the processes that hold it."""
     for number, owners in enumerate(_holders(layout, chunk)):
         if not owners:
             raise Unsupported(
                 f"an array of shape {layout.shape} lies with several processes in parts that form no grid, so that none"
                 " of them holds a whole chunk",
+                path=split_key(key),
                 hint="use a sharding that forms a grid, or save with treering.save",
             )
-        if not 0 <= owners[0] <= owners[-1] < processes:
-            raise Unsupported(
-                f"a part of an array lies with the processes {owners}; there are {pluralize(processes, 'processes')}"
-            )
-        if len(owners) == 1:
-            alone.setdefault(owners[0], []).append(number)
-        else:
-            shared.setdefault(owners, []).append(number)
-    nbytes = math.prod(chunk) * layout.nbytes_per_item
-    return _LeafGroup(nbytes=nbytes, leaves=[], alone=alone, shared=shared)
+        yield number, owners
 
 
 def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -336,16 +271,13 @@ def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]
     return holders
 
 
-def _lines_of(groups: Sequence[_LeafGroup]) -> dict[tuple[int, ...], list[_FileGroup]]:
+def _lines_of(groups: Sequence[AlikeLeaves[int]], sizes: Sequence[int]) -> dict[tuple[int, ...], list[_FileGroup]]:
     """Return what each set of processes shares, the largest chunks first."""
     lines: dict[tuple[int, ...], dict[int, _FileGroup]] = {}
-    for kind in groups:
+    for kind, nbytes in zip(groups, sizes, strict=True):
         for owners, numbers in kind.shared.items():
-            line = lines.setdefault(owners, {})
-            group = line.get(kind.nbytes)
-            if group is None:
-                group = line[kind.nbytes] = _FileGroup(nbytes=kind.nbytes, groups=[], ends=[])
-            group.groups.append((kind, numbers))
+            group = lines.setdefault(owners, {}).setdefault(nbytes, _FileGroup(nbytes=nbytes, groups=[], ends=[]))
+            group.groups.append((kind.leaves, numbers))
             group.ends.append((group.ends[-1] if group.ends else 0) + len(numbers) * len(kind.leaves))
     return {owners: [line[nbytes] for nbytes in sorted(line, reverse=True)] for owners, line in lines.items()}
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
 
 from treering._plan.balance import Pool, level_loads, pour
 from treering._values.boxes import Box, boxes_of_range, find_cover_error, shape_of, size_of, whole
@@ -56,25 +56,28 @@ class PlannedPart:
     """Which box of the leaf."""
 
 
+Part = TypeVar("Part")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _AlikeLeaves:
+class AlikeLeaves(Generic[Part]):
     """Leaves that lie alike."""
 
     layout: LeafLayout
     """How they lie."""
     leaves: list[int]
     """Their numbers."""
-    alone: dict[int, list[Box]]
-    """Process -> the boxes that only it holds."""
-    shared: dict[tuple[int, ...], list[Box]]
-    """Several processes -> the boxes that they all hold."""
+    alone: dict[int, list[Part]]
+    """Process -> the parts that only it holds."""
+    shared: dict[tuple[int, ...], list[Part]]
+    """Several processes -> the parts that they all hold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Stretch:
     """A piece of the line of a pool: one box of each leaf of one kind, one leaf after the other."""
 
-    kind: _AlikeLeaves
+    kind: AlikeLeaves[Box]
     """The leaves."""
     box: Box
     """The box of each."""
@@ -138,13 +141,8 @@ class _Line:
         """Yield what one owner writes."""
         place = self.owners.index(process)
         start, stop = self.cuts[place], self.cuts[place + 1]
-        number = bisect.bisect_right(self.ends, start)
-        while start < stop:
-            begin = self.ends[number - 1] if number else 0
-            end = min(stop, self.ends[number])
-            yield from self.stretches[number].parts(start - begin, end - begin)
-            start = end
-            number += 1
+        for number, first, last in split_at_ends(self.ends, start, stop):
+            yield from self.stretches[number].parts(first, last)
 
     def _nearest_cut(self, position: int) -> int:
         number = bisect.bisect_right(self.ends, position)
@@ -160,7 +158,7 @@ class SavePlan:
 
     loads: tuple[int, ...]
     """Bytes that each process writes."""
-    _kinds: tuple[_AlikeLeaves, ...]
+    _kinds: tuple[AlikeLeaves[Box], ...]
     """The leaves, those that lie alike together."""
     _lines: tuple[_Line, ...]
     """What several processes hold, with its cuts."""
@@ -206,7 +204,7 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
         >>> plan.parts_of(0), plan.parts_of(1), plan.loads
         ((PlannedPart(leaf=0, box=((0, 512),)),), (PlannedPart(leaf=0, box=((512, 1024),)),), (2048, 2048))
     """
-    kinds = _kinds_of(layouts, processes)
+    kinds = group_alike(layouts, processes, lambda leaf: _boxes_of(layouts[leaf]))
     loads = [0] * processes
     total = 0
     for kind in kinds:
@@ -221,22 +219,57 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
     return SavePlan(loads=tuple(loads), _kinds=tuple(kinds), _lines=tuple(lines))
 
 
-def _kinds_of(layouts: Sequence[LeafLayout], processes: int) -> list[_AlikeLeaves]:
-    kinds: dict[object, _AlikeLeaves] = {}
+def group_alike(
+    layouts: Sequence[LeafLayout],
+    processes: int,
+    parts_of: Callable[[int], Iterable[tuple[Part, tuple[int, ...]]]],
+    cuts: Sequence[Hashable] | None = None,
+) -> list[AlikeLeaves[Part]]:
+    """Return the leaves, those that lie alike together, with what one or several processes hold of each.
+
+    Args:
+        layouts: where each leaf lies.
+        processes: how many there are.
+        parts_of: number of a leaf -> its parts, each with the processes that hold it, ascending.
+        cuts: how each leaf is cut, where leaves that lie alike are cut differently.
+
+    Raises:
+        Unsupported: a part lies with a process that is none.
+    """
+    kinds: dict[object, AlikeLeaves[Part]] = {}
     for leaf, layout in enumerate(layouts):
         boxes = layout.boxes
         # Equal tuples that are not the same one become two kinds, which is slower and no harm.
-        key = (layout.nbytes_per_item, layout.shape, boxes if len(boxes) <= _FEW_BOXES else id(boxes))
+        alike = boxes if len(boxes) <= _FEW_BOXES else id(boxes)
+        key = (layout.nbytes_per_item, layout.shape, alike, cuts and cuts[leaf])
         kind = kinds.get(key)
         if kind is None:
-            kind = kinds[key] = _kind_of(layout, processes)
+            kind = kinds[key] = AlikeLeaves(layout=layout, leaves=[], alone={}, shared={})
+            for part, owners in parts_of(leaf):
+                if not owners or not 0 <= owners[0] <= owners[-1] < processes:
+                    there = pluralize(processes, "processes")
+                    raise Unsupported(f"a part of an array lies with the processes {owners}; there are {there}")
+                if len(owners) == 1:
+                    kind.alone.setdefault(owners[0], []).append(part)
+                else:
+                    kind.shared.setdefault(owners, []).append(part)
         kind.leaves.append(leaf)
     return list(kinds.values())
 
 
-def _kind_of(layout: LeafLayout, processes: int) -> _AlikeLeaves:
-    alone: dict[int, list[Box]] = {}
-    shared: dict[tuple[int, ...], list[Box]] = {}
+def split_at_ends(ends: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield which of the stretches with these ends lie between two places, each with where it starts and stops in it.
+
+    Example:
+        >>> list(split_at_ends([4, 6, 10], 3, 8))
+        [(0, 3, 4), (1, 0, 2), (2, 0, 2)]
+    """
+    for number in range(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1 if start < stop else 0):
+        begin = ends[number - 1] if number else 0
+        yield number, max(start - begin, 0), min(stop, ends[number]) - begin
+
+
+def _boxes_of(layout: LeafLayout) -> list[tuple[Box, tuple[int, ...]]]:
     boxes = [(box, tuple(sorted(set(owners)))) for box, owners in layout.boxes if size_of(box)]
     if not boxes and not size_of(whole(layout.shape)):
         holders = [min(owners) for _, owners in layout.boxes if owners]
@@ -244,19 +277,10 @@ def _kind_of(layout: LeafLayout, processes: int) -> _AlikeLeaves:
     wrong = find_cover_error(layout.shape, [box for box, _ in boxes])
     if wrong is not None:
         raise Unsupported(f"the parts of an array of shape {layout.shape} do not cover it: {wrong}")
-    for box, owners in boxes:
-        if not owners or not 0 <= owners[0] <= owners[-1] < processes:
-            raise Unsupported(
-                f"a part of an array lies with the processes {owners}; there are {pluralize(processes, 'processes')}"
-            )
-        if len(owners) == 1:
-            alone.setdefault(owners[0], []).append(box)
-        else:
-            shared.setdefault(owners, []).append(box)
-    return _AlikeLeaves(layout=layout, leaves=[], alone=alone, shared=shared)
+    return boxes
 
 
-def _lines_of(kinds: Sequence[_AlikeLeaves], share: int) -> list[_Line]:
+def _lines_of(kinds: Sequence[AlikeLeaves[Box]], share: int) -> list[_Line]:
     lines: dict[tuple[int, ...], _Line] = {}
     for kind in kinds:
         itemsize = kind.layout.nbytes_per_item
