@@ -1,5 +1,6 @@
 """What is known of a run's steps, what ``run.json`` spares, and that it never lies."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -19,7 +20,16 @@ from treering._format.run_document import RunDocument, StepNote, StepRecord, add
 from treering._runs import gc, steps
 from treering._runs.gc import collect, collect_after, remove_steps
 from treering._runs.known_steps import KnownSteps
-from treering._runs.steps import facts_of, judge, missing_step, note_step, records_of, step_path, steps_of
+from treering._runs.steps import (
+    facts_of,
+    judge,
+    missing_step,
+    note_records,
+    records_in,
+    records_of,
+    step_path,
+    steps_of,
+)
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.run_folder import RunFolder
@@ -31,6 +41,16 @@ def save(run: Path, step: int, **note: Any) -> None:
     facts: dict[str, Any] = {"saved": 1000.0 + step, "metrics": {"loss": 1 / (step + 1)}} | note
     tree = {"w": np.arange(10.0) + step}
     tr.save(step_path(run, step), tree, metadata=add_note({"by": "me"}, StepNote(step=step, **facts)), overwrite=True)
+
+
+def note_step(
+    run: Path, step: int, *, seconds: float | None = None, keep: str | None = None, save_every: str | None = None
+) -> None:
+    """Note the steps that are there, with how long the save of one took and under which policies."""
+    with RunFolder(run) as folder:
+        found = records_in(folder)
+        noted = (dataclasses.replace(each, seconds=seconds) if each.step == step else each for each in found.steps)
+        note_records(folder, dataclasses.replace(found, keep=keep, save_every=save_every, steps=tuple(noted)))
 
 
 def after(run: Path, step: int, keep: Policy | None, known: KnownSteps | None = None) -> None:
@@ -374,6 +394,6 @@ class TestReading:
 
 
 def test_a_missing_step_names_those_that_are_there() -> None:
-    assert "its steps are 1, 2" in str(missing_step(Path("run"), 3, [1, 2]))
-    assert "it has no step" in str(missing_step(Path("run"), 3, []))
+    assert "it has steps 1 and 2" in str(missing_step(Path("run"), 3, [1, 2]))
+    assert "it has no step yet" in str(missing_step(Path("run"), 3, []))
     assert len(str(missing_step(Path("run"), 3, range(10**6)))) < 200

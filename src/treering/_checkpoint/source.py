@@ -77,15 +77,15 @@ def check_data_file(index: Index, number: int, file: Reader) -> None:
         how = "cut short" if file.size < entry.nbytes else "too long"
         wanted = f"{pluralize(entry.nbytes, 'bytes were')} written, {file.size} are there"
         raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
-    if entry.digest is not None and file_digest(index, number, _pieces(file, entry.header)) != entry.digest:
+    if entry.digest is not None and file_digest(index, number, read_pieces(file, entry.header)) != entry.digest:
         raise Corrupt(
             f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
             hint="use another copy; `treering verify` lists all damage",
         )
 
 
-def _pieces(file: Reader, end: int) -> Iterator[bytes]:
-    """Read a header bit by bit: how long it is, the file says."""
+def read_pieces(file: Reader, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a file up to ``end``, a piece at a time: how many they are, the file says."""
     for start in range(0, end, _PIECE_BYTES):
         yield file.read(start, min(_PIECE_BYTES, end - start))
 

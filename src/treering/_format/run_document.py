@@ -137,6 +137,11 @@ def find_note(metadata: Mapping[str, Any]) -> StepNote | None:
         return None
 
 
+def note_of(metadata: Mapping[str, Any], step: int, written: float) -> StepNote:
+    """Return the note of a step; one that has only its number and when it was written, where it has none."""
+    return find_note(metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
+
+
 def remove_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's metadata of a step.
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-from treering._checkpoint.source import check_data_file
+from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
-from treering._format.run_document import StepNote, StepOrigin, add_note, find_note, remove_note
+from treering._format.run_document import StepOrigin, add_note, note_of, remove_note
 from treering._runs.open_run import open_run
 from treering._runs.removal import tidy_step
-from treering._runs.steps import missing_step, note_step, step_path, steps_in, steps_of
-from treering._store.api import Reader, Store
+from treering._runs.steps import missing_step, note_records, records_in, step_path, steps_in, steps_of
+from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
 from treering._store.run_folder import RunFolder
 from treering.errors import Exists, NotFound
-
-_PIECE_BYTES: Final = 8 << 20
 
 
 def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
@@ -62,7 +58,8 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
             if run.modified(step) is None:  # removed meanwhile
                 raise missing_step(path, step, steps_in(run)) from error
             raise
-    note_step(new, step, keep=keep, save_every=save_every)
+    with RunFolder(new) as begun:
+        note_records(begun, dataclasses.replace(records_in(begun), keep=keep, save_every=save_every))
 
 
 def _copy(path: Path, step: int, source: Store, written: float, target: Path) -> None:
@@ -70,7 +67,7 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
     old = step_path(path, step)
     with naming_file(old / INDEX_NAME):
         index = parse_index(index_document(source).data)
-    note = find_note(index.metadata) or StepNote(step=step, saved=written)
+    note = note_of(index.metadata, step, written)
     note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)
     index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=())
     folder = CheckpointFolder(target, overwrite=False, names_in=read_names, attempt=index.attempt)
@@ -80,10 +77,5 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
             with source.open_file(file.name) as data:
                 check_data_file(index, number, data)
                 if not saving.link_file(file.name, source):
-                    saving.write_file(file.name, _pieces(data), data.size)
+                    saving.write_file(file.name, read_pieces(data, data.size), data.size)
         saving.commit(encode_index(index))
-
-
-def _pieces(file: Reader) -> Iterator[bytes]:
-    for start in range(0, file.size, _PIECE_BYTES):
-        yield file.read(start, min(_PIECE_BYTES, file.size - start))

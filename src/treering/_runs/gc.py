@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from treering._format.document import read_names, read_summary
 from treering._runs.known_steps import KnownSteps
 from treering._runs.open_run import open_run
 from treering._runs.removal import remove_step, tidy_step
-from treering._runs.steps import Records, judge, note_records, records_in, records_of
+from treering._runs.steps import judge, note_records, read_run, records_in, records_of
 from treering._runs.superseded import attempt_in, collect_errors, read_superseded, remove_superseded
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
@@ -37,11 +38,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     """
     if dry_run:
         return judge(records_of(path), keep)
-    try:
-        with open_run(path) as run:
-            return _collect(run, records_in(run), keep)
-    except NotFound:
-        return []
+    return read_run(path, lambda run: _collect(run, keep), [])
 
 
 def collect_after(
@@ -88,12 +85,8 @@ def collect_after(
         known.drop(going)
         with collect_errors(errors):
             known.write(run, None if keep is None else repr(keep), save_every, may_wait=more_follow and not going)
-        for old, digest in going.items():
-            with collect_errors(errors):
-                remove_step(run, old, read_names, _if_still(digest))
-        for each in known.untidy():
-            with collect_errors(errors), contextlib.suppress(Busy):  # the save that goes on there has tidied first
-                tidy_step(run, each, read_names, newest=each == step)
+        _remove(run, going, errors)
+        _tidy(run, known.untidy(), step, errors)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
 
 
@@ -108,37 +101,47 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
     """
     errors: list[TreeringError] = []
     with contextlib.suppress(NotFound), open_run(path) as run:
-        errors += _clear(run, dict.fromkeys(sorted(steps), _in_any_case))
+        errors += _clear(run, dict.fromkeys(sorted(steps)))
         with collect_errors(errors):
             note_records(run, records_in(run))
     _raise_first(errors)
 
 
-def _collect(run: RunFolder, records: Records, keep: Policy | None) -> list[Verdict]:
+def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
+    records = records_in(run)
     verdicts = judge(records, keep)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
-    errors = _clear(run, {old.step: _if_still(old.digest) for old in records.steps if old.step in going})
+    errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going})
     with collect_errors(errors):
         note_records(run, records)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
     return verdicts
 
 
-def _clear(run: RunFolder, going: Mapping[int, Callable[[bytes], str | None]]) -> list[TreeringError]:
+def _clear(run: RunFolder, going: dict[int, str | None]) -> list[TreeringError]:
     """Remove these steps, and finish what was cut short in any; return what went wrong."""
     errors = remove_superseded(run)
     back = read_superseded(run) if errors else None
-    for step, attempt_of in going.items():
-        if back is not None and step == back.step:
-            continue  # with it would go what hides the steps that it has left behind
-        with collect_errors(errors):
-            remove_step(run, step, read_names, attempt_of)
+    if back is not None:
+        going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
+    _remove(run, going, errors)
     folders = run.folders()
-    for step in folders:
-        with collect_errors(errors), contextlib.suppress(Busy):  # a process that saves there has tidied first
-            tidy_step(run, step, read_names, newest=step == folders[-1])
+    _tidy(run, folders, max(folders, default=-1), errors)
     return errors
+
+
+def _remove(run: RunFolder, going: Mapping[int, str | None], errors: list[TreeringError]) -> None:
+    """Remove steps while their indexes have these digests; None: in any case."""
+    for step, digest in going.items():
+        with collect_errors(errors):
+            remove_step(run, step, read_names, functools.partial(_attempt_to_remove, digest))
+
+
+def _tidy(run: RunFolder, steps: Iterable[int], newest: int, errors: list[TreeringError]) -> None:
+    for step in steps:
+        with collect_errors(errors), contextlib.suppress(Busy):  # a process that saves there has tidied first
+            tidy_step(run, step, read_names, newest=step == newest)
 
 
 def _raise_first(errors: Iterable[TreeringError]) -> None:
@@ -146,15 +149,9 @@ def _raise_first(errors: Iterable[TreeringError]) -> None:
         raise error
 
 
-def _if_still(digest: str) -> Callable[[bytes], str | None]:
-    """Let an index go only while it is the one that was judged."""
-
-    def attempt_of(data: bytes) -> str | None:
-        found = read_summary(data)
-        return found.attempt if found.digest == digest else None
-
-    return attempt_of
-
-
-def _in_any_case(data: bytes) -> str:
-    return attempt_in(data) or secrets.token_hex(8)
+def _attempt_to_remove(digest: str | None, data: bytes) -> str | None:
+    """Return the attempt of an index that goes: only while it is the one that was judged, if any was."""
+    if digest is None:
+        return attempt_in(data) or secrets.token_hex(8)
+    found = read_summary(data)
+    return found.attempt if found.digest == digest else None

@@ -22,9 +22,9 @@ from treering._runs.open_run import open_run
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number
-from treering._runs.steps import facts_of, latest_of, records_of, step_path, steps_of
+from treering._runs.steps import facts_of, latest_of, missing_step, records_of, step_path, steps_of
 from treering._runs.superseded import superseded_steps
-from treering._values.human import near, steps_text
+from treering._values.human import near
 from treering._values.warned import warn_of
 from treering._view.progress import showing
 from treering.errors import LeavesInitialised, NotFound
@@ -95,7 +95,7 @@ def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
     for record in records.steps:
         if record.step == step:
             return dict(record.metrics)
-    raise _no_such(run, step)
+    raise missing_step(run.shown, step, steps_of(run.path))
 
 
 def collect_garbage(run: RunState, *, dry_run: bool) -> list[Verdict]:
@@ -125,7 +125,7 @@ def branch_run(run: RunState, step: SupportsIndex, new: RunState) -> None:
 
     def copy() -> None:
         if step not in steps_of(run.path):
-            raise _no_such(run, step)
+            raise missing_step(run.shown, step, steps_of(run.path))
         branch_step(run.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)
 
     run.broadcast(copy, f"branch from step {step} of {run.shown!r}", before=lambda: settle(run.path))
@@ -171,14 +171,8 @@ def _open_step(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterato
             with open_run(run.path) as folder:
                 left = superseded_steps(folder)
             if step in left:  # its files are there, but it is not
-                raise _no_such(run, step)
+                raise missing_step(run.shown, step, steps_of(run.path))
             source = files.enter_context(read_source(path, mapped=mapped))
         except NotFound as error:
-            raise _no_such(run, step) from error
+            raise missing_step(run.shown, step, steps_of(run.path)) from error
         yield source
-
-
-def _no_such(run: RunState, step: int) -> NotFound:
-    there = steps_of(run.path)
-    found = steps_text(there) if there else "no step yet"
-    return NotFound(f"the run {run.shown!r} has no step {step}; it has {found}")

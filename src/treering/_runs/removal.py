@@ -15,7 +15,7 @@ from typing import TypeAlias
 from treering._checkpoint.tombstones import finish_removals
 from treering._coordination.message_board import FolderMessageBoard, stale_messages
 from treering._store.api import Held, Outcome, Store, Version
-from treering._store.failures import LinkRefused, naming
+from treering._store.failures import LinkRefused, naming, with_errno
 from treering._store.open_folder import index_document
 from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
@@ -164,8 +164,4 @@ def _is_left_over(name: str) -> bool:
 
 
 def _busy(shown: str) -> Busy:
-    error = Busy(f"could not clear {shown!r}: another process is saving to this step")
-    error.errno = errno.EBUSY
-    error.strerror = os.strerror(errno.EBUSY)
-    error.filename = shown
-    return error
+    return with_errno(Busy(f"could not clear {shown!r}: another process is saving to this step"), errno.EBUSY, shown)

@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from treering._format.document import INDEX_NAME, read_digest, read_summary
-from treering._format.run_document import (
-    LATEST_TIME,
-    RunDocument,
-    StepNote,
-    StepRecord,
-    encode_run,
-    find_note,
-    parse_run,
-)
+from treering._format.run_document import RunDocument, StepRecord, encode_run, note_of, parse_run
 from treering._runs.open_run import open_run
 from treering._runs.superseded import superseded_steps
 from treering._store.failures import naming_file
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
-from treering._values.human import pluralize
+from treering._values.human import steps_text
 from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
 from treering.retention import Policy, StepFacts, Verdict, retained
 
-_SHOWN_STEPS: Final = 6
+T = TypeVar("T")
+
 _ANEW: Final = "the next save rebuilds it from the steps"
 
 NOT_READ: Final = (Corrupt, Format, Unsupported)
@@ -65,17 +58,22 @@ def step_path(path: Path, step: int) -> Path:
     return path / step_name(step)
 
 
-def steps_of(path: Path) -> list[int]:
-    """Return the steps that are there, ascending; none where no run is yet.
+def read_run(path: Path, read: Callable[[RunFolder], T], missing: T) -> T:
+    """Return what is read in a run's folder; ``missing`` where no run is yet.
 
     Raises:
         StoreFailed: a file is there, or the system refuses.
     """
     try:
         with open_run(path) as run:
-            return steps_in(run)
+            return read(run)
     except NotFound:
-        return []
+        return missing
+
+
+def steps_of(path: Path) -> list[int]:
+    """Return the steps that are there, ascending; none where no run is yet. Raises as `read_run` does."""
+    return read_run(path, steps_in, [])
 
 
 def steps_in(run: RunFolder) -> list[int]:
@@ -97,27 +95,18 @@ def latest_of(path: Path) -> int | None:
         Format: a newer version wrote which steps are left behind.
         StoreFailed: a file is there, or the system refuses.
     """
-    try:
-        with open_run(path) as run:
-            return run.latest(without=superseded_steps(run))
-    except NotFound:
-        return None
+    return read_run(path, lambda run: run.latest(without=superseded_steps(run)), None)
 
 
-def missing_step(path: Path, step: int, steps: Sequence[int]) -> NotFound:
+def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) -> NotFound:
     """Return the error that a step is not there, which names those that are.
 
     Example:
-        >>> print(missing_step(Path("run"), 7, range(0, 100, 10)))
-        the run 'run' has no step 7; its steps are 0, 10, 20, 30 ... 80, 90 (10 steps)
+        >>> print(missing_step("run", 7, range(0, 30, 10)))
+        the run 'run' has no step 7; it has steps 0, 10 and 20
     """
-    if len(steps) > _SHOWN_STEPS:
-        first, last = (", ".join(map(str, part)) for part in (steps[: _SHOWN_STEPS - 2], steps[-2:]))
-        shown = f"{first} ... {last} ({pluralize(len(steps), 'steps')})"
-    else:
-        shown = ", ".join(map(str, steps))
-    message = f"the run {os.fspath(path)!r} has no step {step}"
-    return NotFound(message, hint=f"its steps are {shown}" if steps else "it has no step")
+    found = steps_text(steps) if steps else "no step yet"
+    return NotFound(f"the run {os.fspath(path)!r} has no step {step}; it has {found}")
 
 
 def facts_of(path: Path) -> list[StepFacts]:
@@ -147,11 +136,7 @@ def records_of(path: Path) -> Records:
     Raises:
         StoreFailed: a file is there, or the system refuses.
     """
-    try:
-        with open_run(path) as run:
-            return records_in(run)
-    except NotFound:
-        return Records(None, None, (), {})
+    return read_run(path, records_in, Records(None, None, (), {}))
 
 
 def records_in(run: RunFolder) -> Records:
@@ -187,36 +172,6 @@ def note_records(run: RunFolder, records: Records) -> None:
     data = encode_run(RunDocument(records.keep, records.save_every, steps))
     if data != run.read_document():
         run.replace_document(data)
-
-
-def note_step(
-    path: Path, step: int, *, seconds: float | None = None, keep: str | None = None, save_every: str | None = None
-) -> None:
-    """Replace ``run.json`` by one that knows the step, which is committed: call it after the commit.
-
-    What it says of the step it takes from the step's index; the rest from the ``run.json`` before, or from the steps.
-
-    Args:
-        path: the run's folder.
-        step: the step.
-        seconds: how long its save took.
-        keep: text of the policy that the run keeps steps by.
-        save_every: text of the policy that says when it saves.
-
-    Raises:
-        StoreFailed: the system refuses; the old ``run.json`` is there.
-        LinkRefused: ``run.json`` is a link.
-    """
-    with RunFolder(path) as run:
-        note_records(run, with_step(records_in(run), step, seconds=seconds, keep=keep, save_every=save_every))
-
-
-def with_step(
-    records: Records, step: int, *, seconds: float | None, keep: str | None, save_every: str | None
-) -> Records:
-    """Return what is known with how long the save of a step took, and under which policies."""
-    steps = (dataclasses.replace(old, seconds=seconds) if old.step == step else old for old in records.steps)
-    return dataclasses.replace(records, keep=keep, save_every=save_every, steps=tuple(steps))
 
 
 def cache_trouble(path: Path) -> str | None:
@@ -275,7 +230,7 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
         found = read_summary(data)
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
     # which step it is: to rename or copy a folder is to renumber the step.
-    note = find_note(found.metadata) or StepNote(step=step, saved=min(max(written, 0.0), LATEST_TIME))
+    note = note_of(found.metadata, step, written)
     return StepRecord(
         step=step,
         attempt=found.attempt,

@@ -7,8 +7,9 @@ there, the steps of the list are not, however many of their files a crash has le
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -96,7 +97,7 @@ def remove_superseded(run: RunFolder) -> list[TreeringError]:
         document = read_superseded(run)
         for step, attempt in {} if document is None else document.left.items():
             with collect_errors(errors):
-                remove_step(run, step, read_names, _if_still(attempt))
+                remove_step(run, step, read_names, functools.partial(_attempt_to_remove, attempt))
         if not errors:
             run.remove_left()
     return errors
@@ -134,11 +135,7 @@ def attempt_in(data: bytes) -> str | None:
         return None
 
 
-def _if_still(attempt: str | None) -> Callable[[bytes], str | None]:
-    """Let an index go only while it is the one that was listed."""
-
-    def attempt_of(data: bytes) -> str | None:
-        found = attempt_in(data)
-        return (found or secrets.token_hex(8)) if found == attempt else None
-
-    return attempt_of
+def _attempt_to_remove(listed: str | None, data: bytes) -> str | None:
+    """Return the attempt of an index that goes: only while it is the one that was listed."""
+    found = attempt_in(data)
+    return (found or secrets.token_hex(8)) if found == listed else None
