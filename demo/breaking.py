@@ -7,9 +7,9 @@ from pathlib import Path
 
 from demo.evidence import Proof
 from demo.stage import Stage, short
+from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._format.records import LeafRecord
 from treering._inspect.inspect import inspect
-from treering._inspect.open_tree import open_tree
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._store.run_folder import step_name
@@ -58,7 +58,7 @@ def _flip_bit(file: Path, place: int) -> None:
 def complaint_of(path: Path, leaf: LeafRecord) -> str:
     """Return the message of the error that reading a damaged leaf raises, empty when it raises none."""
     try:
-        with open_tree(path) as leaves:
+        with open_leaf_by_leaf(path) as leaves:
             leaves.array(leaf)[...]
     except Corrupt as error:
         return f"Corrupt: {error}"

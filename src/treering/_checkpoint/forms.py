@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treering._arrays.source import Source
     from treering._format.findings import Verification
     from treering._format.records import Listing
+    from treering._inspect.open_tree import OpenTree
     from treering._view.progress import Progress
 
 
@@ -89,9 +90,9 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
     return found
 
 
-def open_leaf_by_leaf(path: str | os.PathLike[str]) -> AbstractContextManager[Any]:
+def open_leaf_by_leaf(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
     """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
-    opened: AbstractContextManager[Any] = _function(path, "tree")(path)
+    opened: AbstractContextManager[OpenTree] = _function(path, "tree")(path)
     return opened
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._cli.options import JSON, PATH, verb
 from treering._cli.run_path import latest_of
 from treering._cli.slice_text import Selected, ranges_of, split_request
 from treering._cli.terminal import GOOD, note, write_lines
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord
-from treering._inspect.open_tree import ArrayView, OpenTree, open_tree
+from treering._inspect.open_tree import ArrayView, OpenTree
 from treering._view.json_lines import json_text
 from treering._view.nodes import WIDEST_NUMBER, leaves_of, record_of
 from treering._view.plain import visible
@@ -52,7 +53,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     are printed as Python writes them.
     """
     path = latest_of(path)
-    with open_tree(path) as leaves:
+    with open_leaf_by_leaf(path) as leaves:
         leaf, name, slices = _find_leaf(leaves, path, key)
         record = record_of(leaf)
         if record.dtype is None:

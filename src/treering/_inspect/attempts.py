@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
-from treering._store.api import LARGEST_MESSAGE, Locks, Store
+from treering._store.api import LARGEST_MESSAGE, Entry, Locks, Store
 from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.attempts import list_attempts
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
@@ -24,7 +24,6 @@ from treering._values import checkpoint_names, leaves_names
 from treering._values.checkpoint_names import LOCK_FILE
 from treering.errors import Corrupt, StoreFailed
 
-_PIECE: Final = 1 << 20
 # The number of its process, where a note's name has one.
 _NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|begin|verdict)")
 
@@ -82,8 +81,6 @@ class FolderScan:
     """Folders of attempts under ``.treering``, by attempt."""
     notes: Sequence[NoteFile]
     """Notes, by name."""
-    sizes: Mapping[str, int | None]
-    """Data files by name, with their bytes; None for what is no file."""
     saver: int | None
     """The process of this machine that holds the lock of the folder itself; None where none is seen."""
     lock_file: bool
@@ -118,19 +115,13 @@ def _looked(store: Store, path: str) -> FolderScan:
     locks = store.locks()
     names = sorted(store.names())
     here = store.find("")
-    sizes: dict[str, int | None] = {}
-    times: dict[str, float] = {}
-    for name in names:
-        if checkpoint_names.is_data(name) and (found := store.find(name)) is not None:
-            sizes[name] = found.size if found.is_file else None
-            times[name] = found.modified
+    data = {name: found for name in filter(checkpoint_names.is_data, names) if (found := store.find(name)) is not None}
     staged, trouble = _staged(store, path, locks)
     return FolderScan(
         names=names,
-        saved={remains.attempt: remains for remains in _saved(store, names, sizes, times, locks)},
+        saved={remains.attempt: remains for remains in _saved(store, names, data, locks)},
         staged=staged,
         notes=list(_notes(store, names)),
-        sizes=sizes,
         saver=locks.holder(here),
         lock_file=LOCK_FILE in names,
         locks=locks,
@@ -138,19 +129,17 @@ def _looked(store: Store, path: str) -> FolderScan:
     )
 
 
-def _saved(
-    store: Store, names: Sequence[str], sizes: Mapping[str, int | None], times: Mapping[str, float], locks: Locks
-) -> Iterator[Leftovers]:
+def _saved(store: Store, names: Sequence[str], found: Mapping[str, Entry], locks: Locks) -> Iterator[Leftovers]:
     """Walk through the attempts that have a journal or data files in a checkpoint's folder."""
     index = store.find(checkpoint_names.INDEX)
-    data: dict[str, list[str]] = {}
-    for name in sizes:
-        data.setdefault(name.split("-")[1], []).append(name)
+    data: dict[str, dict[str, Entry]] = {}
+    for name, entry in found.items():
+        data.setdefault(name.split("-")[1], {})[name] = entry
     journals = {attempt: name for name in names if (attempt := checkpoint_names.attempt_of_journal(name))}
     for attempt in sorted({*data, *journals}):
-        own = data.get(attempt, [])
-        files = {name: sizes[name] or 0 for name in own}
-        newest = max((times[name] for name in own), default=0.0)
+        own = data.get(attempt, {})
+        files = {name: entry.size if entry.is_file else 0 for name, entry in own.items()}
+        newest = max((entry.modified for entry in own.values()), default=0.0)
         journal = store.find(journals[attempt]) if attempt in journals else None
         same = journal is not None and index is not None and journal.version == index.version
         if journal is not None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._format.records import LeafRecord
-from treering._inspect.open_tree import ArrayView, OpenTree, open_tree
+from treering._inspect.open_tree import ArrayView, OpenTree
+from treering._values.human import pluralize
 from treering._view.differences import ABSENT, Difference, compare_listings, needs_reading, pair_nodes
 from treering._view.nodes import is_branch, record_of
 from treering._view.progress import Progress, reporter, showing
@@ -48,9 +51,7 @@ class Diff:
         if not self.differences:
             return sameness(self, reading="values=True")
         count = len(self.differences)
-        lines = [
-            f"{count:,} {'difference' if count == 1 else 'differences'} between A = {self.a!r} and B = {self.b!r}:"
-        ]
+        lines = [f"{pluralize(count, 'differences', ',')} between A = {self.a!r} and B = {self.b!r}:"]
         lines += [f"  {difference}" for difference in self.differences[:_MOST_LINES]]
         if count > _MOST_LINES:
             lines.append(f"  ... and {count - _MOST_LINES:,} more")
@@ -60,7 +61,7 @@ class Diff:
 def sameness(found: Diff, *, reading: str) -> str:
     """Say how far two checkpoints without differences are the same; ``reading`` is what makes a diff read arrays."""
     how = "equal bit for bit" if found.values else f"equal as far as headers tell ({reading} reads the arrays)"
-    return f"{found.leaves:,} {'leaf' if found.leaves == 1 else 'leaves'}, {how}"
+    return f"{pluralize(found.leaves, 'leaves', ',')}, {how}"
 
 
 def diff(
@@ -96,7 +97,7 @@ def diff(
         (True, ['step: value: 7 in A, 8 in B'])
     """
     told = reporter(progress, "comparing")
-    with showing(told), open_tree(a) as left, open_tree(b) as right:
+    with showing(told), open_leaf_by_leaf(a) as left, open_leaf_by_leaf(b) as right:
         found = list(compare_listings(left.listing, right.listing))
         pairs = pair_nodes(left.listing.root, right.listing.root)
         count = sum(1 for _, *nodes in pairs if any(node is not ABSENT and not is_branch(node) for node in nodes))
@@ -114,9 +115,7 @@ def blocks_of(shape: tuple[int, ...], itemsize: int, limit: int = _BLOCK_BYTES) 
         >>> len(list(blocks_of((2, 4), 8, limit=16))), list(blocks_of((), 4))
         (4, [()])
     """
-    row = itemsize
-    for length in shape[1:]:
-        row *= length
+    row = itemsize * math.prod(shape[1:])
     if not shape or row * shape[0] <= limit:
         yield tuple(slice(0, length) for length in shape)
     elif row <= limit:
@@ -182,7 +181,7 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
         report(done)
     if not differing:
         return None
-    detail = f"{differing:,} of {items:,} {'item' if items == 1 else 'items'} differ, the first at {[*where]}"
+    detail = f"{differing:,} of {pluralize(items, 'items', ',')} differ, the first at {[*where]}"
     return Difference(key=key, what="values", a=sides[0], b=sides[1], detail=detail)
 
 

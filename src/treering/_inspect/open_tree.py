@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treering._checkpoint.detect import Form, detect
-from treering._checkpoint.forms import open_leaf_by_leaf, read_source
+from treering._checkpoint.forms import read_source
 from treering._codec.gzip import GZIP_MAGIC, decompress
 from treering._format.listing import list_index, list_msgpack
 from treering._format.records import LeafRecord, Listing
@@ -40,32 +41,16 @@ class ArrayView(Protocol):
         """Read what a tuple of integers, slices and ``...`` selects."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class OpenTree:
-    """An open checkpoint, leaves directory or file.
+    """An open checkpoint, leaves directory or file."""
 
-    Attributes:
-        listing: what its headers say.
-        array: ``array(record)`` returns the view of a stored array.
-        text: ``text(record)`` reads a long str, bytes or bytearray.
-    """
-
-    def __init__(
-        self, listing: Listing, array: Callable[[LeafRecord], ArrayView], text: Callable[[LeafRecord], Any]
-    ) -> None:
-        self.listing = listing
-        self.array = array
-        self.text = text
-
-
-def open_tree(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
-    """Open what stands at ``path``, of a run the latest step, for as long as the block runs.
-
-    Raises:
-        NotFound, Format, Unsupported: as ``detect`` says.
-        Corrupt: its headers are damaged, or later what is read.
-        StoreFailed: the system refuses.
-    """
-    return open_leaf_by_leaf(path)
+    listing: Listing
+    """What its headers say."""
+    array: Callable[[LeafRecord], ArrayView]
+    """``array(record)`` returns the view of a stored array."""
+    text: Callable[[LeafRecord], Any]
+    """``text(record)`` reads a long str, bytes or bytearray."""
 
 
 def open_latest(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
@@ -128,10 +113,8 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
 def _open_msgpack(listing: Listing, fetch: Fetch) -> OpenTree:
     def text(record: LeafRecord) -> str | bytes:
         data = fetch(record.offset or 0, record.nbytes)
-        if record.kind != "str":
-            return data
         try:
-            return data.decode("utf-8")
+            return data.decode("utf-8") if record.kind == "str" else data
         except UnicodeDecodeError as error:
             raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
 
@@ -162,9 +145,7 @@ class _MsgpackArray:
         if not self.shape:
             scalar: NDArray[Any] = np.frombuffer(self._read(0, self.dtype.itemsize), self.dtype).reshape(())[rest]
             return scalar
-        row = self.dtype.itemsize
-        for length in self.shape[1:]:
-            row *= length
+        row = self.dtype.itemsize * math.prod(self.shape[1:])
         first, last = box[0]
         rows = np.frombuffer(self._read(first * row, last * row), self.dtype).reshape(last - first, *self.shape[1:])
         array: NDArray[Any] = rows[slices(((0, last - first), *box[1:]), steps)][rest]

@@ -61,24 +61,12 @@ def _gives_state(kind: type) -> bool:
 class LoadedItems:
     """What was loaded for a tree that holds objects which take their state back, before they have it."""
 
-    like: Any
-    """The tree as the caller gave it."""
-    rest: Any
-    """What was loaded for all but those objects."""
+    tree: Any
+    """What was loaded, with the objects in their places; they do not have their states yet."""
     states: dict[Any, Any]
     """Name of an object -> the state that was loaded for it."""
     kept: tuple[str, ...]
     """Keys of the leaves and objects of ``like`` for which nothing is stored."""
-
-    @property
-    def tree(self) -> Any:
-        """What was loaded, with the objects in their places; they do not have their states yet."""
-        objects = stateful_items(self.like)
-        if not objects:
-            return self.rest
-        if _WHOLE in objects:
-            return self.like
-        return {name: objects[name] if name in objects else self.rest[name] for name in self.like}
 
 
 def load_items(
@@ -98,7 +86,7 @@ def load_items(
             parts[name] = _whole(source, part, stored, options)
     as_saved = LoadOptions(progress=options.progress)
     pieces = [plan_load(source, one, None, as_saved) for one in parts.values()]
-    rest, kept = None, _keys_below(like, [name for name in objects if name not in parts])
+    kept = _keys_below(like, [name for name in objects if name not in parts])
     if _WHOLE not in objects:
         rest, left, asked = like, part, options
         if objects:
@@ -109,14 +97,15 @@ def load_items(
         pieces.insert(0, plan_load(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
     trees = load_parts(source, pieces, options.progress, group)
-    if _WHOLE not in objects:
-        rest = trees.pop(0)
-    return LoadedItems(like=like, rest=rest, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
+    tree = like if _WHOLE in objects else trees.pop(0)
+    if objects and _WHOLE not in objects:
+        tree = {name: objects[name] if name in objects else tree[name] for name in like}
+    return LoadedItems(tree=tree, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
 
 
 def restore_states(items: LoadedItems) -> Any:
     """Give the objects their states; return the tree, with them in their places."""
-    objects = stateful_items(items.like)
+    objects = stateful_items(items.tree)
     for name, state in items.states.items():
         objects[name].set_state(state)
     return items.tree
@@ -148,11 +137,8 @@ def _has(part: Selection, stored: str) -> bool:
 def _without(part: Selection, stored: Sequence[str]) -> Selection:
     """Return a part without some branches; its structure tells of them still, which only ``like`` is asked for."""
     stay = [number for number, key in enumerate(part.keys) if not any(_below(key, one) for one in stored)]
-    return Selection(
-        structure=part.structure,
-        leaves=[part.leaves[number] for number in stay],
-        keys=[part.keys[number] for number in stay],
-    )
+    leaves, keys = [part.leaves[number] for number in stay], [part.keys[number] for number in stay]
+    return Selection(structure=part.structure, leaves=leaves, keys=keys)
 
 
 def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -> Selection:

@@ -7,27 +7,19 @@ program that saves or removes replaces that; and before a step goes, the steps t
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from treering import retention
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
-from treering._runs.steps import NOT_READ, document_in, facts, is_current, read_record
-from treering._runs.superseded import superseded_steps
+from treering._runs.steps import document_in, facts, is_current, read_record
+from treering._runs.superseded import NOT_READ, superseded_steps
 from treering._store.run_folder import HEAD_BYTES, RunFolder
 from treering._values import timing
-from treering.retention import (
-    AnyRule,
-    KeepBest,
-    KeepEvery,
-    KeepLast,
-    KeepSteps,
-    Policy,
-    StepFacts,
-    best_steps,
-    removable,
-)
+from treering.retention import Policy, StepFacts
 
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
 _FEW: Final = 32
@@ -101,7 +93,7 @@ class KnownSteps:
         checked: set[int] = set()
         while True:
             known = list(self._facts.values())
-            going = removable(keep, known)
+            going = retention.removable(keep, known)
             needed = find_deciders(keep, known, going)
             there = needed.of_presence if len(needed.of_presence) <= _FEW else needed.of_presence - self._seen
             # Were the newest one gone, the step that was just saved might go in its favour.
@@ -158,10 +150,9 @@ class KnownSteps:
         """Read what a step's own index says; where nothing was known of it, its folder is to be tidied too."""
         self.drop([step])
         self._untidy.add(step)
-        try:
+        record = None
+        with contextlib.suppress(*NOT_READ):  # it is never removed then, and no other one is kept in its place
             record = read_record(run, step)
-        except NOT_READ:  # nothing is known of it; it is never removed, and no other one is kept in its place
-            record = None
         if record is None:
             self._blank.add(step)
             return
@@ -172,14 +163,11 @@ class KnownSteps:
     def _check(self, run: RunFolder, step: int, *, by_size: bool) -> None:
         """Hold what is known of a step against its index, or its size alone, and read that where they differ."""
         record = self._records[step]
-        try:
-            same = run.index_nbytes(step) == record.index_nbytes if by_size else is_current(run, record)
-        except NOT_READ:
-            same = False
-        if same:
-            self._seen.add(step)
-        else:
-            self._look(run, step, None)
+        with contextlib.suppress(*NOT_READ):
+            if run.index_nbytes(step) == record.index_nbytes if by_size else is_current(run, record):
+                self._seen.add(step)
+                return
+        self._look(run, step, None)
 
     def _put(self, record: StepRecord) -> None:
         self._records[record.step] = record
@@ -210,7 +198,7 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
 
     Example:
         >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": step}) for step in (1, 2, 3, 4, 5)]
-        >>> find_deciders(KeepLast(2) | KeepBest("loss"), facts, [2, 3])
+        >>> find_deciders(retention.KeepLast(2) | retention.KeepBest("loss"), facts, [2, 3])
         Deciders(of_presence={4, 5}, of_value={1})
     """
     found = Deciders()
@@ -218,17 +206,17 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
         return found
     found.of_presence.add(max(fact.step for fact in facts))
     lasting = [fact for fact in facts if not fact.temporary]
-    for rule in policy.rules if isinstance(policy, AnyRule) else (policy,):
-        if isinstance(rule, KeepLast):
+    for rule in policy.rules if isinstance(policy, retention.AnyRule) else (policy,):
+        if isinstance(rule, retention.KeepLast):
             found.of_presence.update(rule.kept(lasting))
-        elif isinstance(rule, KeepBest):
-            best = best_steps(lasting, rule.metric, rule.mode)[: rule.n]
+        elif isinstance(rule, retention.KeepBest):
+            best = retention.best_steps(lasting, rule.metric, rule.mode)[: rule.n]
             # Where all are nan, one that has the metric decides that it is measured.
             having = [] if best else [fact.step for fact in lasting if rule.metric in fact.metrics][-1:]
             found.of_value.update(best, having)
-        elif isinstance(rule, KeepEvery):
+        elif isinstance(rule, retention.KeepEvery):
             found.of_value.update(_before(sorted(rule.kept(lasting)), going) if rule.interval is not None else ())
-        elif not isinstance(rule, KeepSteps | None):  # a user's own
+        elif not isinstance(rule, retention.KeepSteps | None):  # a user's own
             found.of_value.update(fact.step for fact in facts)
     return found
 

@@ -57,7 +57,7 @@ def load_or_initialise(
         lambda source: load_items(source, fresh.like, asked, group, wording=_WORDING),
     )
     tree = fresh.complete(items.tree, items.kept)
-    restore_states(dataclasses.replace(items, like=tree))  # only now nothing can fail any more
+    restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
     return tree, items.kept
 
 
@@ -104,7 +104,7 @@ class _Fresh:
         places = resolve_shardings(shardings, mesh, plain, flat.keys, own)
         leaves = list(flat.leaves)
         for number, key in zip(holes, keys, strict=True):
-            leaves[number] = _place(plain[key], places[key])
+            leaves[number] = aval_of(plain[key].shape, plain[key].dtype, places[key])
         like = unflatten(skeleton, leaves)
         return cls(init_fn=init_fn, like=like, flat=flatten_like(like), shardings=places)
 
@@ -136,11 +136,6 @@ class _Fresh:
 
 
 _HOLE: Final = aval_of((), bool)
-
-
-def _place(aval: jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
-    placed: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
-    return placed
 
 
 def _devices(sharding: Sharding | None) -> Hashable:

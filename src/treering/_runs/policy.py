@@ -18,10 +18,7 @@ from treering.errors import Format, TreeringError
 from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {
-    "KeepBest": KeepBest,
-    "KeepEvery": KeepEvery,
-    "KeepLast": KeepLast,
-    "KeepSteps": KeepSteps,
+    rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepSteps)
 }
 _LONGEST: Final = 10_000
 _HINT: Final = (

@@ -48,6 +48,8 @@ class RunState:
         shown: the same, as the caller named it.
         keep: which steps stay.
         save_every: when to save.
+        keep_text: which steps stay, as ``run.json`` has it; None where all do.
+        save_every_text: when to save, as ``run.json`` has it; None: whenever a step is offered.
         timeout: seconds to wait for other processes.
         signals: those that let the next step be saved.
         schedule: decides when to save.
@@ -72,6 +74,8 @@ class RunState:
         self.shown = os.fspath(path)
         self.keep = keep
         self.save_every = save_every
+        self.keep_text = None if keep is None else repr(keep)
+        self.save_every_text = None if save_every is None else repr(save_every)
         self.timeout = timeout_seconds(timeout)
         self.signals = Signals()
         self.schedule = SaveSchedule(save_every, self.signals, path=self.path, timeout=self.timeout)
@@ -106,14 +110,12 @@ class RunState:
             TreeringError: what was raised on another process; this one raises its own.
         """
         board = functools.partial(PathMessageBoard.of, self.path)
-        processes = this_processes(())
-        return broadcast(work, processes, board=board, timeout=self.timeout, doing=doing, before=before)
+        return broadcast(work, this_processes(()), board=board, timeout=self.timeout, doing=doing, before=before)
 
     def latest(self, *, before: Callable[[], None] = lambda: None) -> int | None:
         """Return the latest step, that of process 0 on all processes; raises as `broadcast` does."""
-        return self.broadcast(
-            lambda: latest_of(self.path), f"look for the latest step of {self.shown!r}", before=before
-        )
+        doing = f"look for the latest step of {self.shown!r}"
+        return self.broadcast(lambda: latest_of(self.path), doing, before=before)
 
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
@@ -132,9 +134,8 @@ class RunState:
         """Warn, once, where ``keep`` goes by metrics that no step has."""
         if self.unmeasured and not self._warned:
             self._warned = True
-            lines = [
-                f"{name!r}; did you mean {close!r}?" if close else repr(name) for name, close in self.unmeasured.items()
-            ]
+            meant = {name: f"; did you mean {close!r}?" if close else "" for name, close in self.unmeasured.items()}
+            lines = [f"{name!r}{close}" for name, close in meant.items()]
             warn_of("no step has the metric of KeepBest, so it keeps all", lines, UnknownMetric)
 
     def close(self, *, removals: bool = True) -> None:
@@ -181,19 +182,8 @@ class RunState:
                 raise error
             time.sleep(timing.current.removal_pause)
 
-    @property
-    def keep_text(self) -> str | None:
-        """Which steps stay, as ``run.json`` has it; None where all do."""
-        return None if self.keep is None else repr(self.keep)
-
-    @property
-    def save_every_text(self) -> str | None:
-        """When to save, as ``run.json`` has it; None: whenever a step is offered."""
-        return None if self.save_every is None else repr(self.save_every)
-
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:
     if given is not None and not isinstance(given, kind):
-        raise Unsupported(
-            f"{name} is {given!r:.100}, which is not a rule", hint=f"write {name}=treering.{example}, say"
-        )
+        hint = f"write {name}=treering.{example}, say"
+        raise Unsupported(f"{name} is {given!r:.100}, which is not a rule", hint=hint)

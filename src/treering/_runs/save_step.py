@@ -13,7 +13,6 @@ from typing import Any, SupportsIndex
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._background.save_job import PendingSave
 from treering._background.saves import in_flight, raise_unreported, reword, wait_for
 from treering._checkpoint.save_async import begin_save
 from treering._checkpoint.save_options import SaveOptions
@@ -30,7 +29,6 @@ from treering._runs.superseded import announce_superseded, remove_superseded, wi
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
-from treering.cadence import Decision
 from treering.errors import Exists, NotFound, StoreFailed
 
 
@@ -76,13 +74,13 @@ def save_step(
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
         order = Order()
-        items, described = None, dict[str, Any]()
+        items, note = None, dict[str, Any]()
         refusal: Exception | None = None
         try:
             raise_unreported(run.path)
             if processes.is_coordinator or overwrite:
                 order = order_of(run, step, overwrite=overwrite, is_coordinator=processes.is_coordinator)
-            described = step_metadata(
+            note = step_metadata(
                 step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
             items = replace_stateful_items(tree)
@@ -95,22 +93,15 @@ def save_step(
         begun = time.monotonic()
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            options = SaveOptions.of(
-                step_path(run.path, step),
-                metadata=described,
-                overwrite=overwrite,
-                progress=progress,
-                timeout=run.timeout,
-            )
-            pending = begin_save(
-                items,
-                options,
-                run=run.path,
-                around=_collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None,
-                refusal=refusal,
-            )
+            path = step_path(run.path, step)
+            options = SaveOptions.of(path, metadata=note, overwrite=overwrite, progress=progress, timeout=run.timeout)
+            around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
+            pending = begin_save(items, options, run=run.path, around=around, refusal=refusal)
     if decision.final:
-        _finish(run, pending, decision)
+        wait_for(pending.path)
+        pending.result()
+    if decision.final and decision.signum is not None:
+        run.signals.pass_signal_on(decision.signum)
     reason = decision.reason + order.text(step)
     return StepSave(step=step, reason=reason, temporary=decision.temporary, pending=pending)
 
@@ -227,11 +218,3 @@ def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
         raise reword(error, f"the save to {shown!r} is committed; a later part of it failed") from error
-
-
-def _finish(run: RunState, pending: PendingSave, decision: Decision) -> None:
-    """Wait until the last step is durable, then re-raise the signal that asked for it."""
-    wait_for(pending.path)
-    pending.result()
-    if decision.signum is not None:
-        run.signals.pass_signal_on(decision.signum)

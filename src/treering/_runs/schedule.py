@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._coordination.allgather import allgather_with_deadline
-from treering._coordination.message_board import MessageBoard, PathMessageBoard
+from treering._coordination.message_board import PathMessageBoard
 from treering._runs.signals import Signals, signal_text
 from treering._values import timing
 from treering._values.processes import Processes, format_processes
@@ -137,8 +137,8 @@ class SaveSchedule:
         if processes.is_coordinator:
             now = self._clock()
             said |= {"passed": now - self._since, "ahead": self._ahead(step, now)}
-        payload = json.dumps(said).encode()
-        rows = allgather_with_deadline(payload, processes, timeout=self._timeout, board=self._board(), doing=doing)
+        payload, board = json.dumps(said).encode(), PathMessageBoard.of(self._path)
+        rows = allgather_with_deadline(payload, processes, timeout=self._timeout, board=board, doing=doing)
         heard = [json.loads(row) for row in rows]
         others = [number for number, one in enumerate(heard) if one["step"] != heard[0]["step"]]
         if others:
@@ -159,9 +159,6 @@ class SaveSchedule:
         if self._met_at.ask == 0 or steps <= 0:
             return 1
         return max(1, min(int(seconds * steps / passed) if passed > 0 else _MOST_STEPS, _MOST_STEPS))
-
-    def _board(self) -> MessageBoard | None:
-        return PathMessageBoard.of(self._path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

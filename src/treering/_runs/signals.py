@@ -6,6 +6,7 @@ have reached without us: what was there before is called by this handler, for on
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -61,16 +62,14 @@ class Signals:
         """
         try:
             before = signal.getsignal(signum)
-            if before is None:
-                hint = "catch it in a handler of your own, and save with force=True"
-                raise Unsupported(f"{signal_text(signum)} has a handler that Python could not restore", hint=hint)
-            if before != self._handle:
+            if before not in (None, self._handle):
                 signal.signal(signum, self._handle)
                 self._before.setdefault(signum, []).append(before)
         except (ValueError, TypeError, OSError) as error:
-            if isinstance(error, Unsupported):
-                raise
             raise Unsupported(f"{signal_text(signum)} cannot be caught here: {error}") from error
+        if before is None:
+            hint = "catch it in a handler of your own, and save with force=True"
+            raise Unsupported(f"{signal_text(signum)} has a handler that Python could not restore", hint=hint)
         self._passing = False
         self._pid = os.getpid()
 
@@ -169,15 +168,9 @@ class _PreemptionNotice:
 
     def ask(self) -> None:
         """Ask jax once more; one of the runs asks at the moment when all processes are to hear it."""
-        if jax.distributed.is_initialized() and _reached(next(self._count)):
-            self.heard += 1
-
-
-def _reached(count: int) -> bool:
-    try:
-        return bool(multihost_utils.reached_preemption_sync_point(count))
-    except RuntimeError:  # the service is switched off
-        return False
+        if jax.distributed.is_initialized():
+            with contextlib.suppress(RuntimeError):  # the service is switched off
+                self.heard += bool(multihost_utils.reached_preemption_sync_point(next(self._count)))
 
 
 _notice: Final = _PreemptionNotice()

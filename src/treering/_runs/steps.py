@@ -15,19 +15,16 @@ from typing import Final, TypeVar
 from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run, note_of, parse_run
 from treering._runs.open_run import open_run
-from treering._runs.superseded import superseded_steps
+from treering._runs.superseded import NOT_READ, superseded_steps
 from treering._store.failures import naming_file
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import steps_text
-from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
+from treering.errors import NotFound, TreeringError
 from treering.retention import Policy, StepFacts, Verdict, retained
 
 T = TypeVar("T")
 
 _ANEW: Final = "the next save rebuilds it from the steps"
-
-NOT_READ: Final = (Corrupt, Format, Unsupported)
-"""The errors of an index, or a ``run.json``, that says nothing that this version could read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

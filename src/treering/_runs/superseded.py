@@ -20,8 +20,10 @@ from treering._store.failures import LinkRefused, naming_file
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
-_NOT_READ: Final = (Corrupt, Format, Unsupported, LinkRefused)
 _GONE: Final = "gone"
+
+NOT_READ: Final = (Corrupt, Format, Unsupported)
+"""The errors of an index, or a ``run.json``, that says nothing that this version could read."""
 
 
 def read_superseded(run: RunFolder) -> SupersededSteps | None:
@@ -122,7 +124,7 @@ def _attempt_of(run: RunFolder, step: int) -> str | None:
     """Return the attempt of a step's index; None where it cannot be read."""
     try:
         data = run.read_index(step)
-    except _NOT_READ:
+    except NOT_READ:
         return None
     return _GONE if data is None else attempt_in(data)
 
@@ -131,7 +133,7 @@ def attempt_in(data: bytes) -> str | None:
     """Return the attempt that an index names; None where it cannot be read."""
     try:
         return read_summary(data).attempt
-    except _NOT_READ:
+    except NOT_READ:
         return None
 
 

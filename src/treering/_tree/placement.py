@@ -133,9 +133,9 @@ class _NoFit(Exception):
     """What is wrong with the sharding of one leaf."""
 
 
-def aval_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+def aval_of(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
     """Return what a function of (key, aval) is shown."""
-    aval: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    aval: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
     return aval
 
 
