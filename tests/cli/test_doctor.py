@@ -134,7 +134,8 @@ def test_it_starts_without_jax_and_numpy(tmp_path: Path) -> None:
     tr.save(tmp_path / "ckpt", {"w": np.arange(9.0)})
     leaves.tree_serialize_leaves(tmp_path / "dir", {"w": np.arange(9.0)})
     program = (
-        "import sys\nfrom treering._cli.main import main\ntry:\n    main(['doctor', sys.argv[1]])\nexcept SystemExit:\n"
+        "import sys\nfrom treering.__main__ import main\n"
+        "sys.argv.insert(1, 'doctor')\ntry:\n    main()\nexcept SystemExit:\n"
         "    print(sorted({'jax', 'numpy', 'ml_dtypes', 'tensorstore'} & set(sys.modules)))"
     )
     for name in ("ckpt", "dir"):
@@ -452,7 +453,7 @@ def test_a_commit_whose_moves_were_cut_short(tmp_path: Path, monkeypatch: pytest
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr("treering._store.leaves_folder.commit.move_staged", killed)
+        patch.setattr("treering._store.leaves_folder.moves.move_staged", killed)
         leaves.tree_serialize_leaves(tmp_path, {"w": np.arange(9.0)})
     found = doctor(tmp_path, 1)
     assert found["problems"] == []
