@@ -53,6 +53,17 @@ def is_message(name: str) -> bool:
     return _MESSAGE.fullmatch(name) is not None
 
 
+def attempt_of_journal(name: str) -> str | None:
+    """Return the attempt of the index that waits for its commit under this name; None where it is another file."""
+    found = re.fullmatch(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp", name)
+    return found and found[1]
+
+
+def is_data_of(attempt: str, name: str) -> bool:
+    """Whether this is the name of a data file of an attempt."""
+    return re.fullmatch(rf"data-{attempt}-\d{{5,}}-of-\d{{5,}}\.safetensors", name) is not None
+
+
 def heartbeat_name(process: int) -> str:
     """Return the name of the message by which a process shows that it waits."""
     return f".treering-waiting-{process:05}"

@@ -65,6 +65,18 @@ def refuse_removals(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
     monkeypatch.setattr(os, "replace", refuse)
 
 
+def fail_sync(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    """Let the flush of files whose names start so fail."""
+    sync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(start):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
 class CommitGate:
     """Holds every commit of a checkpoint until it is opened; or lets it fail."""
 

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
-from tests.checkpoint.together import Together, together, two
+from tests.checkpoint.together import PATIENT, Together, together, two
 from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import bits
-from treering._coordination.message_board import FolderMessageBoard
-from treering._coordination.messages import VoteMessage, VoteStage
-from treering._store.posix.folder import Folder
-from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._values.checkpoint_names import attempt_of_journal, data_of, is_message
-from treering._values.timing import Timing
+from tests.on_disk import attempt_of_journal, is_data_of, is_message
+from tests.system_calls import fail_sync
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
 __all__ = ["together", "two"]
@@ -183,27 +180,29 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
     together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, str]] = []
-    sync, create, put = Folder.sync, Folder.create, FolderMessageBoard.put
+    calls = {name: getattr(os, name) for name in ("open", "fsync", "replace")}
 
     def note(what: str) -> None:
         told.append((threading.get_ident(), what))
 
-    def seen_sync(folder: Folder) -> None:
-        sync(folder)
-        note("sync")
+    def opens(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and Path(path).name.startswith("data-"):
+            note("create")
+        return int(calls["open"](path, flags, *more, **named))
 
-    def seen_create(folder: Folder, name: str, *more: Any, **named: Any) -> OpenDescriptor:
-        note("create" if name.startswith("data-") else "other")
-        return create(folder, name, *more, **named)
+    def syncs(descriptor: int) -> None:
+        calls["fsync"](descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            note("sync")
 
-    def seen_put(notes: FolderMessageBoard, name: str, data: bytes) -> None:
-        if "-part-" in name:
-            note(str(VoteMessage.decode(data).stage))
-        put(notes, name, data)
+    def replaces(name: Any, new: Any, *, src_dir_fd: int, **options: Any) -> None:
+        if "-part-" in os.fspath(new):
+            with os.fdopen(calls["open"](name, os.O_RDONLY, dir_fd=src_dir_fd)) as message:
+                note(json.load(message)["stage"])
+        calls["replace"](name, new, src_dir_fd=src_dir_fd, **options)
 
-    monkeypatch.setattr(Folder, "sync", seen_sync)
-    monkeypatch.setattr(Folder, "create", seen_create)
-    monkeypatch.setattr(FolderMessageBoard, "put", seen_put)
+    for name, seen in (("open", opens), ("fsync", syncs), ("replace", replaces)):
+        monkeypatch.setattr(os, name, seen)
     tree = mixed()
     threads: dict[int, int] = {}
 
@@ -214,8 +213,8 @@ def test_no_other_process_says_that_it_has_written_before_its_names_are_durable(
     together.save(tmp_path / "ckpt", tree_of)
     for process in range(1, together.count):  # the commit of process 0 makes its own names durable
         mine = [what for found, what in told if found == threads[process]]
-        assert "sync" in mine[mine.index("create") : mine.index(str(VoteStage.PREPARED))]
-        assert "create" not in mine[mine.index(str(VoteStage.PREPARED)) :]
+        assert "sync" in mine[mine.index("create") : mine.index("written")]
+        assert "create" not in mine[mine.index("written") :]
 
 
 # ------------------------------------------------------------------------------------------------ what was there before
@@ -306,7 +305,7 @@ def test_equal_has_to_be_said_by_all(together: Together, tmp_path: Path) -> None
 def test_an_error_in_the_work_of_one_reaches_all(
     together: Together, failing: int, error: Exception, expected: type, tmp_path: Path
 ) -> None:
-    together.timing = Timing()  # all of them come: process 0 removes the notes when the last one has heard of the error
+    together.timing = PATIENT  # all of them come: process 0 removes the notes when the last one has heard of the error
     path = tmp_path / "ckpt"
     treering.save(path, {"old": 1})
     before = names(path)
@@ -383,11 +382,8 @@ def test_metadata_that_is_no_json_is_told_to_all(together: Together, tmp_path: P
 def test_a_commit_that_fails_is_told_to_all(
     together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patch:
-        patch.setattr("treering._store.posix.journal.Journal.prepare", fail)
+        fail_sync(patch, ".treering.json.")
         outcomes = together.save(tmp_path / "ckpt", lambda process: mixed())
     assert kinds(outcomes) == [StoreFailed] * together.count
     assert names(tmp_path / "ckpt") == []
@@ -477,7 +473,7 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together
 def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     # The winner may sweep what the loser says to its own; it says it again after a second.
-    jobs = [Together(together.count, job=16 * name, timing=Timing()) for name in "ab"]
+    jobs = [Together(together.count, job=16 * name, timing=PATIENT) for name in "ab"]
     found: list[list[Exception | None]] = [[], []]
 
     def run(number: int) -> None:
@@ -494,7 +490,9 @@ def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
     assert treering.load(path, only="who") == {"who": winner}
 
     def leftovers() -> list[str]:
-        return [name for name in names(path) if name != "treering.json" and not data_of(index(path)["attempt"], [name])]
+        return [
+            name for name in names(path) if name != "treering.json" and not is_data_of(index(path)["attempt"], name)
+        ]
 
     # Where the winner swept what the loser's processes said, they have left unseen: then the next save sweeps the rest.
     assert all(is_message(name) and index(path)["attempt"] not in name for name in leftovers())

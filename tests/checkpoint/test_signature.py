@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,31 +14,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._arrays.outgoing import DescribedLeaves, describe_leaves
-from treering._checkpoint.signature import check_local, check_signature, claim_leaves, local_digests, signature_of
-from treering._tree.flatten import Flattened, flatten
-from treering._values.processes import Processes
+import treering
+from tests.checkpoint.together import Together, four
 from treering.errors import Mismatch
 
+__all__ = ["four"]
 
-def seen(tree: Any, this: int = 0) -> tuple[Flattened, DescribedLeaves]:
-    flat = flatten(tree)
-    return flat, describe_leaves(flat, Processes(this=this, count=4))
-
-
-def signature(tree: Any, this: int = 0) -> bytes:
-    return signature_of(*seen(tree, this))
-
-
-def compare(mine: Any, theirs: Any) -> None:
-    flat, leaves = seen(mine)
-    check_signature(flat, leaves, signature(theirs))
-
-
-@pytest.fixture(autouse=True)
-def of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the eight devices be those of four processes."""
-    monkeypatch.setattr("treering._arrays.outgoing.process_of", lambda device: device.id // 2)
+TreeOf = Callable[[int], Any]
+"""Process -> its tree."""
 
 
 def put(array: Any, *spec: Any, first: int = 0, stop: int = 8) -> jax.Array:
@@ -43,13 +29,22 @@ def put(array: Any, *spec: Any, first: int = 0, stop: int = 8) -> jax.Array:
     return jax.device_put(array, NamedSharding(mesh, P(*spec)))
 
 
+def local(array: Any, *spec: Any, of: int) -> jax.Array:
+    """An array on a device of one process, or cut over both."""
+    return put(array, *spec, first=2 * of, stop=2 * of + (2 if spec else 1))
+
+
+def of_all(tree: Any) -> TreeOf:
+    return lambda process: tree
+
+
 ROWS = np.zeros((8, 8), "f4")
-ALIKE: dict[str, tuple[Any, Any]] = {
-    "values of Python": ({"a": 1, "b": "x", "c": 2.5}, {"a": 5, "b": "yy", "c": -1.0}),
-    "values of arrays": (np.zeros(3), np.ones(3)),
-    "functions": ({"f": jax.nn.relu}, {"f": jax.nn.gelu}),
-    "how a local array is cut": (put(ROWS, "x", stop=2), put(ROWS, stop=1)),
-    "specs that say the same": (put(ROWS, "x"), put(ROWS, "x", None)),
+ALIKE: dict[str, tuple[TreeOf, TreeOf]] = {
+    "values of Python": (of_all({"a": 1, "b": "x", "c": 2.5}), of_all({"a": 5, "b": "yy", "c": -1.0})),
+    "values of arrays": (of_all(np.zeros(3)), of_all(np.ones(3))),
+    "functions": (of_all({"f": jax.nn.relu}), of_all({"f": jax.nn.gelu})),
+    "how a local array is cut": (lambda process: local(ROWS, "x", of=process), lambda process: local(ROWS, of=process)),
+    "specs that say the same": (of_all(put(ROWS, "x")), of_all(put(ROWS, "x", None))),
 }
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "a key": ({"a": 1}, {"b": 1}),
@@ -59,94 +54,96 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "a shape": (np.zeros((2, 3)), np.zeros((3, 2))),
     "an axis": (put(ROWS, "x"), put(ROWS, None, "x")),
     "the owners": (put(ROWS, "x", stop=4), put(ROWS, "x", first=4)),
+    "all or one": (put(np.arange(8.0), "x"), put(np.arange(8.0), "x", first=4, stop=6)),
     "an implementation of keys": (jax.random.key(0), jax.random.key(0, impl="rbg")),
     "an order": ({"a": 1, "b": 1.0}, {"b": 1.0, "a": 1}),
     "a leaf": ([1, 2], [1, 2, 3]),
 }
 
 
+def writers(path: Path) -> list[int]:
+    return [file["process"] for file in json.loads((path / "treering.json").read_bytes())["files"]]
+
+
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_makes_no_difference(name: str) -> None:
-    compare(*ALIKE[name])
+def test_what_makes_no_difference(name: str, four: Together, tmp_path: Path) -> None:
+    mine, theirs = ALIKE[name]
+    assert four.save(tmp_path / "x", lambda process: (theirs if process else mine)(process)) == [None] * 4
+    jax.tree.map(np.testing.assert_array_equal, treering.load(tmp_path / "x", like=mine(0)), mine(0))
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_makes_a_difference(name: str) -> None:
-    one, other = DIFFERENT[name]
-    for mine, theirs in ((one, other), (other, one)):
-        with pytest.raises(Mismatch, match="tree"):
-            compare(mine, theirs)
+def test_what_makes_a_difference(name: str, four: Together, tmp_path: Path) -> None:
+    for trees in (DIFFERENT[name], DIFFERENT[name][::-1]):
+        for other in (1, 3):
+            outcomes = four.save(tmp_path / "x", lambda process: trees[process == other])  # noqa: B023 - used at once
+            assert [type(outcome) for outcome in outcomes] == [Mismatch] * 4
+            assert all("tree" in str(outcome) for outcome in outcomes)
+    assert not (tmp_path / "x").exists()
 
 
-def test_all_processes_say_the_same() -> None:
-    tree = {"a": put(ROWS, "x"), "b": put(ROWS), "c": put(np.zeros((0, 8)), None, "x"), "d": 1}
-    assert len({signature(tree, this) for this in range(4)}) == 1
-    assert len(signature(tree)) == 8 * 4
-
-
-def test_the_first_differences_are_named_with_what_they_are_here() -> None:
+def test_the_first_differences_are_named_with_what_they_are_here(four: Together, tmp_path: Path) -> None:
     mine = {f"k{n:02}": put(ROWS, "x") for n in range(15)} | {"same": 1}
     theirs = {f"k{n:02}": ROWS for n in range(15)} | {"same": 2}
-    with pytest.raises(Mismatch) as caught:
-        compare(mine, theirs)
-    assert "'k00' differs from that of process 0; here it is jax float32 [8, 8], held: [0:1,0:8] by process 0" in str(
-        caught.value
-    )
-    assert "and 5 more" in str(caught.value)
-    assert "same" not in str(caught.value)
-    assert len(caught.value.differences) == 10
+    outcome = four.save(tmp_path / "x", lambda process: mine if process else theirs)[1]
+    assert isinstance(outcome, Mismatch)
+    text = str(outcome)
+    assert "'k00' differs from that of process 0; here it is jax float32 [8, 8], held: [0:1,0:8] by process 0" in text
+    assert "and 5 more" in text
+    assert "same" not in text
+    assert len(outcome.differences) == 10
 
 
-def test_an_array_of_one_process_is_its_own_or_everybodys_as_process_0_has_it() -> None:
-    shared = put(np.arange(8.0), "x", first=4, stop=6)
-    mine = {"a": shared, "b": 1}
-    flat, leaves = seen(mine, 2)
+def test_an_array_of_one_process_is_its_own_or_everybodys_as_process_0_has_it(four: Together, tmp_path: Path) -> None:
+    shared = {"a": put(np.arange(8.0), "x", first=4, stop=6), "b": 1}
     # Process 0 means this very array: it lies with process 2.
-    found = claim_leaves(flat, leaves, signature(mine, 0), 2)
-    assert found.held_by(0) == ((((0, 4),), (2,)), (((4, 8),), (2,)))
-    assert signature_of(flat, found) == signature(mine, 0)
+    assert four.save(tmp_path / "x", of_all(shared)) == [None] * 4
+    np.testing.assert_array_equal(treering.load(tmp_path / "x")["a"], np.arange(8.0))
+    assert writers(tmp_path / "x") == [2]
     # Process 0 has one of its own.
-    alone = {"a": put(np.arange(8.0), "x", stop=2), "b": 1}
-    assert claim_leaves(flat, leaves, signature(alone, 0), 2) is leaves
-    # Something else altogether.
-    assert claim_leaves(flat, leaves, signature({"a": put(np.arange(8.0), "x"), "b": 1}, 0), 2) is leaves
+    own = {"a": local(np.arange(8.0) + 1, "x", of=0), "b": 1}
+    assert four.save(tmp_path / "y", lambda process: shared if process == 2 else own) == [None] * 4
+    np.testing.assert_array_equal(treering.load(tmp_path / "y")["a"], np.arange(8.0) + 1)
+    assert writers(tmp_path / "y") == [0]
 
 
-def test_what_each_holds_alone_is_compared_by_every_bit() -> None:
+def test_what_each_holds_alone_is_compared_by_every_bit(four: Together, tmp_path: Path) -> None:
     nan = np.array([np.nan, -0.0, 1])
-    tree = {
-        "same": nan,
-        "cut": put(ROWS, "x", stop=2),
-        "int": 1,
-        "float": 0.0,
-        "text": "a" * 5000,
-        "key": jax.device_put(jax.random.key(1), jax.devices()[0]),
-        "spread": put(ROWS, "x"),
-        "f": jax.nn.relu,
-    }
-    flat, leaves = seen(tree)
-    mine = local_digests(flat, leaves)
-    assert len(mine) == 8 * 6
-    uncut = tree | {"cut": put(ROWS, stop=1), "f": jax.nn.gelu}
-    assert local_digests(*seen(uncut)) == mine
-    other = tree | {
-        "same": -nan,
-        "cut": put(ROWS + 1, "x", stop=2),
-        "int": 2,
-        "float": -0.0,
-        "text": "a" * 4999 + "b",
-        "key": jax.device_put(jax.random.key(2), jax.devices()[0]),
-    }
-    theirs = local_digests(*seen(other))
-    with pytest.raises(Mismatch) as caught:
-        check_local(flat.keys, leaves, [mine, mine, theirs, theirs])
-    assert [line.split("'")[1] for line in caught.value.differences] == ["same", "cut", "int", "float", "text", "key"]
-    assert all(line.endswith("differs on processes 2 and 3") for line in caught.value.differences)
-    check_local(flat.keys, leaves, [mine, mine])
+    spread = put(ROWS, "x")
+
+    def first(process: int) -> dict[str, Any]:
+        cut = local(ROWS, "x", of=process) if process < 3 else local(ROWS, of=process)
+        return {
+            "same": nan,
+            "cut": cut,
+            "int": 1,
+            "float": 0.0,
+            "text": "a" * 5000,
+            "key": jax.device_put(jax.random.key(1), jax.devices()[2 * process]),
+            "spread": spread,
+            "f": jax.nn.relu if process < 3 else jax.nn.gelu,
+        }
+
+    def other(process: int) -> dict[str, Any]:
+        return first(process) | {
+            "same": -nan,
+            "cut": local(ROWS + 1, "x", of=process),
+            "int": 2,
+            "float": -0.0,
+            "text": "a" * 4999 + "b",
+            "key": jax.device_put(jax.random.key(2), jax.devices()[2 * process]),
+        }
+
+    outcomes = four.save(tmp_path / "x", lambda process: (first if process < 2 else other)(process), host_local="equal")
+    assert [type(outcome) for outcome in outcomes] == [Mismatch] * 4
+    assert isinstance(outcomes[0], Mismatch)
+    found = outcomes[0].differences
+    assert [line.split("'")[1] for line in found] == ["same", "cut", "int", "float", "text", "key"]
+    assert all(line.endswith("differs on processes 2 and 3") for line in found)
+    assert four.save(tmp_path / "x", first, host_local="equal") == [None] * 4
 
 
-def test_who_has_nothing_to_compare_agrees() -> None:
-    tree = {"on 0": put(ROWS, "x", stop=2)}
-    flat, leaves = seen(tree)
-    assert local_digests(*seen(tree, 3)) == bytes(8)
-    check_local(flat.keys, leaves, [local_digests(flat, leaves), bytes(8)])
+def test_who_has_nothing_to_compare_agrees(four: Together, tmp_path: Path) -> None:
+    tree = {"on 0": local(ROWS, "x", of=0)}
+    assert four.save(tmp_path / "x", of_all(tree), host_local="equal") == [None] * 4
+    np.testing.assert_array_equal(treering.load(tmp_path / "x")["on 0"], ROWS)

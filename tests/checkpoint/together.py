@@ -7,6 +7,7 @@ another one, as far as plans know, and the others say at each meeting what the t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import threading
@@ -18,7 +19,7 @@ import jax
 import pytest
 
 import treering
-from treering._arrays import exchange, outgoing
+from treering._arrays import exchange, outgoing, written
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_load, joint_save, plan_cache
 from treering._checkpoint import save as saving
@@ -29,10 +30,12 @@ from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 
-__all__ = ["Loading", "Together", "job_of", "loading", "together", "two"]
+__all__ = ["Loading", "Together", "four", "job_of", "loading", "together", "two"]
 
 
 SOON = Timing(linger=0.3)
+PATIENT = Timing()
+"""Process 0 stays until all have heard how it ended."""
 
 
 @dataclasses.dataclass
@@ -121,6 +124,12 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Together:
     return job_of(2, monkeypatch)
 
 
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> Together:
+    """A job of four processes with two devices each."""
+    return job_of(4, monkeypatch)
+
+
 def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     """Return a job of so many processes, as long as the patches last."""
     monkeypatch.setattr(outgoing, "process_of", lambda device: device.id * count // 8)
@@ -137,6 +146,12 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
     for module in (saving, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)
+
+
+def end_files_at(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Let joint saves begin no data file beyond so many bytes of the one before."""
+    files = written.DividedSave.files
+    monkeypatch.setattr(written.DividedSave, "files", functools.partialmethod(files, limit=nbytes))
 
 
 def fail_snapshots(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
