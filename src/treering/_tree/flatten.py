@@ -279,23 +279,18 @@ def _partial(func: Callable[..., Any], children: list[Any]) -> Any:
 
 
 def _open_jax_node(x: Any, node: Node) -> OpenNode:
-    texts = list(node.children)
-
-    def rebuild(children: list[Any]) -> Any:
-        return node.rebuild(dict(zip(texts, children, strict=True)))
-
     fields: Mapping[Any, Any] = node.children
     known = _field_values(x) if dataclasses.is_dataclass(x) else None
     if known is not None and node.children.keys() <= known.keys():
         static = {name: value for name, value in known.items() if name not in node.children}
     elif isinstance(x, Mapping):
         own = list(x)
-        if list(map(str, own)) == texts:
+        if list(map(str, own)) == list(node.children):
             fields = dict(zip(own, node.children.values(), strict=True))
         static = {"default_factory": x.default_factory} if type(x) is collections.defaultdict else {}
     else:
         static = {} if node.aux is None else {"aux": node.aux}
-    return _other(class_name(type(x)), fields, static, rebuild)
+    return _other(class_name(type(x)), fields, static, node.rebuild)
 
 
 def _field_values(x: Any) -> dict[str, Any]:

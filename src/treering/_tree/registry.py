@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -27,7 +27,8 @@ class AlreadyRegistered(TreeringError, ValueError):
 
 ToState = Callable[[Any], Any]
 FromState = Callable[[Any, Any], Any]
-Rebuild = Callable[[dict[str, Any]], Any]
+Rebuild = Callable[[Sequence[Any]], Any]
+"""Makes a node of the same class and static data from other children, in the same order."""
 
 BUILT_IN: Final = frozenset({dict, list, tuple, jax.tree_util.Partial})
 """Types that state_dict.py and restore.py walk themselves, unless a handler overrides that."""
@@ -157,6 +158,21 @@ def is_namedtuple(x: object) -> bool:
     return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
+def modernize_namedtuple(state: dict[Any, Any], fields: Iterable[str]) -> dict[Any, Any] | None:
+    """Return the state of a namedtuple in today's form, also of flax's form from before 2022; None for half of one.
+
+    Example:
+        >>> modernize_namedtuple({"name": "P", "fields": {"0": "x"}, "values": {"0": 1}}, ("x",))
+        {'x': 1}
+    """
+    if not set(state) == {"name", "fields", "values"} != set(fields):
+        return state
+    names, values = state["fields"], state["values"]
+    if isinstance(names, dict) and isinstance(values, dict) and names.keys() == values.keys():
+        return {str(names[index]): values[index] for index in names}
+    return None
+
+
 def has_shape_and_dtype(x: object) -> bool:
     """Tell whether ``x`` is an array, or stands for one (``jax.ShapeDtypeStruct``); a class like np.float32 is none."""
     return not isinstance(x, type) and hasattr(x, "shape") and hasattr(x, "dtype")
@@ -179,7 +195,7 @@ class Node:
     """"mapping", "fields" or "items": how the node names its children."""
 
     rebuild: Rebuild
-    """Makes a node of the same type and static data from other children."""
+    """Makes another one."""
 
     aux: Any = None
     """What the type keeps beside its children, as it gave it to jax; None for mappings."""
@@ -193,7 +209,7 @@ def open_pytree_node(x: Any) -> Node | None:
     """
     remake = _dict_maker(x)
     if remake is not None:
-        return _dict_node(x, remake)
+        return Node(children=key_by_text(x), kind="mapping", rebuild=lambda found: remake(zip(x, found, strict=True)))
     # False for x itself, True for whatever lies in it, even if that is x again.
     answers = iter((False,))
     try:
@@ -209,26 +225,24 @@ def open_pytree_node(x: Any) -> Node | None:
     if len(children) != len(keys):
         raise Unsupported(f"two children of {kind_of(x)} have the same key text among {keys}")
 
-    def rebuild(restored: dict[str, Any]) -> Any:
-        return jax.tree_util.tree_unflatten(treedef, [restored[key] for key in keys])
-
     if isinstance(x, Mapping):
-        return _mapping_node(x, children, rebuild)
+        own_order = [str(key) for key in x]  # which jax's sorted flattening loses
+        if set(own_order) == set(children):
+            children = {key: children[key] for key in own_order}
+
+        def rebuild(found: Sequence[Any]) -> Any:
+            by_key = dict(zip(children, found, strict=True))
+            return jax.tree_util.tree_unflatten(treedef, [by_key[key] for key in keys])
+
+        return Node(children=children, kind="mapping", rebuild=rebuild)
     entries = {type(path[0]) for path, _ in pairs}
     by_index = entries <= {jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey} and bool(entries)
     _, aux = treedef.node_data() or (None, None)  # type: ignore[attr-defined]  # absent from jaxlib's stubs
-    return Node(children=children, kind="items" if by_index else "fields", rebuild=rebuild, aux=aux)
+    remake_node = functools.partial(jax.tree_util.tree_unflatten, treedef)
+    return Node(children=children, kind="items" if by_index else "fields", rebuild=remake_node, aux=aux)
 
 
-def _mapping_node(x: Mapping[Any, Any], children: dict[str, Any], rebuild: Rebuild) -> Node:
-    """Keep the mapping's own order, which jax's sorted flattening loses."""
-    own_order = [str(key) for key in x]
-    if set(own_order) == set(children):
-        children = {key: children[key] for key in own_order}
-    return Node(children=children, kind="mapping", rebuild=rebuild)
-
-
-def _dict_maker(x: Any) -> Callable[[dict[Any, Any]], Any] | None:
+def _dict_maker(x: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any] | None:
     """Return what makes another dict of ``x``'s kind, for the kinds whose keys jax would sort or refuse."""
     kind = type(x)
     if kind is collections.OrderedDict:
@@ -237,15 +251,6 @@ def _dict_maker(x: Any) -> Callable[[dict[Any, Any]], Any] | None:
         return functools.partial(collections.defaultdict, x.default_factory)
     frozen = sys.modules.get("flax.core.frozen_dict")
     return frozen.FrozenDict if frozen is not None and kind is frozen.FrozenDict else None
-
-
-def _dict_node(x: Mapping[Any, Any], remake: Callable[[dict[Any, Any]], Any]) -> Node:
-    originals = {_text(key): key for key in x}
-
-    def rebuild(restored: dict[str, Any]) -> Any:
-        return remake({originals[key]: value for key, value in restored.items()})
-
-    return Node(children=key_by_text(x), kind="mapping", rebuild=rebuild)
 
 
 def key_by_text(xs: Mapping[Any, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ flax.serialization's callers know.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 import jax
@@ -24,6 +24,7 @@ from treering._tree.registry import (
     is_code,
     is_namedtuple,
     is_typed_key,
+    modernize_namedtuple,
     open_pytree_node,
     restore_with_flax,
 )
@@ -146,15 +147,52 @@ def _begin(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
         return _restore_key(target, state), None, False
     node = None if flax_overrides(kind) else open_pytree_node(target)
     if node is not None:
-        restorer = _restore_items if node.kind == "items" else _restore_fields
-        if node.kind == "mapping":
-            restorer = _restore_mapping
-        return None, restorer(target, node, state), node.kind != "mapping"
+        return None, _restore_node(target, node, state), node.kind != "mapping"
     if flax_serves(kind):
         return restore_with_flax(target, state, _place.names[-1]), None, False
-    if in_class and state is None and is_code(target):
-        return target, None, False
-    return state, None, False
+    return target if in_class and state is None and is_code(target) else state, None, False
+
+
+def _restore_parts(
+    children: Iterable[tuple[str, Any]],
+    state: Any,
+    rebuild: Callable[[list[Any]], Any],
+    absent: Callable[[str], Exception] | None = None,
+) -> Restorer:
+    """Restore the children of one container and make it of them.
+
+    Args:
+        children: the name of each child and its target.
+        state: a dict.
+        rebuild: makes the container.
+        absent: makes the error for a child that the state does not have; None where it is known to have all.
+    """
+    restored = []
+    for part, value in children:
+        if absent is not None and part not in state:
+            raise absent(part)
+        restored.append(state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part))
+    return rebuild(restored)
+
+
+def _restore_partial(partial: Any, state: Any) -> Restorer:
+    _require_dict(NotItems, "Partial", state)
+    fields = [("args", partial.args), ("keywords", partial.keywords)]
+    return _restore_parts(fields, state, lambda found: type(partial)(partial.func, *found[0], **found[1]), _no_item)
+
+
+def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
+    names = xs._fields
+    _require_dict(NotADict, "namedtuple", state)
+    state = modernize_namedtuple(state, names)
+    if state is None:
+        raise _error(AbsentItem, "the old form of a namedtuple is incomplete")
+    if set(state) != set(names):
+        found, wanted = _set_text(state), _set_text(set(names))
+        text = f"The field names of the state dict and the named tuple do not match, got {found} and {wanted}"
+        raise _error(StructureMismatch, text)
+    fields = [(name, getattr(xs, name)) for name in names]
+    return _restore_parts(fields, state, lambda found: type(xs)(**dict(zip(names, found, strict=True))))
 
 
 def _restore_dict(xs: dict[Any, Any], state: Any) -> Restorer:
@@ -166,137 +204,76 @@ def _restore_dict(xs: dict[Any, Any], state: Any) -> Restorer:
     return restored
 
 
-def _check_keys(wanted: Any, state: Any) -> None:
-    if not isinstance(state, dict):
-        raise NotADict(f"the target is a dict, the state a {_describe(state)}, at path {current_path()}", path=_here())
-    absent = [key for key in wanted if key not in state]
-    if absent:
-        raise StructureMismatch(
-            "The target dict keys and state dict keys do not match, target dict contains keys"
-            f" {_set_text(absent)} which are not present in state dict at path {current_path()}",
-            path=_here(),
-        )
-
-
-def _restore_list(xs: list[Any], state: Any) -> Restorer:
+def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> Restorer:
     _check_length(len(xs), state)
     restored = []
     for index, value in enumerate(xs):
         part = str(index)
         if part not in state:
-            raise AbsentItem(f"the state has no item {part!r} for the list at path {current_path()}", path=_here())
+            raise _no_item(part)
         restored.append(state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part))
-    return restored
+    return type(xs)(restored)
 
 
-def _restore_tuple(xs: tuple[Any, ...], state: Any) -> Restorer:
-    restored = yield from _restore_list(list(xs), state)
-    return tuple(restored)
+def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
+    """Restore what jax opened."""
+    children, name = node.children, type(target).__name__
+    if node.kind == "mapping":
+        _check_keys(children, state)
+        return _restore_parts(children.items(), state, node.rebuild)
+    if node.kind == "items":
+        _check_length(len(children), state)
+        return _restore_parts(children.items(), state, node.rebuild, _no_item)
+    _require_dict(NotADict, name, state)
+
+    def no_field(part: str) -> StructureMismatch:
+        text = f"Missing field {part} in state dict while restoring an instance of {name},"
+        return _error(StructureMismatch, text)
+
+    def rebuild(found: list[Any]) -> Any:
+        if unknown := [str(part) for part in state if part not in children]:
+            raise _error(
+                StructureMismatch,
+                f'Unknown field(s) "{",".join(unknown)[:_LONGEST_NAMES]}" in state dict while restoring'
+                f" an instance of {name}",
+            )
+        return node.rebuild(found)
+
+    return _restore_parts(children.items(), state, rebuild, no_field)
+
+
+def _check_keys(wanted: Iterable[str], state: Any) -> None:
+    _require_dict(NotADict, "dict", state)
+    absent = [key for key in wanted if key not in state]
+    if absent:
+        raise _error(
+            StructureMismatch,
+            "The target dict keys and state dict keys do not match, target dict contains keys"
+            f" {_set_text(absent)} which are not present in state dict",
+        )
 
 
 def _check_length(length: int, state: Any) -> None:
-    if not isinstance(state, dict):
-        # As in flax, whatever has a length of 0 is the state of no items.
-        if length == 0 and (
-            state in (b"", "", [], ()) if not isinstance(state, np.ndarray) else state.shape[:1] == (0,)
-        ):
-            return
-        raise NotItems(
-            f"the target is a list of {pluralize(length, 'items')}, the state a {_describe(state)}, "
-            f"at path {current_path()}",
-            path=_here(),
-        )
+    # As in flax, whatever has a length of 0 is the state of no items.
+    if length == 0 and (state.shape[:1] == (0,) if isinstance(state, np.ndarray) else state in (b"", "", [], ())):
+        return
+    _require_dict(NotItems, f"list of {pluralize(length, 'items')}", state)
     if len(state) != length:
-        raise StructureMismatch(
-            "The size of the list and the state dict do not match,"
-            f" got {length} and {len(state)} at path {current_path()}",
-            path=_here(),
-        )
+        text = f"The size of the list and the state dict do not match, got {length} and {len(state)}"
+        raise _error(StructureMismatch, text)
 
 
-def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
+def _require_dict(kind: type[StructureMismatch], what: str, state: Any) -> None:
     if not isinstance(state, dict):
-        raise NotADict(
-            f"the target is a namedtuple, the state a {_describe(state)}, at path {current_path()}", path=_here()
-        )
-    wanted = set(xs._fields)
-    if set(state) == {"name", "fields", "values"} != wanted:
-        state = _modernize(state)
-    if set(state) != wanted:
-        raise StructureMismatch(
-            "The field names of the state dict and the named tuple do not match,"
-            f" got {_set_text(state)} and {_set_text(wanted)} at path {current_path()}",
-            path=_here(),
-        )
-    restored = {}
-    for field in xs._fields:
-        restored[field] = yield getattr(xs, field), state[field], field
-    return type(xs)(**restored)
+        raise _error(kind, f"the target is a {what}, the state a {_describe(state)},")
 
 
-def _modernize(state: dict[str, Any]) -> dict[str, Any]:
-    """Turn the namedtuple form that flax wrote before 2022 into today's."""
-    fields, values = state["fields"], state["values"]
-    if not (isinstance(fields, dict) and isinstance(values, dict) and fields.keys() == values.keys()):
-        raise AbsentItem(f"the old form of a namedtuple is incomplete at path {current_path()}", path=_here())
-    return {str(fields[index]): values[index] for index in fields}
+def _no_item(part: str) -> StructureMismatch:
+    return _error(AbsentItem, f"the state has no item {part!r}")
 
 
-def _restore_partial(partial: Any, state: Any) -> Restorer:
-    if not isinstance(state, dict):
-        raise NotItems(
-            f"the target is a Partial, the state a {_describe(state)}, at path {current_path()}", path=_here()
-        )
-    for part in ("args", "keywords"):
-        if part not in state:
-            raise AbsentItem(f"the state has no {part!r} for the Partial at path {current_path()}", path=_here())
-    args = yield partial.args, state["args"], "args"
-    keywords = yield partial.keywords, state["keywords"], "keywords"
-    return type(partial)(partial.func, *args, **keywords)
-
-
-def _restore_mapping(target: Any, node: Node, state: Any) -> Restorer:
-    del target
-    _check_keys(node.children, state)
-    restored = {}
-    for part, value in node.children.items():
-        restored[part] = yield value, state[part], part
-    return node.rebuild(restored)
-
-
-def _restore_items(target: Any, node: Node, state: Any) -> Restorer:
-    del target
-    _check_length(len(node.children), state)
-    restored = {}
-    for part, value in node.children.items():
-        if part not in state:
-            raise AbsentItem(f"the state has no item {part!r} at path {current_path()}", path=_here())
-        restored[part] = yield value, state[part], part
-    return node.rebuild(restored)
-
-
-def _restore_fields(target: Any, node: Node, state: Any) -> Restorer:
-    name = type(target).__name__
-    if not isinstance(state, dict):
-        raise NotADict(
-            f"the target is a {name}, the state a {_describe(state)}, at path {current_path()}", path=_here()
-        )
-    restored = {}
-    for part, value in node.children.items():
-        if part not in state:
-            raise StructureMismatch(
-                f"Missing field {part} in state dict while restoring an instance of {name}, at path {current_path()}",
-                path=_here(),
-            )
-        restored[part] = yield value, state[part], part
-    unknown = [part for part in state if part not in node.children]
-    if unknown:
-        raise StructureMismatch(
-            f'Unknown field(s) "{",".join(map(str, unknown))[:_LONGEST_NAMES]}" in state dict while restoring'
-            f" an instance of {name} at path {current_path()}",
-            path=_here(),
-        )
-    return node.rebuild(restored)
+def _error(kind: type[StructureMismatch], text: str) -> StructureMismatch:
+    return kind(f"{text} at path {current_path()}", path=tuple(_place.names[1:]))
 
 
 def _restore_key(target: Any, state: Any) -> Any:
@@ -308,19 +285,12 @@ def _restore_key(target: Any, state: Any) -> Any:
     try:
         return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
     except (TypeError, ValueError) as error:
-        raise NotItems(
-            f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data,"
-            f" at path {current_path()}: {error}",
-            path=_here(),
-        ) from error
+        text = f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data ({error}),"
+        raise _error(NotItems, text) from error
 
 
 # jax prints the key kinds of an abstract key by a tag; wrap_key_data takes names.
 _KEY_KINDS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
-
-
-def _here() -> tuple[str, ...]:
-    return tuple(_place.names[1:])
 
 
 def _describe(state: Any) -> str:
@@ -336,6 +306,6 @@ def _set_text(names: Any) -> str:
 _RESTORERS: Final[dict[type, Callable[[Any, Any], Restorer]]] = {
     dict: _restore_dict,
     list: _restore_list,
-    tuple: _restore_tuple,
+    tuple: _restore_list,
     jax.tree_util.Partial: _restore_partial,
 }

@@ -25,6 +25,7 @@ from treering._tree.registry import (
     is_namedtuple,
     is_typed_key,
     key_by_text,
+    modernize_namedtuple,
     open_pytree_node,
 )
 from treering._values.human import pluralize
@@ -195,7 +196,8 @@ def differences(target: Any, state: Any) -> list[str]:
             if wanted_text != found_text:
                 unlike[unwind(trail)] = f"wanted {wanted_text}, found {found_text}"
             continue
-        found = _modernize(wanted, found)
+        modern = modernize_namedtuple(found, wanted)
+        found = found if modern is None else modern
         for key in wanted.keys() - found.keys():
             missing[unwind((trail, str(key)))] = _describe(wanted[key])
         for key in found.keys() - wanted.keys():
@@ -206,15 +208,6 @@ def differences(target: Any, state: Any) -> list[str]:
         near = _near(path, kind, unexpected) if number < MOST_LINES else ""
         lines[path] = f"missing, the target has {kind}{near}"
     return [f"{_printable('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
-
-
-def _modernize(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """See a namedtuple in flax's form from before 2022 as today's."""
-    if set(found) == {"name", "fields", "values"} != set(wanted):
-        fields, values = found["fields"], found["values"]
-        if isinstance(fields, dict) and isinstance(values, dict) and fields.keys() == values.keys():
-            return {str(fields[index]): values[index] for index in fields}
-    return found
 
 
 def _near(path: tuple[str, ...], kind: str, unexpected: dict[tuple[str, ...], str]) -> str:

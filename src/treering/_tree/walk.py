@@ -40,16 +40,17 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             pending.extend((depth + 1, child) for child in reversed(opened[0].values()))
 
 
-def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]] | None:
+def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[list[Any]], Any]] | None:
     """Return a node's children by key, and what makes such a node of other children; None for a leaf."""
     if type(x) is dict:
-        return x, dict
+        return x, lambda mapped: dict(zip(x, mapped, strict=True))
     try:
         node = open_pytree_node(x)
     except Unsupported:
         if not isinstance(x, Mapping):
             raise
-        return dict(x), type(x)  # keys that are alike as text, which only a state dict cannot hold
+        # Keys that are alike as text, which only a state dict cannot hold.
+        return dict(x), lambda mapped: type(x)(dict(zip(x, mapped, strict=True)))  # type: ignore[call-arg]
     return None if node is None else (node.children, node.rebuild)
 
 
@@ -65,21 +66,21 @@ def structure_text(tree: Any) -> str:
 
 def map_with_path(f: Callable[[tuple[str, ...], Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
     """Return ``tree`` with ``f(path, leaf)`` for each leaf, called in order; None is a leaf."""
-    results: dict[Any, Any] = {}
+    root: list[Any] = []
     # Each step maps one child into its parent's results, or rebuilds a node whose children are all mapped.
-    steps: list[tuple[dict[Any, Any], Any, Any, Trail, Callable[..., Any] | None]] = [(results, None, tree, None, None)]
+    steps: list[tuple[list[Any], Any, Trail, Callable[[list[Any]], Any] | None]] = [(root, tree, None, None)]
     while steps:
-        into, key, x, trail, rebuild = steps.pop()
+        into, x, trail, rebuild = steps.pop()
         if rebuild is not None:
-            into[key] = rebuild(x)
+            into.append(rebuild(x))
             continue
         stops = x is None or (is_leaf is not None and is_leaf(x))
         opened = None if stops else _open_node(x)
         if opened is None:
-            into[key] = f(unwind(trail), x)
+            into.append(f(unwind(trail), x))
             continue
         children, remake = opened
-        mapped: dict[Any, Any] = {}
-        steps.append((into, key, mapped, trail, remake))
-        steps.extend((mapped, part, child, (trail, str(part)), None) for part, child in reversed(children.items()))
-    return results[None]
+        mapped: list[Any] = []
+        steps.append((into, mapped, trail, remake))
+        steps.extend((mapped, child, (trail, str(part)), None) for part, child in reversed(children.items()))
+    return root[0]
