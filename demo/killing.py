@@ -19,7 +19,6 @@ from treering._runs.steps import steps_of
 from treering._store.run_folder import step_name
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, count_text, pluralize
-from treering._values.keys import Glob
 from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines
 
@@ -172,7 +171,7 @@ def _show(stage: Stage, trained: Trained, killed: int) -> None:
     size = listing.file_bytes
     begun = pluralize(len(trained.saves), "saves")
     stage.say(f"{begun} of {bytes_text(size)} were begun; {last.name} is the last that is safe")
-    layout = lay_out(listing.root, globs=[Glob.parse(glob) for glob in _SHOWN], depth=3)
+    layout = lay_out(listing.root, globs=_SHOWN, depth=3)
     shown = tree_lines(layout, title=f"run/{last.name}", file_bytes=size, look=stage.look)
     stage.command(f"inspect run {' '.join(_SHOWN)} --depth 3", shown)
     stage.console.print()

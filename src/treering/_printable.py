@@ -30,6 +30,16 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
+def shorten(text: str, most: int) -> str:
+    """Return a text, or its first characters where it has more than ``most``.
+
+    Example:
+        >>> shorten("kernel", 6), shorten("kernel", 3)
+        ('kernel', 'ker...')
+    """
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def kind_of(x: object) -> str:
     """Return the name of a value's type with its article, for a message.
 

@@ -54,7 +54,7 @@ def test_names_of_notes_are_known_and_no_others() -> None:
         decision_name(ATTEMPT),
         heartbeat_name(7),
     ]
-    ours += [checkpoint_names.temporary_name(name, JOB) for name in ours]
+    ours += [f"{name}.{JOB}.new" for name in ours]
     assert all(map(checkpoint_names.is_message, ours))
     others = ["treering.json", f".treering.json.{ATTEMPT}.treering-tmp", ".treering.lock", ".treering", "config.json"]
     others += [
@@ -70,7 +70,7 @@ def test_names_of_notes_are_known_and_no_others() -> None:
 def test_the_attempt_of_a_name() -> None:
     names = [vote_name(ATTEMPT, 3), decision_name(ATTEMPT), prepare_name(JOB), heartbeat_name(3), "config.json"]
     assert list(map(checkpoint_names.attempt_of_message, names)) == [ATTEMPT, ATTEMPT, None, None, None]
-    aside = checkpoint_names.temporary_name(decision_name(ATTEMPT), OTHER)
+    aside = f"{decision_name(ATTEMPT)}.{OTHER}.new"
     assert checkpoint_names.attempt_of_message(aside) == ATTEMPT
     assert [checkpoint_names.is_prepare(name) for name in names] == [False, False, True, False, False]
 
@@ -257,7 +257,7 @@ def test_notes_of_the_dead_may_go_and_nothing_else() -> None:
         decision_name(ATTEMPT),
         vote_name(OTHER, 1),
         decision_name(OTHER),
-        checkpoint_names.temporary_name(decision_name(OTHER), JOB),
+        f"{decision_name(OTHER)}.{JOB}.new",
         heartbeat_name(4),
     ]
     assert stale_messages(names, ATTEMPT.__eq__, lambda name: None) == tuple(names[5:])

@@ -9,14 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.view.trees import array, chain, small
-from treering._values.keys import Glob
 from treering._view.plain import cell_width, cut, fit_width, visible
 from treering._view.rows import lay_out
 from treering._view.tree_text import ASCII, UNICODE, Look, tree_lines
 
 
 def drawn(tree: object, *, look: Look = UNICODE, globs: tuple[str, ...] = (), depth: int = 32) -> list[str]:
-    layout = lay_out(tree, globs=[Glob.parse(glob) for glob in globs], depth=depth)
+    layout = lay_out(tree, globs=globs, depth=depth)
     return list(tree_lines(layout, title="x.msgpack", file_bytes=200, look=look))
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from treering._arrays.host import jax_holds
 from treering._codec.msgpack.wire import MAX_DEPTH
-from treering._printable import kind_of
+from treering._printable import kind_of, shorten
 from treering._tree.placement import aval_of, is_placement, require_mesh, resolve_shardings
 from treering._tree.registry import key_by_text, open_pytree_node
 from treering._tree.rules import spec_of
@@ -251,5 +251,4 @@ def _describe(x: Any, children: Mapping[Any, Any] | None) -> str:
 
 
 def _shown(trail: Trail) -> str:
-    text = join_key(unwind(trail)) or "."
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return shorten(join_key(unwind(trail)) or ".", _LONGEST)

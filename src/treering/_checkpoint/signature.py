@@ -21,7 +21,7 @@ from treering._format.leaf_values import encode_value
 from treering._tree.flatten import Flattened
 from treering._values.boxes import text_of
 from treering._values.checksums import pack_checksums, unpack_checksums
-from treering._values.human import pluralize
+from treering._values.human import build_mismatch, pluralize
 from treering._values.processes import format_processes
 from treering.errors import Mismatch
 
@@ -117,9 +117,8 @@ def check_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes) -> 
 
 def _mismatch(what: str, lines: Sequence[str], count: int, hint: str = "") -> Mismatch:
     more = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
-    error = Mismatch("\n".join([what, *(f"  {line}" for line in [*lines[:_SHOWN], *more]), *filter(None, [hint])]))
-    error.differences = tuple(lines)
-    return error
+    text = "\n".join([what, *(f"  {line}" for line in [*lines[:_SHOWN], *more]), *filter(None, [hint])])
+    return build_mismatch(text, lines)
 
 
 def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:

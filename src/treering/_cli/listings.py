@@ -8,7 +8,6 @@ from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
 from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
-from treering._values.keys import Glob
 from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
 from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
 from treering._view.nodes import leaves_of
@@ -38,9 +37,8 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
     expands them.
     """
     path = latest_of(path)
-    patterns = [Glob.parse(glob) for glob in globs]
     listing = list_headers(path)
-    layout = lay_out(listing.root, globs=patterns, depth=depth)
+    layout = lay_out(listing.root, globs=globs, depth=depth)
     size = listing.file_bytes
     if as_json:
         origin = origin_members(listing)
@@ -69,9 +67,8 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     if not globs and is_run(path):
         return _steps(path, as_json=as_json)
     path = latest_of(path)
-    patterns = [Glob.parse(glob) for glob in globs]
     listing = list_headers(path)
-    leaves = list(leaves_of(listing.root, patterns))
+    leaves = list(leaves_of(listing.root, globs))
     if as_json:
         write_lines(key_json(leaves, title=path, globs=globs, origin=origin_members(listing)))
     else:
@@ -101,9 +98,8 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls.
     """
     path = latest_of(path)
-    patterns = [Glob.parse(glob) for glob in globs]
     root = list_headers(path).root
-    layout = lay_out(root, globs=patterns, depth=depth)
+    layout = lay_out(root, globs=globs, depth=depth)
     usage = measure_usage(layout)
     if as_json:
         write_lines(usage_json(layout, usage, title=path, globs=globs, depth=depth))

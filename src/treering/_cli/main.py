@@ -5,7 +5,6 @@ Exit codes: 0 good, 1 the answer is no (damage, a difference, no match), 2 it co
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -16,6 +15,7 @@ import click
 
 from treering import __version__
 from treering._cli.terminal import GOOD, INTERRUPTED, NO, NOT_DONE, explain
+from treering._values.human import near
 from treering.errors import Corrupt, TreeringError
 
 _VERBS = {
@@ -73,8 +73,8 @@ class Verbs(click.Group):
         if args[0] in _IN_PYTHON:
             ctx.fail(f"there is no verb {args[0]!r}; in Python: {_IN_PYTHON[args[0]]}")
         if args[0] not in _VERBS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], _VERBS, n=1)
-            ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            close = near(args[0], _VERBS)
+            ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {close!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

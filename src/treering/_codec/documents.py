@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Hashable, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
-from treering._printable import kind_of
+from treering._printable import kind_of, shorten
 from treering._values.human import pluralize
 from treering.errors import Corrupt, TreeringError, Unsupported
 
@@ -201,7 +201,7 @@ def show(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
         return "a huge int"
     text = repr(value) if isinstance(value, str | int | float) or value is None else f"{kind_of(value)}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return shorten(text, _SHOWN)
 
 
 def have_one_hash(values: Collection[Hashable]) -> bool:

@@ -11,7 +11,7 @@ from treering._codec.documents import show
 from treering._format.index import Container, Token
 from treering._format.structure import KEYS, key_text, node_keys, walk
 from treering._values.human import near
-from treering._values.keys import Glob, GlobSet, join_key, split_key
+from treering._values.keys import GlobSet, join_key, split_key
 from treering.errors import Mismatch
 
 _COMPARED: Final = 2000
@@ -50,12 +50,12 @@ def select(
         whole = _below(whole, at)
     if only is None:
         return whole
-    globs = [Glob.parse(text) for text in ([only] if isinstance(only, str) else only)]
+    globs = [only] if isinstance(only, str) else list(only)
     if not globs:
         raise Mismatch("only= holds no glob, so it selects nothing", hint="omit it to load everything")
     part, hit = _thin(whole, globs)
     if len(hit) < len(globs):
-        missed = globs[min(set(range(len(globs))) - hit)].text
+        missed = globs[min(set(range(len(globs))) - hit)]
         branches = _branches(whole.keys)
         raise Mismatch(
             f"nothing in the checkpoint matches {missed!r}{_near(missed, branches)}",
@@ -67,7 +67,7 @@ def select(
 def _below(whole: Selection, at: str) -> Selection:
     """Return the subtree at a key."""
     wanted = split_key(at)
-    part, hit = _thin(whole, [Glob(text=at, parts=tuple((name,) for name in wanted))])
+    part, hit = _thin(whole, [at.replace("*", "~2")])
     if not hit:
         raise Mismatch(f"nothing lies at {at!r} in the checkpoint{_near(at, _branches(whole.keys))}")
     # Each container on the way has one child left.
@@ -90,7 +90,7 @@ class _OpenContainer:
     """Of each child so far, whether it or something in it is kept."""
 
 
-def _thin(whole: Selection, globs: Sequence[Glob]) -> tuple[Selection, set[int]]:
+def _thin(whole: Selection, globs: Sequence[str]) -> tuple[Selection, set[int]]:
     """Return what the globs keep, and the numbers of those that match something."""
     together = GlobSet(globs)
     hit: set[int] = set()
@@ -106,7 +106,7 @@ def _thin(whole: Selection, globs: Sequence[Glob]) -> tuple[Selection, set[int]]
         for number in range(count if state else 0):
             if depth:
                 state = together.step(above.state, key_text(above.head.keys[place + number]))
-            accepted = list(together.iter_accepted(state))
+            accepted = together.accepted(state)
             hit.update(accepted)
             stay[number] |= bool(accepted)
         if isinstance(token, Container):

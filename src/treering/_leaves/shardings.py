@@ -26,7 +26,7 @@ from treering._tree.placement import Choice, choose_shardings, is_placement, is_
 from treering._tree.registry import open_pytree_node
 from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
 from treering._tree.walk import map_with_path
-from treering._values.human import join_first, near
+from treering._values.human import build_mismatch, join_first, near
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
@@ -191,24 +191,22 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
         for key in stray[:_SHOWN]
     ]
     more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
-    error = Mismatch(
+    raise build_mismatch(
         f"shardings has {', '.join(shown)}{more}, which the tree does not have",
+        stray,
         hint="keys are nested like the tree, or flat with dots, without the prefix",
     )
-    error.differences = tuple(map(printable, stray))
-    raise error
 
 
 def _unplaced_error(keys: Sequence[str], mesh: Any) -> Mismatch:
     axes = ", ".join(map(repr, mesh.axis_names))
     keys = list(map(printable, keys))
-    error = Mismatch(
+    return build_mismatch(
         f"the mesh has the axes {axes}, and there is no sharding for {join_first(keys, _SHOWN)}",
+        keys,
         hint="pass partition_rules= that match these keys, or shardings=, nested or flat with dots; "
         "PartitionSpec() replicates",
     )
-    error.differences = tuple(keys)
-    return error
 
 
 def create_sharding_tree_from_index(

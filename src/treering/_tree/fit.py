@@ -17,7 +17,6 @@ _PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(com
 _NUMBERS: Final = ("bool", "int", "float", "complex")
 _KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
 _RANKS: Final = (np.bool_, np.unsignedinteger, np.integer, np.floating, np.complexfloating)
-_CATEGORY: Final = {"b": "bool", "u": "int", "i": "int", "f": "float", "c": "complex"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,13 +134,9 @@ def _rank(dtype: np.dtype[Any]) -> int | None:
 
 
 def _category(dtype: str | None) -> str:
-    found = _named(dtype)
-    if found.kind in "mM":  # numpy calls a timedelta64 an integer
-        return ""
-    known = _CATEGORY.get(found.kind)
-    if known is None and jax.numpy.issubdtype(found, jax.numpy.floating):
-        return "float"
-    return "int" if known is None and jax.numpy.issubdtype(found, jax.numpy.integer) else known or ""
+    """Return the Python type of numbers of a dtype; no text for times and unknown dtypes."""
+    rank = _rank(_named(dtype))
+    return "" if rank is None else ("bool", "int", "int", "float", "complex")[rank]
 
 
 def _named(dtype: str | None) -> np.dtype[Any]:

@@ -13,17 +13,16 @@ import jax
 
 from treering._format.index import MAX_LEVELS, Container, OpaqueLeaf, Token
 from treering._format.structure import KEYS, StandIn, class_name, key_text
-from treering._printable import list_lines, printable
+from treering._printable import list_lines
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, hidden_array, kind_in_target, kind_to_save
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, open_pytree_node
 from treering._tree.restore import from_state_dict
-from treering._tree.state_dict import to_state_dict
+from treering._tree.state_dict import shown_key, to_state_dict
 from treering._tree.static_values import key_value, opaque_of, static_value
 from treering._values.human import pluralize
 from treering._values.keys import escape_part, split_key
 from treering.errors import Unsupported
 
-_LONGEST_KEY: Final = 400
 _STATE: Final = "state"
 Rebuild = Callable[[list[Any]], Any]
 """Makes a node of the same class and static fields from other children, in the same order."""
@@ -161,7 +160,7 @@ class _FlattenWalk:
             ((key, error),) = self.refused
             raise Unsupported(error.message, path=split_key(key), hint=error.hint) from error
         if self.refused:
-            lines = [f"{_shown(key)}: {error}" for key, error in self.refused]
+            lines = [f"{shown_key(key) or '.'}: {error}" for key, error in self.refused]
             raise Unsupported(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 
@@ -170,11 +169,6 @@ def _check_level(key: str, level: int) -> None:
         raise Unsupported(
             f"the tree is more than {MAX_LEVELS} containers deep", path=split_key(key), hint="it may hold itself"
         )
-
-
-def _shown(key: str) -> str:
-    text = key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}..."
-    return printable(text) or "."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

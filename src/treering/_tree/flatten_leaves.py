@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+from jax import sharding
 
 from treering._format.index import OpaqueLeaf
 from treering._format.structure import class_name
@@ -26,15 +27,8 @@ from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
-KINDS: Final[dict[type, str]] = {
+KINDS: Final[dict[type, str]] = {kind: kind.__name__ for kind in (bool, int, float, complex, str, bytes, bytearray)} | {
     type(None): "none",
-    bool: "bool",
-    int: "int",
-    float: "float",
-    complex: "complex",
-    str: "str",
-    bytes: "bytes",
-    bytearray: "bytearray",
     np.ndarray: "numpy",
     OpaqueLeaf: "opaque",
 }
@@ -47,17 +41,8 @@ KindOf = Callable[[Any], str]
 """Returns the kind of a leaf, or raises ``Unsupported``."""
 
 # Settings: a program that makes ``like`` makes them too, and their text is all that they are.
-SETTINGS: Final = (
-    enum.Enum,
-    np.dtype,
-    types.ModuleType,
-    jax.Device,
-    jax.sharding.AbstractMesh,
-    jax.sharding.Mesh,
-    jax.sharding.PartitionSpec,
-    jax.sharding.Sharding,
-    type(jax.tree.structure(0)),
-)
+_PLACES: Final = (jax.Device, sharding.AbstractMesh, sharding.Mesh, sharding.PartitionSpec, sharding.Sharding)
+SETTINGS: Final = (enum.Enum, np.dtype, types.ModuleType, type(jax.tree.structure(0)), *_PLACES)
 """Classes of settings."""
 
 _REGISTER: Final = (

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import Selection
-from treering._printable import MOST_LINES, list_lines, printable
+from treering._printable import MOST_LINES, list_lines
 from treering._tree.fit import Fit, fit_leaf, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
-from treering._values.human import pluralize
+from treering._tree.state_dict import shown_key, suggest
+from treering._values.human import build_mismatch, pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch
 
 if TYPE_CHECKING:
     import numpy as np
-
-_COMPARED: Final = 1000
 
 KEPT: Final = Fit("kept")
 """The leaf of ``like`` stays."""
@@ -98,8 +96,10 @@ def match_leaves(
     """
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     sources = apply_renames(target.keys, rename or {})
-    report = _Report(wording, ignored=extra == "ignore")
-    result, used, fits = list[LeafMatch](), set[str](), dict[Any, Fit | None]()
+    wanted = {sources.get(key, key) for key in target.keys}
+    unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in wanted}
+    report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep")
+    result, fits = list[LeafMatch](), dict[Any, Fit | None]()
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
         source = sources.get(key, key)
         number = stored.get(source)
@@ -108,24 +108,20 @@ def match_leaves(
                 result.append(LeafMatch(-1, KEPT))
                 report.kept.append((key, leaf, kind))
             else:
-                report.lines.append(_Missing(key, source, wanted_text(leaf, kind), missing == "keep"))
+                report.add_missing(key, source, wanted_text(leaf, kind))
             continue
-        used.add(source)
         type_ = index.type_of(number)
         # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
         arrays = kind in ("jax", "numpy", "abstract") and type_.kind in ARRAY_KINDS
-        alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else None
-        fit = fits.get(alike) if alike is not None else None
-        if fit is None:
-            fit = fit_leaf(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
-            if alike is not None:
-                fits[alike] = fit
+        alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else key
+        if alike not in fits:
+            fits[alike] = fit_leaf(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
+        fit = fits[alike]
         if fit is None:
             report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
             report.castable |= not cast and fit_leaf(type_, leaf, kind, cast=True, raw_keys=raw_keys) is not None
         else:
             result.append(LeafMatch(number, fit))
-    report.unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in used}
     report.raise_if_any()
     return result
 
@@ -163,83 +159,62 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
     return result
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Missing:
-    """A leaf of ``like`` for which nothing is stored."""
-
-    key: str
-    source: str
-    wanted: str
-    keep: bool
-
-
 @dataclasses.dataclass(slots=True)
 class _Report:
     """What does not fit, in the order of ``like``."""
 
     wording: Wording
+    unexpected: dict[str, str]
+    """What is stored and has no place in ``like``: its key, and what it is."""
     ignored: bool
     """Whether what is unexpected is no difference."""
+    keeps: bool
+    """Whether leaves for which nothing is stored stay, if they are not abstract."""
     kept: list[tuple[str, Any, str]] = dataclasses.field(default_factory=list)
-    lines: list[str | _Missing] = dataclasses.field(default_factory=list)
-    unexpected: dict[str, str] = dataclasses.field(default_factory=dict)
+    lines: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    """Keys of ``like`` for which nothing is stored."""
     castable: bool = False
+
+    def add_missing(self, key: str, source: str, wanted: str) -> None:
+        """Note that nothing is stored for a leaf of ``like``."""
+        self.missing.append(key)
+        where = "" if source == key else f" (looked for {_shown(source)!r})"
+        kept = "; it is abstract, so there is nothing to keep" if self.keeps else ""
+        close = suggest(source, wanted, self.unexpected) if len(self.lines) < MOST_LINES else ""
+        self.lines.append(f"{_shown(key)}: missing{where}, `{self.wording.called}` has {wanted}{close}{kept}")
 
     def raise_if_any(self) -> None:
         """Raise the one error that names them all."""
-        found = [
-            self._missing(line, suggest=number < MOST_LINES) if isinstance(line, _Missing) else line
-            for number, line in enumerate(self.lines)
-        ]
+        found, called = self.lines, self.wording.called
         if not self.ignored:
             kept = {key: wanted_text(leaf, kind) for key, leaf, kind in self.kept} if self.unexpected else {}
             found += [
                 f"{_shown(key)}: unexpected, the checkpoint has {kind}"
-                + (_near(key, kind, kept, f" of `{self.wording.called}`") if number < MOST_LINES else "")
+                + (suggest(key, kind, kept, f" of `{called}`") if number < MOST_LINES else "")
                 for number, (key, kind) in enumerate(self.unexpected.items())
             ]
-        if not found:
-            return
-        count = pluralize(len(found), "differences")
-        hint = self._hint()
-        message = f"{count} between `{self.wording.called}` and the checkpoint:{list_lines(found)}"
-        error = Mismatch(f"{message}\n  {hint}" if hint else message)
-        error.differences = tuple(map(printable, found))
-        raise error
-
-    def _missing(self, line: _Missing, *, suggest: bool) -> str:
-        where = "" if line.source == line.key else f" (looked for {_shown(line.source)!r})"
-        kept = "; it is abstract, so there is nothing to keep" if line.keep else ""
-        near = _near(line.source, line.wanted, self.unexpected) if suggest else ""
-        return f"{_shown(line.key)}: missing{where}, `{self.wording.called}` has {line.wanted}{near}{kept}"
+        if found:
+            hint = self._hint()
+            count = pluralize(len(found), "differences")
+            message = f"{count} between `{called}` and the checkpoint:{list_lines(found)}"
+            raise build_mismatch(f"{message}\n  {hint}" if hint else message, found)
 
     def _hint(self) -> str:
-        missing = [line for line in self.lines if isinstance(line, _Missing)]
-        if self.wording.called == "like" and any(not line.key for line in missing):
+        called = self.wording.called
+        if called == "like" and "" in self.missing:
             return "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function; at= loads a part"
-        hints = []
-        if self.castable:
-            hints.append(f"cast=True converts numbers to the dtypes of `{self.wording.called}`, within a category")
-        if not all(line.keep for line in missing):
-            hints.append(f'missing="keep" keeps what `{self.wording.called}` has')
-        leave = (
-            'extra="ignore" ignores leaves that only the checkpoint has' if self.unexpected and not self.ignored else ""
-        )
-        if leave and not self.wording.takes_extra:
-            hints.append(f"{leave}, only= and at= load a part")
-        if (missing or self.kept) and self.unexpected:
-            hints.append("rename={wanted: saved} maps renamed leaves")
-        advice = self.wording.advice + "; ".join(hints) if hints else ""
-        return "; ".join(filter(None, (leave, advice))) if self.wording.takes_extra else advice
-
-
-def _near(key: str, text: str, others: Mapping[str, str], of: str = "") -> str:
-    """Name the key that was probably meant, of those whose leaf is of the same kind."""
-    alike = [other for other, found in others.items() if found == text]
-    close = difflib.get_close_matches(key, alike[:_COMPARED], n=1, cutoff=0.5)
-    return f" (is it {_shown(close[0])!r}{of}?)" if close else ""
+        leave = self.unexpected and not self.ignored and 'extra="ignore" ignores leaves that only the checkpoint has'
+        hints = [
+            self.castable and f"cast=True converts numbers to the dtypes of `{called}`, within a category",
+            self.missing and not self.keeps and f'missing="keep" keeps what `{called}` has',
+            leave and not self.wording.takes_extra and f"{leave}, only= and at= load a part",
+            (self.missing or self.kept) and self.unexpected and "rename={wanted: saved} maps renamed leaves",
+        ]
+        told = "; ".join(str(hint) for hint in hints if hint)
+        advice = self.wording.advice + told if told else ""
+        return "; ".join(str(hint) for hint in (leave, advice) if hint) if self.wording.takes_extra else advice
 
 
 def _shown(key: str) -> str:
-    text = key if len(key) <= 400 else f"{key[:400]}..."  # noqa: PLR2004 - a length for people
-    return printable(text) or "the whole tree"
+    return shown_key(key) or "the whole tree"

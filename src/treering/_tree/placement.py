@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,11 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from treering._printable import kind_of, list_lines, printable
+from treering._printable import kind_of, list_lines
 from treering._tree.registry import open_pytree_node
 from treering._tree.rules import Rules, fit_spec, spec_of
 from treering._tree.walk import map_with_path
-from treering._values.human import near, pluralize
+from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
@@ -112,11 +111,8 @@ def choose_shardings(
         except _NoFit as misfit:
             wrong.append(f"{key or '.'}: {misfit}")
     if wrong:
-        mismatch = Mismatch(
-            f"shardings do not fit {len(wrong)} of {pluralize(len(avals), 'arrays')}:{list_lines(wrong)}"
-        )
-        mismatch.differences = tuple(map(printable, wrong))
-        raise mismatch
+        count = pluralize(len(avals), "arrays")
+        raise build_mismatch(f"shardings do not fit {len(wrong)} of {count}:{list_lines(wrong)}", wrong)
     return result
 
 
@@ -252,8 +248,8 @@ def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.Shap
         )
     for name in [name for part in spec for name in _names(part)]:
         if name not in mesh.axis_names:
-            near = difflib.get_close_matches(str(name), list(map(str, mesh.axis_names)), n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, mesh.axis_names))}"
+            meant = near(str(name), map(str, mesh.axis_names))
+            known = f"did you mean {meant!r}?" if meant else f"it has {', '.join(map(repr, mesh.axis_names))}"
             raise _NoFit(f"{_text(aval)}: the mesh has no axis {name!r} of {spec}; {known}")
     try:
         return NamedSharding(mesh, spec)

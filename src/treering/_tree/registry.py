@@ -37,17 +37,11 @@ REGISTRY: Final[dict[type, tuple[ToState, FromState]]] = {}
 """Handlers that somebody registered."""
 
 # What ``def``, ``lambda``, C, numpy and jax make of functions; classes count, as they make things.
+_PYTHON_CODE: Final = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_WRAPPED_CODE: Final = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
 _CODE_TYPES: Final = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    type,
-    np.ufunc,
-    jax.numpy.ufunc,
-    jax.custom_jvp,
-    jax.custom_vjp,
-    type(jax.jit(lambda: None)),
-    type(functools.lru_cache(lambda: None)),
+    *(*_PYTHON_CODE, *_WRAPPED_CODE),
+    *(np.ufunc, jax.numpy.ufunc, type(functools.lru_cache(lambda: None))),
 )
 
 # Types that are surely leaves, so that the walk over 10,000 arrays asks nobody. Grows by jax's array type.

@@ -14,7 +14,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._printable import printable
+from treering._printable import printable, shorten
 from treering._tree.registry import (
     LEAF_TYPES,
     REGISTRY,
@@ -299,8 +299,7 @@ def _describe(state: Any) -> str:
 
 def _set_text(names: Any) -> str:
     """Print names as flax prints a set, but always in the same order."""
-    text = ", ".join(sorted(repr(name) for name in names))
-    return "{" + (text if len(text) <= _LONGEST_NAMES else f"{text[:_LONGEST_NAMES]}...") + "}"
+    return "{" + shorten(", ".join(sorted(map(repr, names))), _LONGEST_NAMES) + "}"
 
 
 _RESTORERS: Final[dict[type, Callable[[Any, Any], Restorer]]] = {

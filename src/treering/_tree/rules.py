@@ -12,6 +12,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from treering._printable import kind_of, printable
+from treering._values.human import build_mismatch
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
@@ -53,8 +54,7 @@ def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
         return re.search(pattern, name) is not None
     except re.error as cause:
         error = BadPattern(f"the partition rule {pattern!r} is not a regular expression: {cause}")
-        error.msg, error.pattern, error.pos = cause.msg, cause.pattern, cause.pos
-        error.lineno, error.colno = cause.lineno, cause.colno
+        vars(error).update(vars(cause))
         raise error from cause
 
 
@@ -162,9 +162,7 @@ def no_rule_error(names: Sequence[str]) -> Mismatch:
     if len(names) > 1:
         message += f", and for {len(names) - 1} more: {', '.join(names[1:_SHOWN])}"
         message += ", ..." if len(names) > _SHOWN else ""
-    error = Mismatch(message)
-    error.differences = tuple(names)
-    return error
+    return build_mismatch(message, names)
 
 
 def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest: int = 0) -> Any:

@@ -5,15 +5,15 @@ The walk keeps its own stack, so depth is bounded by memory and not by Python's 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
 import numpy as np
 
 from treering._codec.msgpack.wire import MAX_DEPTH
-from treering._printable import MOST_LINES, kind_of, list_lines, printable
+from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
 from treering._tree.registry import (
     LEAF_TYPES,
     REGISTRY,
@@ -28,11 +28,11 @@ from treering._tree.registry import (
     modernize_namedtuple,
     open_pytree_node,
 )
-from treering._values.human import pluralize
+from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import Trail, unwind
-from treering.errors import Mismatch, TreeringError, Unsupported
+from treering.errors import TreeringError, Unsupported
 
-_LONGEST_NAME: Final = 400
+_LONGEST_KEY: Final = 400
 _COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
 
@@ -175,12 +175,9 @@ def require_match(target: Any, state: Any) -> None:
           w: wanted float64[2], found float64[3]
     """
     found = differences(target, state) if target is not None else []
-    if not found:
-        return
-    count = pluralize(len(found), "differences")
-    error = Mismatch(f"{count} between the target and the data:{list_lines(found)}")
-    error.differences = tuple(map(printable, found))
-    raise error
+    if found:
+        count = pluralize(len(found), "differences")
+        raise build_mismatch(f"{count} between the target and the data:{list_lines(found)}", found)
 
 
 def differences(target: Any, state: Any) -> list[str]:
@@ -204,25 +201,23 @@ def differences(target: Any, state: Any) -> list[str]:
             unexpected[unwind((trail, str(key)))] = _describe(found[key])
         pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())
     lines = unlike | {path: f"unexpected, the data has {kind}" for path, kind in unexpected.items()}
+    others = {"/".join(path): kind for path, kind in unexpected.items()}
     for number, (path, kind) in enumerate(sorted(missing.items())):
-        near = _near(path, kind, unexpected) if number < MOST_LINES else ""
-        lines[path] = f"missing, the target has {kind}{near}"
-    return [f"{_printable('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
+        close = suggest("/".join(path), kind, others, " in the data") if number < MOST_LINES else ""
+        lines[path] = f"missing, the target has {kind}{close}"
+    return [f"{shown_key('/'.join(path)) or '.'}: {lines[path]}" for path in sorted(lines)]
 
 
-def _near(path: tuple[str, ...], kind: str, unexpected: dict[tuple[str, ...], str]) -> str:
-    """Suggest what a missing leaf may be called in the data: the most alike name of the same shape and dtype."""
-    others = ["/".join(other) for other, other_kind in unexpected.items() if other_kind == kind]
-    if len(others) > _COMPARED:
-        return ""
-    close = difflib.get_close_matches("/".join(path), others, n=1, cutoff=0.5)
-    return f" (is it {_printable(close[0])!r} in the data?)" if close else ""
+def suggest(key: str, kind: str, others: Mapping[str, str], where: str = "") -> str:
+    """Name the key that was probably meant: the most alike one whose leaf is of the same kind."""
+    alike = (other for other, found in others.items() if found == kind)
+    close = near(key, itertools.islice(alike, _COMPARED), cutoff=0.5)
+    return f" (is it {shown_key(close)!r}{where}?)" if close else ""
 
 
-def _printable(name: str) -> str:
-    """Cut a name from a file to a length for people, and escape what could move a cursor."""
-    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    return printable(name)
+def shown_key(key: str) -> str:
+    """Cut a key from a file to a length for people, and escape what could move a cursor."""
+    return printable(shorten(key, _LONGEST_KEY))
 
 
 def _describe(leaf: Any) -> str:

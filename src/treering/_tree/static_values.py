@@ -35,6 +35,7 @@ from treering._format.structure import class_name, key_text
 from treering._printable import kind_of
 from treering._tree.flatten_leaves import SETTINGS
 from treering._tree.registry import is_code, is_namedtuple, is_typed_key, open_pytree_node
+from treering._values.dtypes import SUB_BYTE
 from treering.errors import Unsupported
 
 ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
@@ -45,24 +46,12 @@ _MOST_ITEMS: Final = 100_000
 _MOST_BYTES: Final = 1 << 30
 _MOST_LEVELS: Final = 64
 _MOST_NAMED: Final = 5
-_SUB_BYTE: Final = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4"})
 _TREEDEF: Final = type(jax.tree.structure(0))
 
 # Their repr says all that they are.
-_WHOLE_REPR: Final = (
-    complex,
-    range,
-    decimal.Decimal,
-    fractions.Fraction,
-    datetime.date,
-    datetime.timedelta,
-    datetime.timezone,
-    zoneinfo.ZoneInfo,
-    uuid.UUID,
-    jax.ShapeDtypeStruct,
-    type(Ellipsis),
-    type(NotImplemented),
-)
+_TIMES: Final = (datetime.date, datetime.timedelta, datetime.timezone, zoneinfo.ZoneInfo)
+_NUMBERS: Final = (complex, range, decimal.Decimal, fractions.Fraction)
+_WHOLE_REPR: Final = (*_TIMES, *_NUMBERS, uuid.UUID, jax.ShapeDtypeStruct, type(Ellipsis), type(NotImplemented))
 _SCALARS: Final[dict[type, Callable[[Any], bytes]]] = {
     type(None): lambda _: b"",
     bool: lambda x: b"1" if x else b"0",
@@ -244,7 +233,7 @@ class _Digests:
         if x.dtype.kind in "OT":
             return _hash_parts(head, *map(self.of, x.reshape(-1).tolist()))
         self._count(x.nbytes)
-        if x.dtype.name in _SUB_BYTE or x.dtype.name.startswith(("float4_", "float6_")):
+        if x.dtype.name in SUB_BYTE:
             x = x.astype(np.float32)  # the other bits of a byte mean nothing
         if x.dtype.kind in "USV" and x.dtype.type in (np.str_, np.bytes_, np.void):
             return _hash_parts(head, x.tobytes())

@@ -8,7 +8,7 @@ from typing import Any, Final
 from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
 from treering._format.structure import KEYS, key_text, walk
-from treering._printable import printable
+from treering._printable import printable, shorten
 from treering._tree.flatten import flatten_like, open_node
 from treering._tree.flatten_leaves import KINDS
 from treering._values.human import pluralize
@@ -127,8 +127,7 @@ def _named(container: Container) -> str:
 
 def _shown(value: Any) -> str:
     text = value.text if isinstance(value, ForeignKey | OpaqueLeaf) else repr(value)
-    text = printable(text)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return shorten(printable(text), _LONGEST)
 
 
 def uncompared(tree: Any) -> dict[str, str]:

@@ -5,6 +5,7 @@ Nothing here allocates by shape: shapes may be those of a hostile file.
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import random
@@ -250,20 +251,13 @@ def _same_cover(some: Iterable[Box], others: Iterable[Box]) -> bool:
     how often each item is held. So equal covers have equal sums, and others agree by chance only: about once in
     2 ** 120, as two polynomials do at a random point.
     """
-    numbers: dict[tuple[int, int], int] = {}
-
-    def number(axis: int, place: int) -> int:
-        found = numbers.get((axis, place))
-        if found is None:
-            found = numbers[axis, place] = _RANDOM.getrandbits(127)
-        return found
-
+    numbers: dict[tuple[int, int], int] = collections.defaultdict(lambda: _RANDOM.getrandbits(127))
     total = 0
     for sign, boxes in ((1, some), (-1, others)):
         for box in boxes:
             product = sign
             for axis, (start, stop) in enumerate(box):
-                product = product * (number(axis, start) - number(axis, stop)) % _PRIME
+                product = product * (numbers[axis, start] - numbers[axis, stop]) % _PRIME
             total += product
     return total % _PRIME == 0
 
@@ -295,14 +289,9 @@ def held_boxes(
         >>> held_boxes(halves, (8,), lambda device: device // 2)
         ((((0, 4),), (0, 1)), (((4, 8),), (0, 1)))
     """
-    owners: dict[Box, set[int]] = {}
-    everybody: set[int] = set()
+    owners: dict[Box, set[int]] = collections.defaultdict(set)
     for device, index in indices.items():
-        owner = owner_of(device)
-        everybody.add(owner)
-        box = box_of_slices(index, shape)
-        if size_of(box):
-            owners.setdefault(box, set()).add(owner)
-    if not owners and 0 in shape:
-        owners[tuple((0, length) for length in shape)] = everybody
+        box = whole(shape) if 0 in shape else box_of_slices(index, shape)
+        if size_of(box) or 0 in shape:
+            owners[box].add(owner_of(device))
     return tuple((box, tuple(sorted(owners[box]))) for box in sorted(owners))

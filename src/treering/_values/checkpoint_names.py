@@ -133,16 +133,6 @@ def heartbeat_name(process: int) -> str:
     return f".treering-waiting-{process:05d}"
 
 
-def temporary_name(name: str, token: str) -> str:
-    """Return the name under which a message is written before it is renamed to ``name``; it is a message's name too.
-
-    Example:
-        >>> temporary_name(heartbeat_name(3), "0123456789abcdef")
-        '.treering-waiting-00003.0123456789abcdef.new'
-    """
-    return f"{name}.{token}.new"
-
-
 def is_message(name: str) -> bool:
     """Whether a message, or one that is being written, could have this name.
 

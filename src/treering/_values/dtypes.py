@@ -19,22 +19,8 @@ from treering.errors import Unsupported
 if TYPE_CHECKING:
     import numpy as np
 
-NUMPY_SIZES = {
-    "bool": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
+_WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
+NUMPY_SIZES = {"bool": 1} | {f"{kind}{bits}": bits // 8 for kind, widths in _WIDTHS.items() for bits in widths}
 """The dtypes of numpy that every machine has -> bytes an item."""
 
 # The x86-64 long double: 10 bytes of value in 16. Other machines use these names for other layouts.
@@ -44,26 +30,11 @@ _LONG_DOUBLES = {"float128": 16, "complex256": 32}
 _X87_LAYOUT = (16, 63)
 
 # One byte an item, also where the type has fewer bits.
-_ONE_BYTE_EXTENDED = (
-    "float4_e2m1fn",
-    "float6_e2m3fn",
-    "float6_e3m2fn",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "int1",
-    "int2",
-    "int4",
-    "uint1",
-    "uint2",
-    "uint4",
-)
-_EXTENDED_SIZES = {"bfloat16": 2} | dict.fromkeys(_ONE_BYTE_EXTENDED, 1)
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+SUB_BYTE = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "int1", "int2", "int4", "uint1", "uint2", "uint4")
+"""Types of fewer than 8 bits."""
+
+_EXTENDED_SIZES = {"bfloat16": 2} | dict.fromkeys((*SUB_BYTE, *(f"float8_{kind}" for kind in _FLOAT8)), 1)
 
 _TIME_NAME = re.compile(r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _LONGEST_NAME = 64

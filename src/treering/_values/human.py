@@ -12,23 +12,23 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
+from treering._printable import printable
+from treering.errors import Mismatch
+
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_SINGULAR = {
-    "are": "is",
+_NOUNS = {
     "axes": "axis",
     "boxes": "box",
     "children": "child",
-    "differ": "differs",
-    "follow": "follows",
     "indices": "index",
     "leaves": "leaf",
-    "lie": "lies",
     "processes": "process",
-    "were": "was",
 }
+_VERBS = {"are": "is", "differ": "differs", "follow": "follows", "lie": "lies", "were": "was"}
+_SINGULAR = _NOUNS | _VERBS
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
 _COMPARED = 2000
 _ALL: Final = 12
@@ -139,18 +139,21 @@ def _digits(number: float) -> str:
     return f"{number:.1f}" if number < _HUNDRED else str(math.floor(number + 0.5))
 
 
-def near(text: str, names: Iterable[str]) -> str | None:
+def near(text: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name that is most like ``text``, case aside; None when none is. The first 2000 names are compared.
+
+    Args:
+        text: what was asked for.
+        names: what there is.
+        cutoff: how much a name has to be like it, up to 1.
 
     Example:
         >>> near("parms", ["params", "step"]), near("STEP", ["params", "step"]), near("zzz", ["params"])
         ('params', 'step', None)
     """
     # Of names that differ in case alone the first one counts.
-    folded: dict[str, str] = {}
-    for name in islice(names, _COMPARED):
-        folded.setdefault(name.casefold(), name)
-    close = difflib.get_close_matches(text.casefold(), folded, n=1)
+    folded = {name.casefold(): name for name in reversed(list(islice(names, _COMPARED)))}
+    close = difflib.get_close_matches(text.casefold(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
 
 
@@ -173,3 +176,15 @@ def steps_text(steps: Sequence[int]) -> str:
         texts.insert(_FIRST, "...")
     in_all = f" ({len(steps)} in all)" if len(steps) > _ALL else ""
     return f"steps {', '.join(texts[:-1])} and {texts[-1]}{in_all}"
+
+
+def build_mismatch(message: str, differences: Iterable[str], hint: str | None = None) -> Mismatch:
+    """Return the error for several differences, each of which is in its ``differences``.
+
+    Example:
+        >>> build_mismatch("the trees differ", ["w: missing"]).differences
+        ('w: missing',)
+    """
+    error = Mismatch(message, hint=hint)
+    error.differences = tuple(map(printable, differences))
+    return error

@@ -10,7 +10,6 @@ Source: the two escapes are those of JSON Pointer, RFC 6901, section 3.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator
 
 from treering.errors import Format, TreeringError
@@ -92,100 +91,36 @@ def naming_leaf(key: str) -> Iterator[None]:
         raise
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Glob:
-    """A pattern over key texts: ``*`` is any run inside one part, ``**`` any number of parts, also none.
-
-    A glob walks down a tree one part at a time: from `start`, `step` gives the state below a part, and `accepts`
-    says whether the path so far matches. A state is a set of places in the pattern, kept as the bits of an integer,
-    so a match costs at most (parts of the path) x (parts of the pattern), whatever the pattern.
-
-    Example:
-        >>> glob = Glob.parse("params/**/kernel")
-        >>> glob.matches(("params", "dense", "kernel")), glob.matches(("params", "dense", "bias"))
-        (True, False)
-        >>> below = glob.step(glob.start, "params")
-        >>> glob.accepts(below), glob.accepts(glob.step(below, "kernel"))
-        (False, True)
-        >>> glob.step(glob.start, "opt_state")  # 0: nothing below can match
-        0
-    """
-
-    text: str
-    """The pattern as it was given."""
-    parts: tuple[tuple[str, ...] | None, ...]
-    """For each part the pieces between its stars, None where the part is ``**``."""
-
-    @classmethod
-    def parse(cls, text: str) -> Glob:
-        """Read a pattern: key text with stars, in which ``~2`` is a star that the key itself has.
-
-        Raises ``Format`` where a ``~`` stands alone.
-
-        Example:
-            >>> Glob.parse("a~2/**").matches(("a*", "w")), Glob.parse("a~2/**").matches(("ab", "w"))
-            (True, False)
-        """
-        # The stars are found before the escapes are read; no escape holds one.
-        written = [] if not text else [""] if text == _LONE_EMPTY_PART else text.split("/")
-        parts = [None if part == "**" else tuple(map(_unescape_piece, part.split("*"))) for part in written]
-        return cls(text=text, parts=tuple(parts))
-
-    @property
-    def start(self) -> int:
-        """The state at the root, before any part."""
-        return self._with_skips(1)
-
-    def step(self, state: int, part: str) -> int:
-        """Walk from ``state`` down to the child called ``part``; 0 when nothing at or below it can match."""
-        reached = 0
-        for place, pieces in enumerate(self.parts):
-            if state >> place & 1:
-                if pieces is None:
-                    reached |= 1 << place
-                elif _matches_part(pieces, part):
-                    reached |= 1 << place + 1
-        return self._with_skips(reached)
-
-    def accepts(self, state: int) -> bool:
-        """Tell whether the path that led to ``state`` matches the whole pattern."""
-        return bool(state >> len(self.parts) & 1)
-
-    def matches(self, path: Iterable[str]) -> bool:
-        """Tell whether a path, a sequence of parts, matches."""
-        state = self.start
-        for part in path:
-            state = self.step(state, part)
-            if not state:
-                return False
-        return self.accepts(state)
-
-    def _with_skips(self, state: int) -> int:
-        """Add the places behind each ``**``, which may stand for no part at all."""
-        for place, pieces in enumerate(self.parts):
-            if pieces is None and state >> place & 1:
-                state |= 1 << place + 1
-        return state
-
-
 class GlobSet:
-    """Many patterns, walked down a tree together: plain parts are looked up, however many patterns have them.
+    """Patterns over key texts: ``*`` is any run inside one part, ``**`` any number of parts, also none.
 
-    A state is the places that a path has reached, each shared by all patterns that begin alike.
+    They walk down a tree together, one part at a time: from `start`, `step` gives the state below a part, and
+    `accepted` says which of them match the path so far. A state is the places that a path has reached, each shared by
+    all patterns that begin alike. A match costs at most (parts of the path) x (parts of the patterns), whatever
+    these are, and plain parts are looked up, however many patterns have them.
+
+    Args:
+        globs: key texts with stars, in which ``~2`` is a star that the key itself has.
+
+    Raises:
+        Format: a ``~`` stands alone.
 
     Example:
-        >>> globs = GlobSet([Glob.parse("params/a"), Glob.parse("**/b"), Glob.parse("params")])
+        >>> globs = GlobSet(["params/a", "**/b", "params", "a~2/**"])
         >>> below = globs.step(globs.start, "params")
-        >>> sorted(globs.iter_accepted(below)), sorted(globs.iter_accepted(globs.step(below, "b")))
-        ([2], [1])
+        >>> globs.accepted(below), globs.accepted(globs.step(below, "b"))
+        ((2,), (1,))
+        >>> globs.accepted(globs.step(globs.start, "a*")), globs.accepted(globs.step(globs.start, "ab"))
+        ((3,), ())
     """
 
-    def __init__(self, globs: Iterable[Glob]) -> None:
+    def __init__(self, globs: Iterable[str]) -> None:
         root = _GlobPlace()
-        for number, glob in enumerate(globs):
+        for number, text in enumerate(globs):
             place = root
-            for pieces in glob.parts:
-                place = place.advance(pieces)
+            # The stars are found before the escapes are read; no escape holds one.
+            for part in [] if not text else [""] if text == _LONE_EMPTY_PART else text.split("/"):
+                place = place.advance(None if part == "**" else tuple(map(_unescape_piece, part.split("*"))))
             place.ends.append(number)
         self.start: tuple[_GlobPlace, ...] = _with_skips([root])
         """The state at the root, before any part."""
@@ -202,10 +137,9 @@ class GlobSet:
             reached += [after for pieces, after in place.patterns.items() if _matches_part(pieces, part)]
         return _with_skips(reached) if reached else ()
 
-    def iter_accepted(self, state: tuple[_GlobPlace, ...]) -> Iterator[int]:
-        """Yield the numbers of the patterns that the path which led to ``state`` matches."""
-        for place in state:
-            yield from place.ends
+    def accepted(self, state: tuple[_GlobPlace, ...]) -> tuple[int, ...]:
+        """Return the numbers of the patterns that the path which led to ``state`` matches."""
+        return tuple(number for place in state for number in place.ends)
 
 
 class _GlobPlace:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord, Named
 from treering._format.structure import key_text
-from treering._values.keys import Glob, escape_part
+from treering._values.keys import GlobSet, escape_part
 from treering._view.plain import cut
 
 _LONGEST_VALUE = 200
@@ -25,7 +25,7 @@ WIDEST_NUMBER = 10_000
 LONGEST_KEY = 1000
 """A longer key text is cut in its middle: a hostile file may nest 100,000 names."""
 
-States: TypeAlias = tuple[int, ...] | None
+States: TypeAlias = tuple[Any, ...] | None
 """The state of each glob at one branch; None below a branch that a glob keeps whole: nothing is left to match."""
 _Frame: TypeAlias = tuple[str, int, States, Iterator[tuple[str, Any]]]
 
@@ -132,7 +132,7 @@ def _value_bytes(leaf: Any) -> int:
 # --------------------------------------------------------------------------------------------------------- walks
 
 
-def leaves_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]:
+def leaves_of(root: Any, globs: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Walk through the leaves in the file's order, each with its key text.
 
     Without globs all of them. A glob keeps the leaves that it matches, and everything below a branch that it matches.
@@ -140,13 +140,13 @@ def leaves_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]
     Example:
         >>> list(leaves_of({"a": {"b": 1, "c/d": 2}, "e": 3}))
         [('a/b', 1), ('a/c~1d', 2), ('e', 3)]
-        >>> list(leaves_of({"a": {"b": 1}, "e": 3}, [Glob.parse("a")]))
+        >>> list(leaves_of({"a": {"b": 1}, "e": 3}, ["a"]))
         [('a/b', 1)]
     """
     return ((key, node) for key, node in nodes_of(root, globs) if not is_branch(node))
 
 
-def nodes_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]:
+def nodes_of(root: Any, globs: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Walk through branches and leaves, each branch before what it holds.
 
     With globs only what one of them matches, or lies below a branch that one matches.
@@ -155,7 +155,7 @@ def nodes_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]
         >>> [key for key, _ in nodes_of({"a": [1, 2]})]
         ['', 'a', 'a/0', 'a/1']
     """
-    start = start_matching(globs)
+    together, start = start_matching(globs)
     if start is None:
         yield "", root
     if not is_branch(root):
@@ -165,10 +165,10 @@ def nodes_of(root: Any, globs: Sequence[Glob] = ()) -> Iterator[tuple[str, Any]]
         above, depth, states, children = stack[-1]
         for name, node in children:
             key = child_key(above, depth, name)
-            below = match_name(globs, states, name)
+            below = match_name(together, states, name)
             if below is None:
                 yield key, node
-            if is_branch(node) and (below is None or any(below)):
+            if is_branch(node) and (below is None or below):
                 stack.append((key, depth + 1, below, children_of(node)))
                 break
         else:
@@ -197,18 +197,16 @@ def child_key(above: str, depth: int, name: str) -> str:
     return key if len(key) <= LONGEST_KEY else cut(key, LONGEST_KEY + 1)
 
 
-def start_matching(globs: Sequence[Glob]) -> States:
-    """Return the states of globs at the root; None where they keep everything."""
-    return _settle(globs, tuple(glob.start for glob in globs)) if globs else None
+def start_matching(globs: Sequence[str]) -> tuple[GlobSet, States]:
+    """Return the globs and their state at the root; None where they keep everything."""
+    together = GlobSet(globs)
+    return together, _settle(together, together.start) if globs else None
 
 
-def match_name(globs: Sequence[Glob], states: States, name: str) -> States:
-    """Return the states of globs one name further down; None as soon as one of them matches."""
-    if states is None:
-        return None
-    return _settle(globs, tuple(glob.step(state, name) for glob, state in zip(globs, states, strict=True)))
+def match_name(globs: GlobSet, states: States, name: str) -> States:
+    """Return the state of globs one name further down; None as soon as one of them matches."""
+    return None if states is None else _settle(globs, globs.step(states, name))
 
 
-def _settle(globs: Sequence[Glob], states: tuple[int, ...]) -> States:
-    matched = any(glob.accepts(state) for glob, state in zip(globs, states, strict=True))
-    return None if matched else states
+def _settle(globs: GlobSet, state: tuple[Any, ...]) -> States:
+    return None if globs.accepted(state) else state

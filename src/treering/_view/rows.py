@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treering._format.records import LeafRecord
-from treering._values.keys import Glob
+from treering._values.keys import GlobSet
 from treering._view.nodes import States, child_key, children_of, is_branch, match_name, start_matching, weight_of
 
 USUAL_DEPTH = 32
@@ -84,7 +84,7 @@ class TreeLayout:
     """The sum over the kept leaves."""
 
 
-def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) -> TreeLayout:
+def lay_out(root: Any, *, globs: Sequence[str] = (), depth: int = USUAL_DEPTH) -> TreeLayout:
     """Lay the root of a listing out as rows.
 
     Without globs everything is kept. A glob keeps the leaves that it matches, and everything below a branch that
@@ -99,11 +99,12 @@ def lay_out(root: Any, *, globs: Sequence[Glob] = (), depth: int = USUAL_DEPTH) 
         [(0, '', 6), (1, 'a', 6), (2, 'kernel', 6)]
         >>> [(row.name, row.closed) for row in lay_out(tree, depth=1).rows]
         [('', None), ('a', 'depth')]
-        >>> lay_out(tree, globs=[Glob.parse("b")]).rows
+        >>> lay_out(tree, globs=["b"]).rows
         ()
     """
-    builder = _RowBuilder(globs=globs, depth=depth)
-    builder.enter("", root, start_matching(globs))
+    together, start = start_matching(globs)
+    builder = _RowBuilder(globs=together, depth=depth)
+    builder.enter("", root, start)
     while builder.open:
         builder.advance()
     return TreeLayout(rows=tuple(builder.rows), everything=builder.everything, kept=builder.kept)
@@ -151,7 +152,7 @@ def _is_long_list(branch: Any) -> bool:
 class _RowBuilder:
     """The walk over a tree, from the root down, with its own stack."""
 
-    globs: Sequence[Glob]
+    globs: GlobSet
     depth: int
     rows: list[Row] = dataclasses.field(default_factory=list)
     open: list[_OpenBranch] = dataclasses.field(default_factory=list)
