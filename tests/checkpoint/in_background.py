@@ -95,7 +95,7 @@ def count_in_flight(path: Path) -> int:
 
 def begin_without_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have written nothing in the background yet."""
-    monkeypatch.setattr(saves._state, "writer", Writer())
+    monkeypatch.setitem(saves._writers, 0, Writer())
 
 
 class _Writers(threading.local):

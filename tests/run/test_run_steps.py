@@ -260,7 +260,7 @@ class TestCollecting:
 
     def test_a_step_that_somebody_saves_to_is_for_the_next_time(self, run: Path) -> None:
         with Folder(str(step_path(run, 10))) as folder:
-            from treering._store.posix.folder_lock import FolderLock
+            from treering._store.posix.folder import FolderLock
 
             lock = FolderLock(folder)
             assert lock.take()

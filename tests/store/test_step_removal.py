@@ -13,8 +13,7 @@ from tests.store.checkpoints import data_names, folder_at, load, names_in, open_
 from tests.store.removal_points import attempt_of, payload, remove, steps_of, tidy
 from treering._runs.removal import remove_step, tidy_step
 from treering._store.posix import descriptors
-from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import FolderLock
+from treering._store.posix.folder import Folder, FolderLock
 from treering._store.run_folder import RunFolder, step_name
 from treering.errors import Busy, Corrupt, StoreFailed
 

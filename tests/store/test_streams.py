@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from treering._store.posix.streams import write_stream
+from treering._store.posix.writing import write_stream
 from treering.errors import NotFound, StoreFailed, Unsupported
 
 BUFFERS = [b"header", random.Random(0).randbytes(300_000), b"", b"tail"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from treering._background.save_job import PendingSave, SaveJob
@@ -58,30 +57,15 @@ def error_text(error: BaseException | None) -> str:
     return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
 
 
-class _State:
-    """Where the writer of this process is."""
-
-    def __init__(self) -> None:
-        self.writer = Writer()
-
-    def forget(self) -> None:
-        """Begin anew: a fork has neither the thread nor the saves, and locks as somebody held them."""
-        self.writer = Writer()
-
-
-_state: Final = _State()
+_writers: Final = [Writer()]
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_state.forget)
+    # A fork has neither the thread nor the saves, and locks as somebody held them: it begins anew.
+    os.register_at_fork(after_in_child=lambda: _writers.__setitem__(0, Writer()))
 
 
 def writer() -> Writer:
     """Return what writes the saves of this process."""
-    return _state.writer
-
-
-def resolved(path: str | os.PathLike[str]) -> Path:
-    """Return a path as saves are known by it: absolute, without links; itself where the system cannot say."""
-    return settled(path)
+    return _writers[0]
 
 
 def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:
@@ -91,7 +75,7 @@ def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:
         >>> in_flight("/runs/7")
         []
     """
-    return list(map(PendingSave, _state.writer.of(resolved(path))))
+    return list(map(PendingSave, _writers[0].of(settled(path))))
 
 
 def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None:
@@ -104,8 +88,8 @@ def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None
     Raises:
         Timeout: it did not end in that time, or shows no progress any more.
     """
-    if _state.writer.jobs:
-        _state.writer.wait(resolved(path), timeout)
+    if _writers[0].jobs:
+        _writers[0].wait(settled(path), timeout)
 
 
 def raise_unreported(path: str | os.PathLike[str]) -> None:
@@ -114,8 +98,8 @@ def raise_unreported(path: str | os.PathLike[str]) -> None:
     Raises:
         TreeringError: an earlier save failed; the message names it.
     """
-    if _state.writer.failed:
-        failed = _state.writer.take_failed(resolved(path))
+    if _writers[0].failed:
+        failed = _writers[0].take_failed(settled(path))
         if failed:
             raise deferred_error(failed)
 

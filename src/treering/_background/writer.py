@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import dataclasses
 import math
 import os
 import queue
@@ -54,30 +55,24 @@ MOST: Final = 2
 """How many saves are in flight at most: one is written, one waits."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Reservation:
     """The room of one save among those in flight, a context manager: left by an error, it is given up.
 
     Entered twice, so that an interrupt in the end of one block is met by the other; nothing is taken before `take`.
     """
 
-    def __init__(self, take: Callable[[], None], give_up: Callable[[], None]) -> None:
-        self._take = take
-        self._give_up = give_up
+    take: Callable[[], None]
+    """Waits until there is room, and takes it; Timeout where the saves in flight show no progress any more."""
+    give_up: Callable[[], None]
+    """Gives it back."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self._give_up()
-
-    def take(self) -> None:
-        """Wait until there is room, and take it.
-
-        Raises:
-            Timeout: the saves in flight show no progress any more.
-        """
-        self._take()
+            self.give_up()
 
 
 class Writer:
@@ -196,13 +191,10 @@ class Writer:
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
-    def of(self, path: Path) -> list[SaveJob]:
-        """Return what is in flight to a path, or as a step of the run there."""
+    def of(self, path: Path | None) -> list[SaveJob]:
+        """Return what is in flight to a path, or as a step of the run there; all of it for None."""
         with self._lock:
-            return self._of(path)
-
-    def _of(self, path: Path | None) -> list[SaveJob]:
-        return [job for job in self.jobs if path is None or path in (job.path, job.run)]
+            return [job for job in self.jobs if path is None or path in (job.path, job.run)]
 
     def take_failed(self, path: Path | None = None) -> list[SaveJob]:
         """Return the saves to a path, or of a run, whose errors nobody knows yet; from now on somebody does.
@@ -225,13 +217,13 @@ class Writer:
             Timeout: it did not end within ``timeout`` seconds, or shows no progress any more.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while not writes_here() and (jobs := self.of(path) if path else self.jobs):
+        while not writes_here() and (jobs := self.of(path)):
             what = f"the save to {jobs[0].shown!r} is not done"
             self._require_progress(what)
             left = end - time.monotonic()
             if left <= 0:
                 raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
-            self._changed.wait(lambda: not self._of(path), min(left, timing.current.writer_pause))
+            self._changed.wait(lambda: not self.of(path), min(left, timing.current.writer_pause))
 
     def _stalled(self) -> bool:
         """Tell whether nothing moves any more; a save that waits for its turn moves with the one that has it."""

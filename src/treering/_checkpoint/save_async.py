@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 from treering._background import shutdown
 from treering._background.save_job import PendingSave, SaveJob
-from treering._background.saves import raise_unreported, resolved, reword, writer
+from treering._background.saves import raise_unreported, reword, writer
 from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save import FolderSave, PreparedSave, plan_together, prepare_alone, require_plan
 from treering._checkpoint.save_options import SaveOptions
-from treering._store.resolve import absolute
+from treering._store.resolve import absolute, settled
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
@@ -48,7 +48,7 @@ def begin_save(
     shutdown.watch_for_end()
     # The program's current folder may be another one when the save's turn comes.
     options = dataclasses.replace(options, path=absolute(options.path))
-    begun = _Beginning(options, None if run is None else resolved(run), around, refusal)
+    begun = _Beginning(options, None if run is None else settled(run), around, refusal)
     if not options.together:
         begun.require_clear()
         return begun.hand_over(prepare_alone(tree, options), options)
@@ -116,5 +116,5 @@ class _Beginning:
 
     def _job(self, nbytes: int) -> SaveJob:
         options = self.options
-        path = resolved(options.path)
+        path = settled(options.path)
         return SaveJob(path, shown=options.shown, run=self.run, timeout=options.timeout, nbytes=nbytes)

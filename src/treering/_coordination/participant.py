@@ -33,12 +33,13 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
     may_have_data = False
     prepare: PrepareMessage | None = None
     try:
-        prepare = yield from _await_prepare(call)
+        prepare = yield from _await_prepare(call, call.timeout, f"process 0 did not arrive within {call.timeout:g} s")
         check(prepare.signature)
         yield operations.Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).encode())
         may_have_data = True
         payload = yield operations.PREPARE_DATA
-        yield from _require_same_call(call, prepare)
+        coordinator = operations.describe_process(0, prepare.who)
+        yield from _await_prepare(call, call.linger, f"{coordinator} has left this save")
     except GeneratorExit:
         raise
     except operations.OutcomeKnown as known:
@@ -69,16 +70,16 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
     yield from _acknowledge(call, mine, roll_back_data=False)
 
 
-def _await_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage]:
-    """Wait until process 0 has begun with this call.
+def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operation, Any, PrepareMessage]:
+    """Wait until process 0 is in this call: its messages are there. A network file system may need a moment.
 
     Raises:
-        OutcomeKnown: it could not.
+        OutcomeKnown: it could not begin, or the attempt failed meanwhile.
         OutOfStep: it has gone on.
-        Timeout: it did not come.
+        Timeout: it is not there after so many seconds; ``missing`` says what that means.
     """
     pause = operations.poll_intervals(call.timing)
-    end = (yield operations.NOW) + call.timeout
+    end = (yield operations.NOW) + seconds
     while True:
         now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
         prepare = yield from _read_prepare(call)
@@ -86,8 +87,7 @@ def _await_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage]:
             return prepare
         if now >= end:
             damage = f"; its message cannot be read ({prepare})" if isinstance(prepare, Corrupt) else ""
-            what = f"process 0 did not arrive within {call.timeout:g} s{damage}; {operations.NOTHING_SAVED}"
-            raise _coordinator_missing(call, what)
+            raise _coordinator_missing(call, f"{missing}{damage}; {operations.NOTHING_SAVED}")
         yield operations.Sleep(min(next(pause), end - now))
 
 
@@ -105,27 +105,6 @@ def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corr
     if prepare.number > call.number:
         raise _out_of_step(call, prepare, operations.NOTHING_SAVED)
     return prepare if prepare.number == call.number else None
-
-
-def _require_same_call(call: Call, prepare: PrepareMessage) -> Operations:
-    """See that process 0 still is in this call: its messages are there. A network file system may need a moment.
-
-    Raises:
-        OutcomeKnown: the attempt failed meanwhile.
-        OutOfStep: process 0 has gone on.
-        Timeout: process 0 has left, for a reason that is not known.
-    """
-    pause = operations.poll_intervals(call.timing)
-    end = (yield operations.NOW) + call.linger
-    while True:
-        now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
-        if isinstance((yield from _read_prepare(call)), PrepareMessage):
-            return
-        if now >= end:
-            raise _coordinator_missing(
-                call, f"{operations.describe_process(0, prepare.who)} has left this save; {operations.NOTHING_SAVED}"
-            )
-        yield operations.Sleep(min(next(pause), end - now))
 
 
 def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size
-from treering._store.posix.streams import write_stream
+from treering._store.posix.writing import write_stream
 from treering._store.resolve import file_path, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
 from treering._values.telemetry import report

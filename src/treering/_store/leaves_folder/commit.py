@@ -17,8 +17,7 @@ from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder import attempts, moves
 from treering._store.leaves_folder.files import index_bytes
 from treering._store.leaves_folder.sync import sync_folders
-from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import FolderLock
+from treering._store.posix.folder import Folder, FolderLock
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.folders import resolved_folder
 from treering._values import leaves_names, timing

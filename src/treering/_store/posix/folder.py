@@ -15,6 +15,7 @@ import stat
 from treering._store.api import Closable
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._values.checkpoint_names import LOCK_FILE
 
 FROM_DESCRIPTOR = (
     hasattr(os, "link")
@@ -184,3 +185,39 @@ class Folder(Closable):
 
     def _at(self, name: str) -> str:
         return os.path.join(self.path, name) if self._start is None else name
+
+
+class FolderLock:
+    """The right to write into an open folder, held by one saver at a time.
+
+    The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a lock
+    file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to, after a
+    crash.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._file = OpenDescriptor()  # that of the lock file, where folders cannot be locked
+
+    def take(self) -> bool:
+        """Take the lock without waiting; False when somebody else holds it.
+
+        Raises:
+            OSError: the system refused to say.
+        """
+        answer = self._folder.lock()
+        if answer is not None:
+            return answer
+        with contextlib.suppress(FileExistsError):
+            self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._file)
+        return self._file.number >= 0
+
+    def give_back(self) -> None:
+        """Let others have it; the folder is still open. May be called twice."""
+        if self._file.number >= 0:
+            if os.name != "nt":  # Windows removes it when it is closed
+                with contextlib.suppress(OSError):
+                    self._folder.remove(LOCK_FILE)
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._folder.unlock()

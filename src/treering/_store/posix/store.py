@@ -16,8 +16,7 @@ from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Locks, Outcome, Store, Version
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
-from treering._store.posix.folder import Folder
-from treering._store.posix.folder_lock import FolderLock
+from treering._store.posix.folder import Folder, FolderLock
 from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.journal import Journal, remove_leftover
 from treering._store.posix.reading import FileVersion, LocalFile, open_in, stat_of
