@@ -95,7 +95,7 @@ def count_in_flight(path: Path) -> int:
 
 def begin_without_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have written nothing in the background yet."""
-    monkeypatch.setitem(saves._writers, 0, Writer())
+    monkeypatch.setitem(saves._current, "writer", Writer())
 
 
 class _Writers(threading.local):
@@ -104,7 +104,10 @@ class _Writers(threading.local):
     def __init__(self) -> None:
         self.writer = Writer()
 
+    def __getitem__(self, _: str) -> Writer:
+        return self.writer
+
 
 def write_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each thread be a process with a writing thread of its own."""
-    monkeypatch.setattr(saves, "_state", _Writers())
+    monkeypatch.setattr(saves, "_current", _Writers())

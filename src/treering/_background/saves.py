@@ -57,15 +57,15 @@ def error_text(error: BaseException | None) -> str:
     return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
 
 
-_writers: Final = [Writer()]
+_current: Final = {"writer": Writer()}
 if hasattr(os, "register_at_fork"):
     # A fork has neither the thread nor the saves, and locks as somebody held them: it begins anew.
-    os.register_at_fork(after_in_child=lambda: _writers.__setitem__(0, Writer()))
+    os.register_at_fork(after_in_child=lambda: _current.update(writer=Writer()))
 
 
 def writer() -> Writer:
     """Return what writes the saves of this process."""
-    return _writers[0]
+    return _current["writer"]
 
 
 def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:
@@ -75,7 +75,7 @@ def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:
         >>> in_flight("/runs/7")
         []
     """
-    return list(map(PendingSave, _writers[0].of(settled(path))))
+    return list(map(PendingSave, _current["writer"].of(settled(path))))
 
 
 def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None:
@@ -88,8 +88,8 @@ def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None
     Raises:
         Timeout: it did not end in that time, or shows no progress any more.
     """
-    if _writers[0].jobs:
-        _writers[0].wait(settled(path), timeout)
+    if _current["writer"].jobs:
+        _current["writer"].wait(settled(path), timeout)
 
 
 def raise_unreported(path: str | os.PathLike[str]) -> None:
@@ -98,8 +98,8 @@ def raise_unreported(path: str | os.PathLike[str]) -> None:
     Raises:
         TreeringError: an earlier save failed; the message names it.
     """
-    if _writers[0].failed:
-        failed = _writers[0].take_failed(settled(path))
+    if _current["writer"].failed:
+        failed = _current["writer"].take_failed(settled(path))
         if failed:
             raise deferred_error(failed)
 

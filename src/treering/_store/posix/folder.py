@@ -190,9 +190,9 @@ class Folder(Closable):
 class FolderLock:
     """The right to write into an open folder, held by one saver at a time.
 
-    The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a lock
-    file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to, after a
-    crash.
+    The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a
+    lock file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to,
+    after a crash.
     """
 
     def __init__(self, folder: Folder) -> None:
