@@ -116,7 +116,7 @@ def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
         elif sharding is None or (len(sharding.device_set) == 1 and sharding.is_fully_addressable):
             waiting.setdefault(sharding, []).append((at, arrays[0]))
         else:
-            result[at] = _put_sharded(arrays, delivery)
+            result[at] = _put_sharded(dict(zip(delivery.request.boxes, arrays, strict=True)), sharding, delivery.shape)
     for one_device, some in waiting.items():
         for (at, _), array in zip(some, put_all([array for _, array in some], one_device), strict=True):
             result[at] = array
@@ -197,10 +197,7 @@ def _mismatch(error: NotKept, dtype: str, key: str) -> Mismatch:
     return Mismatch(f"{error} does not fit {dtype}", path=split_key(key), hint=hint)
 
 
-def _put_sharded(arrays: list[NDArray[Any]], delivery: Delivery) -> jax.Array:
-    shape = delivery.shape
-    by_box = dict(zip(delivery.request.boxes, arrays, strict=True))
-    sharding: Any = delivery.sharding
+def _put_sharded(by_box: dict[Box, NDArray[Any]], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
     return _put_by_boxes(shape, sharding, lambda index: by_box[box_of_slices(index or (), shape)])
 
 

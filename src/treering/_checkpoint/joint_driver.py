@@ -21,6 +21,14 @@ from treering._coordination.participant import participate
 from treering.errors import TreeringError
 
 S = TypeVar("S", bound="JointShare")
+T = TypeVar("T")
+
+
+def require_value(value: T | BaseException) -> T:
+    """Return a value, or raise why there is none."""
+    if isinstance(value, BaseException):
+        raise value
+    return value
 
 
 class JointShare(Protocol):
@@ -116,9 +124,7 @@ class _ShareExecutor:
         self._join = join
 
     def share(self) -> JointShare:
-        if isinstance(self._share, BaseException):
-            raise self._share
-        return self._share
+        return require_value(self._share)
 
     def check(self, signature: bytes) -> None:
         self.share().check(signature)

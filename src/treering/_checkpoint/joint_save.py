@@ -15,7 +15,7 @@ from typing import Any, Final
 from treering._arrays.written import SaveLayout, divide_save, merge_checksums
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.joined_folder import AttemptFiles, JoinedFolder
-from treering._checkpoint.joint_driver import save_jointly
+from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_folder import commit_index, make_index, write_data
 from treering._checkpoint.save_options import SaveOptions
@@ -47,13 +47,9 @@ def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, wa
         options: what the caller asks for.
         watch: watches the save.
     """
-
-    def make_share() -> _CheckpointShare:
-        if isinstance(plan, Exception):
-            raise plan
-        return _CheckpointShare(call, plan, options, watch)
-
-    save_jointly(call, options.path, make_share, pause=watch.pause)
+    save_jointly(
+        call, options.path, lambda: _CheckpointShare(call, require_value(plan), options, watch), pause=watch.pause
+    )
 
 
 class _CheckpointShare:
@@ -66,8 +62,7 @@ class _CheckpointShare:
         self._options = options
         self._metadata: dict[str, Any] = {}
         self._watch = watch
-        self._folder: CheckpointFolder | None = None
-        self._joined: JoinedFolder | None = None
+        self._folder: CheckpointFolder | JoinedFolder | None = None
         self._layout: SaveLayout | None = None
 
     def signature(self) -> bytes:
@@ -94,20 +89,19 @@ class _CheckpointShare:
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del held
-        self._joined = folder
+        self._folder = folder
 
     def prepare(self) -> bytes:
-        if self._folder is not None:
-            payload = self._write(self._folder)
+        folder = self._folder
+        if folder is None:
+            raise RuntimeError("the folder comes before the data")
+        payload = self._write(folder)
+        if isinstance(folder, JoinedFolder):
+            folder.make_durable()
+            self._watch.claim()  # what is handed in may be committed at any moment
+        else:
             # Now, while the others are still writing: between their last byte and the commit is as little as can be.
             self._layout = self._plan.files(self._call.attempt, range(self._call.processes.count))
-            return payload
-        joined = self._joined
-        if joined is None:
-            raise RuntimeError("the folder comes before the data")
-        payload = self._write(joined)
-        joined.make_durable()
-        self._watch.claim()  # what is handed in may be committed at any moment
         return payload
 
     def _write(self, folder: AttemptFiles) -> bytes:
@@ -119,7 +113,7 @@ class _CheckpointShare:
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         layout, folder = self._layout, self._folder
-        if layout is None or folder is None:
+        if layout is None or not isinstance(folder, CheckpointFolder):
             raise RuntimeError("a commit comes after the data")
         opened = list(map(_opened, payloads))
         if self._options.host_local == "equal":
@@ -134,10 +128,10 @@ class _CheckpointShare:
         commit_index(folder, index, layout.headers, self._watch)
 
     def roll_back(self) -> None:
-        if self._folder is not None:
+        if isinstance(self._folder, CheckpointFolder):
             self._folder.others_are_done()
-        if self._joined is not None:
-            self._joined.withdraw()
+        elif self._folder is not None:
+            self._folder.withdraw()
 
     def finish(self) -> None:
         pass

@@ -18,10 +18,10 @@ from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_source
-from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.read_leaves import ReadProgress, plan_deliveries
-from treering._format.index import Index
+from treering._format.index import Container, Index, Token
+from treering._format.leaf_values import same_value
 from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._printable import kind_of
@@ -29,10 +29,12 @@ from treering._store.resolve import require_path
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
 from treering._tree.placement import Shardings, aval_of, is_rules, resolve_shardings, sharding_of
+from treering._tree.static_values import opaque_of
+from treering._tree.unflatten import difference, static_differences, unflatten
 from treering._values.telemetry import phase
 from treering._values.warned import warn_of
 from treering._view.progress import showing
-from treering.errors import KeptOnHost, Unsupported
+from treering.errors import KeptOnHost, StaticFieldsDiffer, Unsupported
 
 OF_LIKE: Final = Wording()
 """How one speaks to a user who gave ``like``."""
@@ -256,3 +258,54 @@ def _placements(
     if too_wide:
         warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
     return placed
+
+
+def into_like(
+    like: Any,
+    target: Flattened,
+    source: Source,
+    *,
+    part: Selection,
+    matches: Sequence[LeafMatch],
+    leaves: list[Any],
+    called: str = "like",
+) -> Any:
+    """Return ``like``'s containers around the leaves; functions, and what is kept, come from ``like``.
+
+    Warns where functions and static fields of ``like`` are others than those that were saved.
+
+    Args:
+        like: the tree.
+        target: the same, flattened.
+        source: what the leaves were read from.
+        part: which part of it.
+        matches: what each leaf became.
+        leaves: one for each leaf of ``like``.
+        called: what the user calls ``like``.
+    """
+    for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
+        if match.fit is KEPT or kind == "opaque":
+            leaves[number] = target.leaves[number]
+    if source.structured:
+        _report_static(source.index, part, target, matches, called)
+    return unflatten(like, leaves)
+
+
+def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[LeafMatch], called: str) -> None:
+    same = len(part.structure) == len(target.tokens) and all(map(_same_token, part.structure, target.tokens))
+    lines = [] if same else static_differences(part.structure, target.tokens, called=called)
+    for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
+        if kind == "opaque" and match.fit is not KEPT:
+            saved, here = index.values[match.leaf], opaque_of(leaf)
+            if not same_value(saved, here):
+                lines.append(f"{key}: saved as {difference(saved, here, called)}")
+    if lines:
+        what = f"what no file holds comes from `{called}`, and differs from what was saved"
+        warn_of(what, lines, StaticFieldsDiffer)
+
+
+def _same_token(one: Token, other: Token) -> bool:
+    if not isinstance(one, Container) or not isinstance(other, Container):
+        return one == other
+    # Equality leaves digests aside.
+    return one == other and (not one.static or same_value(one.static, other.static))

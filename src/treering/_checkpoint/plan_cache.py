@@ -31,16 +31,6 @@ _KEPT: Final = 4
 _MAKING: Final = "0" * 16
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Common:
-    """What all saves of one structure have in common; each part is made when it is first asked for."""
-
-    layout: tuple[Chunks, list[bytes]] | None = None
-    """Chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros."""
-    plan: SavePlan | None = None
-    """Who writes what."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TreePlan:
     """A tree, planned: nothing was copied from a device yet, and no attempt has begun."""
@@ -51,7 +41,7 @@ class TreePlan:
     """Its leaves, as this process sees them."""
     processes: Processes
     """Those that save it together."""
-    _common: _Common
+    _common: _Entry
     """What was made for these leaves, or for others that are alike."""
 
     def layout(self, attempt: str) -> SaveLayout:
@@ -139,7 +129,7 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     leaves = describe_leaves(flat, processes)
     entry = _Entry(tree, flat, leaves, processes)
     _remember(entry)
-    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
+    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry)
 
 
 def held_bytes(leaves: DescribedLeaves) -> int:
@@ -159,10 +149,16 @@ def forget() -> None:
 
 
 class _Entry:
-    """A structure that was planned."""
+    """A structure that was planned, and what all saves of it have in common, made when it is first asked for.
+
+    Attributes:
+        layout: chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros.
+        plan: who writes what.
+    """
 
     def __init__(self, tree: Any, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
-        self.common = _Common()
+        self.layout: tuple[Chunks, list[bytes]] | None = None
+        self.plan: SavePlan | None = None
         self._flat = dataclasses.replace(flat, leaves=[])
         self._structure = KnownStructure(tree, flat)
         self._leaves = KnownLeaves(flat, leaves, processes)
@@ -179,7 +175,7 @@ class _Entry:
             return None
         known = self._flat
         flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)
-        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
+        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self)
 
 
 _ENTRIES: Final[list[_Entry]] = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
 from treering._background.save_job import UNWATCHED, Watch
 from treering._background.saves import settle
+from treering._checkpoint.joint_driver import require_value
 from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
@@ -19,20 +20,6 @@ from treering._coordination.operations import Call
 from treering._values.processes import Processes
 from treering._values.telemetry import report
 from treering._view.progress import showing
-
-
-class PreparedSave(Protocol):
-    """A tree that is ready to be saved in one form; nothing was copied or written yet."""
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory its snapshot takes."""
-
-    def snapshot(self) -> PreparedSave:
-        """Return the same in memory that nobody changes any more."""
-
-    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
-        """Write it, durable when this returns."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +49,9 @@ class FolderSave:
             write_share(self.call, self.plan, options, watch)
 
 
+PreparedSave: TypeAlias = FolderSave | MsgpackSave | SafetensorsSave
+"""A tree that is ready to be saved in one form; nothing was copied or written yet."""
+
 _FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = {
     ".msgpack": MsgpackSave.of,
     ".safetensors": SafetensorsSave.of,
@@ -79,7 +69,7 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
         if processes.count > 1:
             write_share(begin_call(options, processes), plan, options)
         else:
-            FolderSave(require_plan(plan)).write(options)
+            FolderSave(require_value(plan)).write(options)
 
 
 def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
@@ -121,10 +111,3 @@ def plan_together(
             raise
         return error, processes
     return plan, plan.processes
-
-
-def require_plan(plan: TreePlan | Exception) -> TreePlan:
-    """Return the plan, or raise why there is none."""
-    if isinstance(plan, Exception):
-        raise plan
-    return plan

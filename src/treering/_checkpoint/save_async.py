@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 from treering._background import shutdown
 from treering._background.save_job import PendingSave, SaveJob
 from treering._background.saves import raise_unreported, reword, writer
+from treering._checkpoint.joint_driver import require_value
 from treering._checkpoint.joint_save import begin_call, write_share
 from treering._checkpoint.plan_cache import TreePlan
-from treering._checkpoint.save import FolderSave, PreparedSave, plan_together, prepare_alone, require_plan
+from treering._checkpoint.save import FolderSave, PreparedSave, plan_together, prepare_alone
 from treering._checkpoint.save_options import SaveOptions
 from treering._store.resolve import absolute, settled
 from treering._values.processes import Processes
@@ -55,7 +56,7 @@ def begin_save(
     plan, processes = plan_together(tree, options, begun.require_clear)
     if processes.count > 1:
         return begun.together(plan, processes)
-    return begun.hand_over(FolderSave(require_plan(plan)), options)
+    return begun.hand_over(FolderSave(require_value(plan)), options)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class _Beginning:
         call = begin_call(options, processes)
         job = self._job(0 if isinstance(plan, Exception) else plan.nbytes)
         try:
-            prepared = FolderSave(require_plan(plan), options.host_local == "equal", call)
+            prepared = FolderSave(require_value(plan), options.host_local == "equal", call)
             if not processes.is_coordinator:  # what the others have counts for nothing
                 options = dataclasses.replace(options, metadata=None)
             return self.hand_over(prepared, options, job)

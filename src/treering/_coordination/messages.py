@@ -7,11 +7,11 @@ import binascii
 import dataclasses
 import enum
 import functools
-import re
 from typing import Any, Final
 
 from treering import errors
 from treering._codec.documents import json_text, member, parse_json
+from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt, NotShared, ProcessFailed, Timeout, TreeringError
 
 # What another process raised is raised here as the same class where a caller would do the same about it.
@@ -21,7 +21,6 @@ _CLASSES: Final[dict[str, type[TreeringError]]] = {
     if isinstance(known, type) and issubclass(known, TreeringError) and known is not TreeringError
 }
 _LONGEST_TEXT: Final = 4000
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class VoteStage(enum.StrEnum):
@@ -167,7 +166,7 @@ class PrepareMessage:
         """
         what = "the message of process 0"
         node = _read_object(data, what, number=int, attempt=str, signature=str, who=str, processes=int)
-        if not _ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
+        if not ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
             raise Corrupt(f"{what} names no attempt")
         fields = {field.name: node[field.name] for field in dataclasses.fields(cls)}
         return cls(**fields | {"signature": _decode_bytes(node["signature"], what)})

@@ -29,7 +29,8 @@ from treering._format.columns import (
     read_free_json,
 )
 from treering._format.index import DataFile, Index
-from treering._format.signed import SignedForm
+from treering._format.signed import DIGEST, SignedForm
+from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt
 
 INDEX_NAME: Final = "treering.json"
@@ -39,8 +40,6 @@ VERSION: Final = 1
 """Version of the format. It grows when a reader of the old version would read something wrong."""
 
 _DATA_NAME: Final = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
-_DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
 _ALIGNMENT: Final = 4096
 _LIMIT: Final = 1 << 63
 _FORM: Final = SignedForm(
@@ -137,7 +136,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
     if len({file.name for file in files}) != len(files) or (embedded and len(files) != 1):
         raise Corrupt("two data files have the same name")
     index = Index(
-        attempt=check_name(_ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
         written=read_free_json(document, "written", what),
         processes=member(document, "processes", int, what),
         meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
@@ -170,7 +169,7 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
         checksum = None
     else:
         check_name(_DATA_NAME, name, "a data file")
-        checksum = check_name(_DIGEST, member(node, "digest", str, what), "a digest")
+        checksum = check_name(DIGEST, member(node, "digest", str, what), "a digest")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
     if not 0 < header <= nbytes < _LIMIT or header % _ALIGNMENT:
         raise Corrupt(f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header")
@@ -228,7 +227,7 @@ def read_summary(data: bytes) -> IndexSummary:
         names = check_texts([member(file, "name", str, INDEX_NAME) for file in files], "the list of data files")
         names = [*names, *_replaced(members)]
         sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
-        attempt = check_name(_ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
+        attempt = check_name(ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
         metadata = read_free_json(members, "metadata", INDEX_NAME)
         if min(sizes, default=0) < 0 or sum(sizes) >= _LIMIT:
             raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")

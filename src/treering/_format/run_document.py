@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from treering._codec.documents import check_json, json_text, member, show
 from treering._format.columns import check_name
-from treering._format.signed import SignedForm
+from treering._format.signed import DIGEST, SignedForm
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
+from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt, Unsupported
 
 MEMBER: Final = "treering"
@@ -29,8 +30,6 @@ LATEST_TIME: Final = 253_402_300_799.0
 _FORM: Final = SignedForm(
     member="treering_run", version=1, name=RUN_DOCUMENT, hint="remove it: it is rebuilt from the steps"
 )
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
-_DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _LIMIT: Final = 1 << 63
 # What JSON has no numbers for.
@@ -162,7 +161,7 @@ def _note(node: Any) -> StepNote:
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
         branch=None if branch is None else StepOrigin(member(branch, "run", str, what), read_step(branch, what)),
-        mark=None if mark is None else check_name(_ATTEMPT, member(node, "mark", str, what), "the mark"),
+        mark=None if mark is None else check_name(ATTEMPT, member(node, "mark", str, what), "the mark"),
     )
 
 
@@ -239,14 +238,14 @@ def _record(node: Any) -> StepRecord:
         raise Corrupt(f"{what}: {show(seconds)} is not a number of seconds")
     return StepRecord(
         step=read_step(node, what),
-        attempt=check_name(_ATTEMPT, member(node, "attempt", str, what), "the attempt"),
+        attempt=check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt"),
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
         nbytes=_count(node, "nbytes", what, _LIMIT),
         seconds=None if seconds is None else float(seconds),
         index_nbytes=_count(node, "index_nbytes", what, _LIMIT),
-        digest=check_name(_DIGEST, member(node, "index_digest", str, what), "a digest"),
+        digest=check_name(DIGEST, member(node, "index_digest", str, what), "a digest"),
     )
 
 
@@ -356,7 +355,7 @@ def _left_document(document: Any) -> SupersededSteps:
     left = dict(map(_left, member(document, "left", list, LEFT_DOCUMENT)))
     if min(left, default=step + 1) <= step:
         raise Corrupt("it leaves steps behind that are not later")
-    mark = check_name(_ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
+    mark = check_name(ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
     return SupersededSteps(step=step, mark=mark, left=left)
 
 
@@ -365,4 +364,4 @@ def _left(node: Any) -> tuple[int, str | None]:
     step = read_step(node, what)
     if node.get("attempt", "") is None:
         return step, None
-    return step, check_name(_ATTEMPT, member(node, "attempt", str, what), "the attempt")
+    return step, check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt")

@@ -16,6 +16,9 @@ from treering.errors import Corrupt, Format, Unsupported
 
 _Read = TypeVar("_Read")
 
+DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
+"""The digest of a document, as text."""
+
 _FIRST_LINE: Final = r'\{"%s": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{32})",\n'
 _OTHER_VERSION: Final = r'\{"%s": ([1-9][0-9]{0,8})[,}]'
 

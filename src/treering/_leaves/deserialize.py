@@ -15,8 +15,8 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery
 from treering._arrays.host import jax_holds
-from treering._checkpoint.into_like import into_like
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
+from treering._checkpoint.load import into_like
 from treering._checkpoint.read_leaves import plan_deliveries
 from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, Index

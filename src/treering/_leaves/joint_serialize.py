@@ -15,7 +15,7 @@ from typing import Final
 
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._checkpoint.joined_folder import JoinedFolder
-from treering._checkpoint.joint_driver import save_jointly
+from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard
@@ -47,13 +47,7 @@ def serialize_together(
         processes: those of the job, more than one.
     """
     call = next_sequence(path, processes, timeout=options.timeout, doing=f"save leaves into {os.fspath(path)!r}")
-
-    def make_share() -> _LeavesShare:
-        if isinstance(flat, Exception):
-            raise flat
-        return _LeavesShare(call, path, flat, options)
-
-    share = save_jointly(call, path, make_share)
+    share = save_jointly(call, path, lambda: _LeavesShare(call, path, require_value(flat), options))
     if share is not None and not share.managed and options.commit_callback is not None:
         options.commit_callback()
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from treering._checkpoint.tombstones import finish_removals
+from treering._checkpoint.transaction import finish_removals
 from treering._coordination.message_board import FolderMessageBoard, stale_messages
 from treering._store.api import Held, Outcome, Store, Version
 from treering._store.failures import LinkRefused, naming, with_errno

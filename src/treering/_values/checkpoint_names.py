@@ -11,6 +11,9 @@ INDEX = "treering.json"
 LOCK_FILE = ".treering.lock"
 """What stands for the lock of a folder where folders cannot be locked."""
 
+ATTEMPT = re.compile(r"[0-9a-f]{16}")
+"""The name of an attempt: different for each save."""
+
 _JOURNAL = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.treering-tmp")
 _TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
 _DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")

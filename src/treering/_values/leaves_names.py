@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 
+from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt
 
 INDEX = "tensorstore_index.json"
@@ -27,9 +27,6 @@ PENDING = "pending"
 
 NEXT_INDEX = "index"
 """In the folder of an attempt: the index before it is the index."""
-
-ATTEMPT = re.compile(r"[0-9a-f]{16}")
-"""The name of an attempt: different for each save."""
 
 _NO_PARTS = frozenset({"", ".", ".."})
 _NEVER = frozenset("\0\\:" if os.name == "nt" else "\0")

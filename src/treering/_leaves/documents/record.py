@@ -30,9 +30,9 @@ from treering._format.columns import (
 from treering._format.index import LeafType, TreeColumns
 from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
+from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import block_bytes, block_count
 from treering._values.human import pluralize
-from treering._values.leaves_names import ATTEMPT
 from treering.errors import Corrupt, Unsupported
 
 RECORD_VERSION: Final = 1
