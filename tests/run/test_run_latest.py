@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.runs import a_run, add_step
 from treering._format.run_document import RunDocument, encode_run
-from treering._runs.latest import latest_step, of_latest
+from treering._runs.steps import latest_step, of_latest
 from treering._store.run_folder import RUN_DOCUMENT
 from treering.errors import Corrupt, NotFound
 

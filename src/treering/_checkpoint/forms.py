@@ -42,7 +42,7 @@ _MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.i
 _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",
                                    "_inspect.verify:verify_checkpoint", "_inspect.open_tree:open_indexed"),
-    Form.RUN: FormFunctions("_runs.latest:open_latest", "_inspect.inspect:list_latest",
+    Form.RUN: FormFunctions("_runs.steps:open_latest", "_inspect.inspect:list_latest",
                             "_inspect.verify:verify_run", "_inspect.open_tree:open_latest"),
     Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.listing:list_leaves",
                                "_inspect.verify_leaves:verify_leaves", "_inspect.open_tree:open_indexed"),

@@ -12,13 +12,13 @@ from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
 from treering._format.blocks import file_digest
 from treering._format.document import parse_index
+from treering._format.findings import describe_lost, describe_size
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
-from treering._values.human import pluralize
 from treering.errors import Corrupt
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
@@ -73,10 +73,9 @@ def check_data_file(index: Index, number: int, file: Reader) -> None:
         Corrupt: they differ.
     """
     entry = index.files[number]
-    if file.size != entry.nbytes:
-        how = "cut short" if file.size < entry.nbytes else "too long"
-        wanted = f"{pluralize(entry.nbytes, 'bytes were')} written, {file.size} are there"
-        raise Corrupt(f"{os.fspath(file.path)!r} is {how}: {wanted}")
+    wrong = describe_size(file.size, entry.nbytes)
+    if wrong is not None:
+        raise Corrupt(f"{os.fspath(file.path)!r} {wrong[1]}")
     if entry.digest is not None and file_digest(index, number, read_pieces(file, entry.header)) != entry.digest:
         raise Corrupt(
             f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
@@ -124,10 +123,5 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None
 
 
 def _lost(index: Index, number: int, path: Path) -> Corrupt:
-    lost = [index.keys[leaf] for leaf, file in zip(index.chunks.leaf, index.chunks.file, strict=True) if file == number]
-    more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
-    held = f", and with it {lost[0]!r:.200}{more}" if lost else ""
-    return Corrupt(
-        f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{held}",
-        hint="copy the whole folder, every file that treering.json names",
-    )
+    what = f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{describe_lost(index, number)}"
+    return Corrupt(what, hint="copy the whole folder, every file that treering.json names")

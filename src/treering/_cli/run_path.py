@@ -17,7 +17,7 @@ def latest_of(path: str) -> str:
     """
     if not is_run(path):
         return path
-    from treering._runs.latest import latest_step
+    from treering._runs.steps import latest_step
 
     step = os.fspath(latest_step(path))
     note(f"{path!r} is a run; this is its latest step, {os.path.basename(step)}")  # noqa: PTH119 - a text

@@ -21,7 +21,6 @@ from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.resolve import located, opened_store
 from treering._values import checkpoint_names, leaves_names
-from treering._values.checkpoint_names import LOCK_FILE
 from treering.errors import Corrupt, StoreFailed
 
 # The number of its process, where a note's name has one.
@@ -63,11 +62,6 @@ class Leftovers:
     index_itself: bool = False
     """Whether that journal is the index under another name: a power cut came between two steps of the commit."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these files together."""
-        return sum(self.files.values())
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FolderScan:
@@ -83,8 +77,6 @@ class FolderScan:
     """Notes, by name."""
     saver: int | None
     """The process of this machine that holds the lock of the folder itself; None where none is seen."""
-    lock_file: bool
-    """Whether a lock file stands for that lock."""
     locks: Locks
     """What is known of locks there."""
     trouble: str | None
@@ -123,7 +115,6 @@ def _looked(store: Store, path: str) -> FolderScan:
         staged=staged,
         notes=list(_notes(store, names)),
         saver=locks.holder(here),
-        lock_file=LOCK_FILE in names,
         locks=locks,
         trouble=trouble,
     )
@@ -161,18 +152,15 @@ def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers]
     """Return the attempts under ``.treering``, and why they could not be looked at."""
     if not isinstance(store, PosixStore):  # nothing is staged where nothing can be renamed
         return {}, None
-    tree = FolderTree(store.folder, path)
-    try:
-        found: dict[str, Leftovers] = {}
-        for attempt in list_attempts(tree):
-            with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
-                found[attempt] = _staged_one(tree, attempt, locks)
-    except (LinkRefused, OSError) as error:
-        return {}, str(error)
-    else:
-        return found, None
-    finally:
-        tree.close()
+    found: dict[str, Leftovers] = {}
+    with contextlib.closing(FolderTree(store.folder, path)) as tree:
+        try:
+            for attempt in list_attempts(tree):
+                with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+                    found[attempt] = _staged_one(tree, attempt, locks)
+        except (LinkRefused, OSError) as error:
+            return {}, str(error)
+    return found, None
 
 
 def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:

@@ -38,9 +38,6 @@ class Diff:
     values: bool
     """Whether the values of arrays were read and compared."""
 
-    def __bool__(self) -> bool:
-        return bool(self.differences)
-
     def __len__(self) -> int:
         return len(self.differences)
 

@@ -70,18 +70,15 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     known, problems, notes = Known(), list[str](), list[str]()
     removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]
     committed = None
-    # Their readers take a moment to import, and a folder of leftovers needs none.
-    if checkpoint_names.INDEX in names:
-        from treering._inspect.doctor_files import checkpoint_state
+    if not names.isdisjoint({checkpoint_names.INDEX, leaves_names.INDEX}):
+        # Their readers take a moment to import, and a folder of leftovers needs none.
+        from treering._inspect.doctor_files import checkpoint_state, leaves_state
 
-        committed, known, problems = checkpoint_state(path)
-    elif leaves_names.INDEX in names:
-        from treering._inspect.doctor_files import leaves_state
-
-        committed, known, problems = leaves_state(path)
+        state = checkpoint_state if checkpoint_names.INDEX in names else leaves_state
+        committed, known, problems = state(path)
     elif not names:
         notes.append("the folder is empty")
-    elif not (looked.saved or looked.staged or looked.notes or looked.lock_file or looked.trouble or removed):
+    elif not (looked.saved or looked.staged or looked.notes or LOCK_FILE in names or looked.trouble or removed):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known
             raise NotFound(f"there are no files of treering in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
@@ -93,7 +90,7 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     if looked.trouble is not None:
         problems.append(f"staged files cannot be inspected: {looked.trouble}")
     attempts = judge_attempts(looked, known, time.time())
-    if looked.lock_file:
+    if LOCK_FILE in names:
         lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
         (notes if lives else problems).append(
             _LOCKED if lives else f"{_LOCKED}; if no process is saving here, remove it"

@@ -140,7 +140,7 @@ def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
 
 def list_latest(path: str | os.PathLike[str]) -> Listing:
     """List the latest step of a run; raises as `inspect` does."""
-    from treering._runs.latest import of_latest
+    from treering._runs.steps import of_latest
 
     return of_latest(path, list_checkpoint)
 

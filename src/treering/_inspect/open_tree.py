@@ -55,7 +55,7 @@ class OpenTree:
 
 def open_latest(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
     """Open the latest step of a run."""
-    from treering._runs.latest import latest_step
+    from treering._runs.steps import latest_step
 
     return open_indexed(latest_step(path))
 

@@ -17,19 +17,18 @@ from treering._checkpoint.forms import verify_bytes
 from treering._codec.gzip import GZIP_MAGIC
 from treering._format.blocks import file_digest, first_blocks
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.findings import BadBlock, Finding, Verification, merge_blocks
+from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.open_tree import read_msgpack
-from treering._inspect.verify_chunks import describe_size, differing_runs, differing_span
+from treering._inspect.verify_chunks import differing_runs, differing_span
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
 from treering._values.checksums import block_checksums
-from treering._values.human import pluralize
 from treering._values.keys import join_key
 from treering._view.nodes import leaves_of
 from treering._view.progress import Progress, reporter, showing
@@ -138,10 +137,7 @@ def _open_files(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[Rea
     while True:
         with OpenFolder(path) as folder:
             index = parse_index(folder.read_index())
-            files, findings, missing = _open_all(index, folder)
-        for file in files:
-            if file is not None:
-                held.enter_context(file)
+            files, findings, missing = _open_all(index, folder, held)
         # A file that is missing may be one that an overwrite replaced meanwhile; then the index is another too.
         if not missing or index.attempt == last:
             return index, files, findings
@@ -149,32 +145,24 @@ def _open_files(path: Path, held: contextlib.ExitStack) -> tuple[Index, list[Rea
         held.close()
 
 
-def _open_all(index: Index, folder: OpenFolder) -> tuple[list[Reader | None], list[Finding], bool]:
+def _open_all(
+    index: Index, folder: OpenFolder, held: contextlib.ExitStack
+) -> tuple[list[Reader | None], list[Finding], bool]:
     """Open every data file that can be opened; say what is wrong with the others, and whether any is missing."""
     files: list[Reader | None] = []
     findings: list[Finding] = []
     missing = False
     for number, entry in enumerate(index.files):
         try:
-            files.append(folder.open_files([entry.name])[entry.name])
+            files.append(held.enter_context(folder.open_files([entry.name])[entry.name]))
         except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
             why = str(error) if isinstance(error, LinkRefused) else error.message
-            gone, lost = isinstance(error, DataFileMissing), _lost(index, number)
+            gone, lost = isinstance(error, DataFileMissing), describe_lost(index, number)
             problem = f"is missing{lost}" if gone else f"cannot be read{lost} ({why})"
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
             files.append(None)
             missing |= gone
     return files, findings, missing
-
-
-def _lost(index: Index, file: int) -> str:
-    """Say which leaves lie in a file."""
-    chunks = index.chunks
-    lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))
-    if not lost:
-        return ""
-    more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
-    return f", and with it {index.keys[lost[0]]!r:.200}{more}"
 
 
 def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Finding]:

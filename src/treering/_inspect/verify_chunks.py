@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from operator import itemgetter, ne
 from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_name, zarray_bytes
-from treering._format.findings import Finding
+from treering._format.findings import Finding, describe_size
 from treering._leaves.documents.record import OpenBranch
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
-from treering._values.human import pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, StoreFailed
 
@@ -61,14 +59,12 @@ class Findings:
     """What was found so far, from any thread; handed out in the order of the leaves and their files."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._found: list[tuple[tuple[int, int, int], Finding]] = []
 
     def add(self, leaf: LeafFiles, number: int, span: tuple[int, int], problem: str) -> None:
         """Add one about bytes of a chunk file, or of the ``.zarray`` where the number is negative."""
         finding = Finding(key=leaf.key, file=leaf.file(number), start=span[0], stop=span[1], problem=problem)
-        with self._lock:
-            self._found.append(((leaf.leaf, number, span[0]), finding))
+        self._found.append(((leaf.leaf, number, span[0]), finding))
 
     def leaves(self) -> set[int]:
         """Return the numbers of the leaves with which something is wrong."""
@@ -162,20 +158,6 @@ class ChunkCheck:
         except (Corrupt, LinkRefused, StoreFailed) as error:
             self.findings.add(leaf, number, (start, stop), cannot_be_read(error))
         return stop - start
-
-
-def describe_size(found: int, wanted: int) -> tuple[tuple[int, int], str] | None:
-    """Say how the size of a file differs from the one that was written, and which bytes that concerns.
-
-    Example:
-        >>> describe_size(3, 5)
-        ((3, 5), 'is cut short: 5 bytes were written, 3 are there')
-    """
-    if found == wanted:
-        return None
-    how = "cut short" if found < wanted else "too long"
-    problem = f"is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there"
-    return (min(found, wanted), max(found, wanted)), problem
 
 
 def differing_runs(found: array[int], wanted: array[int]) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._printable import kind_of
 from treering._runs.iterators import load_items, restore_states
-from treering._tree.flatten import Flattened, flatten_like
+from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
 from treering._tree.unflatten import unflatten
@@ -47,7 +47,7 @@ def load_or_initialise(
     """
     if not callable(init_fn):
         raise Unsupported(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
-    fresh = _Fresh.of(init_fn, options.shardings, options.mesh)
+    fresh = _Fresh(init_fn, options.shardings, options.mesh)
     if path is None:
         return fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
     group = LoadGroup(path, timeout=timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
@@ -61,20 +61,16 @@ def load_or_initialise(
     return tree, items.kept
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Fresh:
-    """What ``init_fn`` makes, before it is made."""
+    """What ``init_fn`` makes, before it is made.
 
-    init_fn: Callable[[], Any]
-    like: Any
-    """The tree, with a ``jax.ShapeDtypeStruct`` for each array of jax."""
-    flat: Flattened
-    """The same, flattened."""
-    shardings: dict[str, Sharding | None]
-    """Key -> where the array goes, for each of those; None is the default device."""
+    Attributes:
+        like: the tree, with a ``jax.ShapeDtypeStruct`` for each array of jax.
+        flat: the same, flattened.
+        shardings: key -> where the array goes, for each of those; None is the default device.
+    """
 
-    @classmethod
-    def of(cls, init_fn: Callable[[], Any], shardings: Any, mesh: Any) -> _Fresh:
+    def __init__(self, init_fn: Callable[[], Any], shardings: Any, mesh: Any) -> None:
         """Trace ``init_fn``, and find out where its arrays go."""
         trees: list[Any] = []
 
@@ -101,12 +97,13 @@ class _Fresh:
         # Where meshes have explicit axes, ``init_fn`` itself says where an array goes.
         here = current_mesh() is not None
         own = {key: sharding_of(aval) for key, aval in zip(keys, avals, strict=True)} if here else {}
-        places = resolve_shardings(shardings, mesh, plain, flat.keys, own)
+        self.shardings = resolve_shardings(shardings, mesh, plain, flat.keys, own)
         leaves = list(flat.leaves)
         for number, key in zip(holes, keys, strict=True):
-            leaves[number] = aval_of(plain[key].shape, plain[key].dtype, places[key])
-        like = unflatten(skeleton, leaves)
-        return cls(init_fn=init_fn, like=like, flat=flatten_like(like), shardings=places)
+            leaves[number] = aval_of(plain[key].shape, plain[key].dtype, self.shardings[key])
+        self.like = unflatten(skeleton, leaves)
+        self.flat = flatten_like(self.like)
+        self._init_fn = init_fn
 
     def complete(self, tree: Any, missing: Sequence[str]) -> Any:
         """Return the tree with the arrays made that are missing."""
@@ -125,7 +122,7 @@ class _Fresh:
         """Return arrays that ``init_fn`` makes; what no array needs is not computed."""
 
         def arrays() -> list[jax.Array]:
-            flat = flatten_like(self.init_fn())
+            flat = flatten_like(self._init_fn())
             if flat.keys != self.flat.keys:
                 raise Mismatch("init_fn returns another tree each time", hint="it must return the same keys each time")
             return [flat.leaves[number] for number in numbers]

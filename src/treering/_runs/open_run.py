@@ -63,16 +63,12 @@ def require_run(run: RunFolder) -> None:
     # An index under a step's own name belongs to a step, or to no checkpoint.
     for number, name in reversed(numbered[-_LOOKED_AT:]):
         other = _other(run.path / name)
-        if other is None:
-            continue
+        hint = "use another folder for the run; docs/coming-from-orbax.md says how to convert steps"
         if other == _OWN:
             hint = f"name the folders as a run does, {step_name(number)!r} for {name!r}, or use another folder"
-        else:
-            hint = "use another folder for the run; docs/coming-from-orbax.md says how to convert steps"
-        raise Format(
-            f"{shown!r} is not a run: it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}",
-            hint=hint,
-        )
+        if other is not None:
+            what = f"it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}"
+            raise Format(f"{shown!r} is not a run: {what}", hint=hint)
 
 
 def _other(place: Path) -> str | None:

@@ -6,24 +6,30 @@ it never lies about a step that another program has saved anew.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run, note_of, parse_run
 from treering._runs.open_run import open_run
 from treering._runs.superseded import NOT_READ, superseded_steps
 from treering._store.failures import naming_file
+from treering._store.resolve import located
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import steps_text
 from treering.errors import NotFound, TreeringError
 from treering.retention import Policy, StepFacts, Verdict, retained
 
+if TYPE_CHECKING:
+    from treering._arrays.source import Source
+
 T = TypeVar("T")
 
+_TRIES: Final = 100
 _ANEW: Final = "the next save rebuilds it from the steps"
 
 
@@ -239,3 +245,55 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
         index_nbytes=len(data),
         digest=found.digest,
     )
+
+
+# ----------------------------------------------------------------------------------------------------- the latest step
+
+
+def latest_step(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a run's latest step.
+
+    Raises:
+        NotFound: it has none yet.
+        StoreFailed: the system refuses.
+
+    Example:
+        >>> import os, tempfile
+        >>> import treering as tr
+        >>> run = os.path.join(tempfile.mkdtemp(), "run")
+        >>> tr.save(os.path.join(run, "step_00000007"), {"w": 1.5})
+        >>> latest_step(run).name
+        'step_00000007'
+    """
+    latest = latest_of(located(path))
+    if latest is None:
+        raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor shows what is there")
+    return step_path(located(path), latest)
+
+
+def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[str]], T]) -> T:
+    """Read the latest step of a run; one that goes meanwhile has a newer one beside it.
+
+    Raises:
+        NotFound: the run has no step; and whatever ``read`` raises.
+    """
+    for _ in range(_TRIES):
+        step = latest_step(path)
+        try:
+            return read(step)
+        except NotFound:
+            if step == latest_step(path):
+                raise
+    raise NotFound(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")
+
+
+def open_latest(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open the latest step of a run; its files stay open until ``files`` closes them.
+
+    Raises:
+        NotFound: it has none yet.
+        TreeringError: as `treering._checkpoint.source.open_checkpoint`.
+    """
+    from treering._checkpoint.source import open_checkpoint
+
+    return of_latest(path, lambda step: open_checkpoint(step, files, mapped=mapped))

@@ -84,7 +84,9 @@ def withdraw_on_failure(path: Path, mark: str | None) -> Iterator[None]:
     except BaseException:  # an interrupt too: the save will not be committed; raised again below
         if mark is not None:
             with contextlib.suppress(TreeringError), RunFolder(path) as run:  # the next save sweeps it
-                _drop(run, mark)
+                data = run.read_left()
+                if data is not None and parse_superseded(data).mark == mark and read_superseded(run) is None:
+                    run.remove_left()
         raise
 
 
@@ -112,12 +114,6 @@ def collect_errors(errors: list[TreeringError]) -> Iterator[None]:
         yield
     except TreeringError as error:
         errors.append(error)
-
-
-def _drop(run: RunFolder, mark: str) -> None:
-    data = run.read_left()
-    if data is not None and parse_superseded(data).mark == mark and read_superseded(run) is None:
-        run.remove_left()
 
 
 def _attempt_of(run: RunFolder, step: int) -> str | None:
