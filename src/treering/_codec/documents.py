@@ -88,6 +88,22 @@ def parse_json(text: str, what: str) -> Any:
         raise Corrupt(f"{what} is not JSON: {error}") from None
 
 
+def decode_text(data: bytes, what: str, encoding: str = "UTF-8", at: int = 0) -> str:
+    """Return bytes as text; ``at`` is where they begin in their file.
+
+    Raises:
+        Corrupt: they are not of this encoding.
+
+    Example:
+        >>> decode_text(b"tree", "the note", "ASCII")
+        'tree'
+    """
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{what} is not {encoding}", offset=at + error.start) from None
+
+
 def json_text(value: Any) -> str:
     """Return a value as compact JSON in ASCII; `check_json` says beforehand whether it has such a form.
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import add_hint, check_json, member, parse_json, show
+from treering._codec.documents import add_hint, check_json, decode_text, member, parse_json, show
 from treering._values.boxes import Box, shape_of, whole
 from treering._values.dtypes import NUMPY_SIZES, lookup
 from treering._values.human import pluralize
@@ -48,6 +48,7 @@ _READ: Final = {
     **{text: (name, True) for name, text in _BIG_ENDIAN.items()},
 }
 
+_EXAMPLE: Final = 'for example {"id": "zstd", "level": 1}'
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -105,11 +106,7 @@ def parse_zarray(data: bytes) -> ZarrArray:
 def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
         raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Corrupt(".zarray is not UTF-8", offset=error.start) from None
-    node = parse_json(text, ".zarray")
+    node = parse_json(decode_text(data, ".zarray"), ".zarray")
     version = member(node, "zarr_format", int, ".zarray")
     if version != 2:
         raise Format(f".zarray is of zarr version {show(version)}, this reads version 2")
@@ -251,13 +248,11 @@ def check_compressor(config: Mapping[str, Any]) -> str:
         '{"id":"zstd","level":3}'
     """
     if not isinstance(config, Mapping):
-        raise Unsupported(
-            f"compressor is {show(config)}, but must be a mapping", hint='for example {"id": "zstd", "level": 1}'
-        )
+        raise Unsupported(f"compressor is {show(config)}, but must be a mapping", hint=_EXAMPLE)
     node = dict(config)
     check_json(node, "compressor")
     if type(node.get("id")) is not str or not node["id"]:
-        raise Unsupported("compressor has no 'id', the name of a codec", hint='for example {"id": "zstd", "level": 1}')
+        raise Unsupported("compressor has no 'id', the name of a codec", hint=_EXAMPLE)
     text = json.dumps(node, sort_keys=True, separators=(",", ":"))
     if len(text) > _LONGEST_COMPRESSOR:
         raise Unsupported(f"compressor takes {pluralize(len(text), 'bytes')} as JSON, more than any codec needs")

@@ -110,11 +110,9 @@ def check_chunks(index: Index) -> None:
     if not set(chunks.block) <= _BLOCKS:
         raise Corrupt(f"a block of the chunks is not a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
     _check_tiles(index)
-    if index.verified:
-        blocks = first_blocks(chunks)[-1]
-        if blocks != len(index.checksums):
-            found = pluralize(len(index.checksums), "checksums")
-            raise Corrupt(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
+    if index.verified and (blocks := first_blocks(chunks)[-1]) != len(index.checksums):
+        found = pluralize(len(index.checksums), "checksums")
+        raise Corrupt(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
 
 
 def _check_parts(index: Index, expected: list[int]) -> None:
@@ -144,9 +142,8 @@ def _check_sizes(index: Index) -> None:
         if one in fit:
             continue
         if len(box) != len(kind.shape or ()):
-            raise Corrupt(
-                f"a box of leaf {index.keys[leaf]!r:.200} has {pluralize(len(box), 'axes')}, its shape {kind.shape}"
-            )
+            axes = pluralize(len(box), "axes")
+            raise Corrupt(f"a box of leaf {index.keys[leaf]!r:.200} has {axes}, its shape {kind.shape}")
         wanted = size_of(box) * itemsize_of(kind.dtype)
         if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
@@ -171,7 +168,7 @@ def _check_tiles(index: Index) -> None:
     chunks, files = index.chunks, index.files
     starts: list[list[int]] = [[] for _ in files]
     ends: list[list[int]] = [[] for _ in files]
-    empty: list[tuple[int, int]] = []
+    empty: list[set[int]] = [set() for _ in files]
     if len(files) == 1 and all(chunks.nbytes):
         starts, ends = [list(chunks.offset)], [list(map(operator.add, chunks.offset, chunks.nbytes))]
     else:
@@ -180,17 +177,14 @@ def _check_tiles(index: Index) -> None:
                 starts[number].append(offset)
                 ends[number].append(offset + nbytes)
             else:
-                empty.append((number, offset))
-    places: list[set[int]] = []
-    for file, begins, stops in zip(files, starts, ends, strict=True):
+                empty[number].add(offset)
+    for number, (file, begins, stops) in enumerate(zip(files, starts, ends, strict=True)):
         # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
         edges, closing = [file.header, *sorted(stops)], [*sorted(begins), file.nbytes]
         if edges != closing:
             stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
             raise Corrupt(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
-        places.append({*edges} if empty else set())
-    for number, offset in empty:
-        if offset not in places[number]:
+        for offset in sorted(empty[number].difference(edges)) if empty[number] else ():
             raise Corrupt(f"an empty array lies inside another one, at byte {offset} of file {number}")
 
 
@@ -201,10 +195,8 @@ def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap:
     if gap:
         return f"{where} belong to no leaf"
     rows = zip(chunks.leaf, chunks.file, chunks.offset, chunks.nbytes, strict=True)
-    keys = [
-        index.keys[leaf] for leaf, of, offset, size in rows if of == number and offset < last and offset + size > first
-    ]
-    named = ", ".join(f"{key!r:.100}" for key in keys[:_SHOWN_KEYS])
+    leaves = (leaf for leaf, of, offset, size in rows if of == number and offset < last and offset + size > first)
+    named = ", ".join(f"{index.keys[leaf]!r:.100}" for leaf in itertools.islice(leaves, _SHOWN_KEYS))
     return f"{where} cannot belong to {named}: the file ends there, or its header or another leaf lies there"
 
 

@@ -48,7 +48,6 @@ _FORM: Final = SignedForm(
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
 _EMBEDDED_FORM: Final = dataclasses.replace(_FORM, version=2)
 _IS_FIRST: Final = f'{{"treering": {VERSION}, '.encode()
-_FIRST_LINE: Final = re.compile(rb'\{"treering": [1-9][0-9]{0,8}, "digest": "(xxh3-128:[0-9a-f]{32})",\n')
 # A member on a line of its own; the last one ends with the document.
 _LINE: Final = re.compile(rb'^"(attempt|files|replaces|metadata)": (.*?)(?:,|\}\s*\Z)$', re.MULTILINE)
 _MEMBERS: Final = 4
@@ -133,7 +132,8 @@ def _index(document: Any, *, embedded: bool) -> Index:
     what = INDEX_NAME
     tree = decode_tree(document, what)
     files = [_file(node, embedded=embedded) for node in member(document, "files", list, what)]
-    if len({file.name for file in files}) != len(files) or (embedded and len(files) != 1):
+    names = {file.name for file in files}
+    if len(names) != len(files) or (embedded and len(files) != 1):
         raise Corrupt("two data files have the same name")
     index = Index(
         attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
@@ -148,9 +148,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
         metadata=read_free_json(document, "metadata", what),
     )
     writers = {0, *(file.process for file in files if file.process is not None)}
-    if not 0 <= min(writers) <= max(writers) < index.processes or not {file.name for file in files}.isdisjoint(
-        index.replaces
-    ):
+    if not 0 <= min(writers) <= max(writers) < index.processes or not names.isdisjoint(index.replaces):
         raise Corrupt("its processes and files cannot be those of a checkpoint")
     check_chunks(index)
     return index
@@ -198,8 +196,7 @@ def read_digest(head: bytes) -> str | None:
         >>> read_digest(b'{"treering": 1, "digest": "xxh3-128:0123456789abcdef0123456789abcdef",\n"attempt": ')
         'xxh3-128:0123456789abcdef0123456789abcdef'
     """
-    found = _FIRST_LINE.match(head)
-    return found[1].decode() if found else None
+    return _FORM.read_digest(head)
 
 
 def read_summary(data: bytes) -> IndexSummary:
@@ -216,11 +213,8 @@ def read_summary(data: bytes) -> IndexSummary:
     if members is None:
         # Damaged, of another version, or laid out by another writer: reading all of it says which.
         index = parse_index(data)
-        attempt, metadata, names = (
-            index.attempt,
-            index.metadata,
-            [*(file.name for file in index.files), *index.replaces],
-        )
+        attempt, metadata = index.attempt, index.metadata
+        names = [*(file.name for file in index.files), *index.replaces]
         sizes = [file.nbytes for file in index.files]
     else:
         files = member(members, "files", list, INDEX_NAME)

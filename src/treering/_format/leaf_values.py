@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
+import functools
 import math
 import re
 import struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from treering._codec.documents import member, show
 from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, ForeignKey, LeafType, OpaqueLeaf
 from treering._values.dtypes import lookup
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
+
+_Named = TypeVar("_Named", ForeignKey, OpaqueLeaf)
 
 _EXACT_INT: Final = 1 << 53
 """Numbers up to here are the same in every JSON reader."""
@@ -60,7 +63,7 @@ def from_base64(text: str, what: str) -> bytes:
     """
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise Corrupt(f"{what} is not base64: {error}") from None
 
 
@@ -119,8 +122,7 @@ def decode_value(kind: str, node: Any, what: str) -> Any:
             data = from_base64(node, what)
             return data if kind == "bytes" else bytearray(data)
         case "opaque", _:
-            name = member(node, "class", str, what)
-            return OpaqueLeaf(name, _text_of(node.get("text"), what), _digest_of(node, what))
+            return _decode_named(OpaqueLeaf, node, what)
     if found is None:
         raise Corrupt(f"{what} is no {kind}")
     return found
@@ -174,8 +176,7 @@ def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     if type(node) is not dict or not node:
         raise Corrupt(f"{what} is neither text nor an object that says its type")
     if "text" in node:
-        name = member(node, "class", str, what)
-        return ForeignKey(name, _text_of(node["text"], what), _digest_of(node, what))
+        return _decode_named(ForeignKey, node, what)
     known = [form for form in node if form in _KEY_FORMS]
     if not known:
         raise Format(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
@@ -186,8 +187,9 @@ def _digest_member(value: ForeignKey | OpaqueLeaf) -> dict[str, str]:
     return {} if value.digest is None else {"digest": value.digest}
 
 
-def _digest_of(node: dict[str, Any], what: str) -> str | None:
-    return member(node, "digest", str, what) if "digest" in node else None
+def _decode_named(cls: type[_Named], node: dict[str, Any], what: str) -> _Named:
+    name, text = member(node, "class", str, what), _text_of(node.get("text"), what)
+    return cls(name, text, member(node, "digest", str, what) if "digest" in node else None)
 
 
 def _typed_key(forms: list[str], content: Any, what: str, levels: int) -> Any:
@@ -200,7 +202,8 @@ def _typed_key(forms: list[str], content: Any, what: str, levels: int) -> Any:
         case ["int"], str() if len(content) <= _KEY_BITS // 4 + 3:
             found = int(content) if _DECIMAL.fullmatch(content) else _int_of(content)
         case ["float"], str():
-            found = _hex_float(content) if _HEX_FLOAT.fullmatch(content) else _float_of(content)
+            with contextlib.suppress(OverflowError):
+                found = float.fromhex(content) if _HEX_FLOAT.fullmatch(content) else _float_of(content)
         case ["bytes"], str():
             return from_base64(content, what)
         case ["tuple"], list() if levels:
@@ -208,13 +211,6 @@ def _typed_key(forms: list[str], content: Any, what: str, levels: int) -> Any:
     if found is None:
         raise Corrupt(f"{what} is {show(content)}, which is not a form of {forms[-1]}")
     return found
-
-
-def _hex_float(text: str) -> float | None:
-    try:
-        return float.fromhex(text)
-    except OverflowError:
-        return None
 
 
 def _text_form(text: str) -> Any:
@@ -361,9 +357,7 @@ def same_value(one: Any, other: Any, *, in_file: bool = False) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(
-            same_value(a, b, in_file=in_file) for a, b in zip(one, other, strict=True)
-        )
+        return len(one) == len(other) and all(map(functools.partial(same_value, in_file=in_file), one, other))
     if isinstance(one, ForeignKey | OpaqueLeaf):
         if in_file:
             return bool(one == other and one.digest == other.digest)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from treering._codec.msgpack.arrays import ChunkedArray
 from treering._codec.msgpack.scan import Scanner
 from treering._format.blocks import leaf_bytes
 from treering._format.index import Container, Index, LeafType, OpaqueLeaf
@@ -149,24 +148,15 @@ class _Records:
     def prepare(self, dtype: Dtype) -> Dtype:
         return dtype
 
-    def array(self, shape: tuple[int, ...], dtype: Dtype, offset: int, data: bytes, at: int) -> LeafRecord:
-        del data, at
+    def array(self, shape: tuple[int, ...], dtype: Dtype, offset: int, _data: bytes, _at: int) -> LeafRecord:
         return _array_record("array", shape, dtype, offset)
 
     def scalar(self, shape: tuple[int, ...], dtype: Dtype, offset: int) -> LeafRecord:
         return _array_record("numpy scalar", shape, dtype, offset)
 
-    def join_chunks(self, parts: ChunkedArray) -> LeafRecord:
-        first: LeafRecord = parts.parts[0]
-        places = tuple((part.offset, part.nbytes) for part in parts.parts)
-        return LeafRecord(
-            kind="array",
-            dtype=first.dtype,
-            shape=parts.shape,
-            nbytes=sum(nbytes for _, nbytes in places),
-            offset=first.offset,
-            parts=places,
-        )
+    def join_chunks(self, shape: tuple[int, ...], parts: list[LeafRecord]) -> LeafRecord:
+        places = tuple((part.offset or 0, part.nbytes) for part in parts)
+        return dataclasses.replace(parts[0], shape=shape, nbytes=sum(part.nbytes for part in parts), parts=places)
 
     def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> Any:
         if nbytes <= _SHORT_TEXT:

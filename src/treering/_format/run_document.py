@@ -6,6 +6,7 @@ steps' indexes, and says of which index each of its entries speaks.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -108,17 +109,12 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     """
     if MEMBER in metadata:
         raise Unsupported(f"the metadata of a step must not have the member {MEMBER!r}, which the run reserves")
-    branch = None if note.branch is None else {"run": note.branch.run, "step": note.branch.step}
-    members: dict[str, Any] = {
-        "step": note.step,
-        "saved": _time_text(note.saved),
-        "metrics": _metric_nodes(note.metrics),
-        "temporary": note.temporary,
-        "branch": branch,
-    }
-    if note.mark is not None:
-        members["mark"] = note.mark
-    return {MEMBER: members, **metadata}
+    node = _encode_members(note)
+    if note.branch is not None:
+        node["branch"] = dataclasses.asdict(note.branch)
+    if note.mark is None:
+        del node["mark"]
+    return {MEMBER: node, **metadata}
 
 
 def find_note(metadata: Mapping[str, Any]) -> StepNote | None:
@@ -189,7 +185,8 @@ def record_text(record: StepRecord) -> str:
     Raises:
         Unsupported: something in it has no form in JSON.
     """
-    node = _record_node(record)
+    node = _encode_members(record)
+    node["index_digest"] = node.pop("digest")
     check_json([node], "steps")
     return json_text(node)
 
@@ -225,10 +222,12 @@ def _text(document: dict[str, Any], name: str) -> str | None:
     return None if document.get(name) is None else member(document, name, str, RUN_DOCUMENT)
 
 
-def _record_node(record: StepRecord) -> dict[str, Any]:
-    node = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    node |= {"saved": _time_text(record.saved), "metrics": _metric_nodes(record.metrics)}
-    return node | {"index_digest": node.pop("digest")}
+def _encode_members(facts: StepNote | StepRecord) -> dict[str, Any]:
+    node = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
+    metrics = {
+        name: float(value) if math.isfinite(value) else str(float(value)) for name, value in facts.metrics.items()
+    }
+    return node | {"saved": _time_text(facts.saved), "metrics": metrics}
 
 
 def _record(node: Any) -> StepRecord:
@@ -272,10 +271,6 @@ def _count(node: Any, name: str, what: str, highest: int) -> int:
     return found
 
 
-def _metric_nodes(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    return {name: float(value) if math.isfinite(value) else str(float(value)) for name, value in metrics.items()}
-
-
 def _metrics(node: dict[str, Any]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, value in node.items():
@@ -300,12 +295,10 @@ def _time_text(seconds: float) -> str:
 
 
 def _time(text: str) -> float:
-    if not _TIME.fullmatch(text):
-        raise Corrupt(f"{show(text)} is not a time")
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        raise Corrupt(f"{show(text)} is not a time") from None
+    with contextlib.suppress(ValueError, OverflowError):
+        if _TIME.fullmatch(text):
+            return datetime.datetime.fromisoformat(text).timestamp()
+    raise Corrupt(f"{show(text)} is not a time")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import add_hint, check_hashes, member, parse_json
+from treering._codec.documents import add_hint, check_hashes, decode_text, member, parse_json
 from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
@@ -33,6 +33,7 @@ _NOTE_TEXT: Final = "a tree; treering.index says how it is put together, and che
 # Readers of torch models look for it.
 _FORMAT: Final = "format"
 _FORMAT_TEXT: Final = "pt"
+_RESERVED: Final = (_FORMAT, _NOTE, _INDEX)
 _NAMES: Final = {name: dtype for dtype, name in DTYPES.items()}
 # Several items share a byte there, so no array of ours can lie on top of them.
 _PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
@@ -61,9 +62,8 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
         save to a folder instead, which can hold them all
     """
     reasons = [_reason(kind) for kind in types]
-    problems = [
-        f"leaf {key!r}: {reasons[number]}" for key, number in zip(keys, leaf_types, strict=True) if reasons[number]
-    ]
+    leaves = zip(keys, leaf_types, strict=True)
+    problems = [f"leaf {key!r}: {reasons[number]}" for key, number in leaves if reasons[number]]
     if problems:
         more = len(problems) - _SHOWN_PROBLEMS
         lines = [*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
@@ -95,11 +95,8 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         ...
         treering.errors.Unsupported: metadata of a safetensors file has the member 'format'; the file reserves that name
     """
-    for name in (_FORMAT, _NOTE, _INDEX):
-        if name in metadata:
-            raise Unsupported(
-                f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name"
-            )
+    for name in filter(metadata.__contains__, _RESERVED):
+        raise Unsupported(f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name")
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -190,10 +187,7 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
     if length > min(size - 8, LARGEST_HEADER):
         raise Corrupt(f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0)
     raw = fetch(8, length)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Corrupt("the header is not UTF-8", offset=8 + error.start) from None
+    text = decode_text(raw, "the header", at=8)
     if not text.startswith("{"):
         raise Corrupt("the header does not begin with '{'", offset=8)
     header = parse_json(text, "the header")
@@ -214,7 +208,7 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
         raise Corrupt("the index in the header is not text") from None
     index = parse_index(document, embedded=True)
-    if not is_first_version(document) and not {_FORMAT, _NOTE, _INDEX}.isdisjoint(index.metadata):
+    if not is_first_version(document) and any(map(index.metadata.__contains__, _RESERVED)):
         raise Corrupt("the metadata has a member that is the file's own")
     for number, kind in enumerate(index.types):
         if _reason(kind) is not None:

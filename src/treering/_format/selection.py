@@ -152,12 +152,8 @@ def _keep(keys: Sequence[Any], stay: Sequence[bool]) -> tuple[Any, ...]:
 
 def _branches(keys: Sequence[str]) -> list[str]:
     """Return all keys and the branches above them."""
-    found: dict[str, None] = {}
-    for key in keys[:_COMPARED]:
-        parts = key.split("/")
-        for end in range(1, len(parts) + 1):
-            found["/".join(parts[:end])] = None
-    return list(found)
+    begun = (itertools.accumulate(key.split("/"), "{}/{}".format) for key in keys[:_COMPARED])
+    return list(dict.fromkeys(itertools.chain.from_iterable(begun)))
 
 
 def _near(text: str, others: Sequence[str]) -> str:

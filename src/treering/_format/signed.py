@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from treering._codec.documents import add_hint, json_text, parse_json
+from treering._codec.documents import add_hint, decode_text, json_text, parse_json
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, Unsupported
 
@@ -83,14 +83,19 @@ class SignedForm:
     def is_whole(self, data: bytes) -> bool:
         """Tell whether the digest of a document is right, whichever version wrote it."""
         first = self._first_line(data)
-        return first is not None and _is_right(first, data)
+        return first is not None and digest((data[: first.start(2)], data[first.end(2) :])) == first[2].decode()
+
+    def read_digest(self, head: bytes) -> str | None:
+        """Return the digest in the first line of a document; None when that is no first line."""
+        first = self._first_line(head)
+        return None if first is None else first[2].decode()
 
     def _first_line(self, data: bytes) -> re.Match[bytes] | None:
         return re.match((_FIRST_LINE % re.escape(self.member)).encode(), data)
 
     def _parse(self, data: bytes) -> Any:
         first = self._first_line(data)
-        is_right = first is not None and _is_right(first, data)
+        is_right = self.is_whole(data)
         # A newer version may sign in another way, but a digest that is wrong is damage.
         version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
         if version is not None and (is_right or not first) and int(version[1]) != self.version:
@@ -101,11 +106,4 @@ class SignedForm:
         if not is_right:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
             raise Corrupt(f"{self.name} is damaged: {problem}")
-        try:
-            return parse_json(data.decode("ascii"), self.name)
-        except UnicodeDecodeError as error:
-            raise Corrupt(f"{self.name} is not ASCII", offset=error.start) from None
-
-
-def _is_right(first: re.Match[bytes], data: bytes) -> bool:
-    return digest((data[: first.start(2)], data[first.end(2) :])) == first[2].decode()
+        return parse_json(decode_text(data, self.name, "ASCII"), self.name)

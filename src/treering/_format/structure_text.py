@@ -61,12 +61,11 @@ def _encode(container: Container) -> dict[str, Any]:
             node["keys"] = _encode_keys(container.keys)
         case "list" | "tuple":
             node["length"] = len(container.keys)
-        case "namedtuple":
-            node |= {"class": container.class_name, "fields": _encode_keys(container.keys)}
         case _:
-            static = {name: encode_key(value) for name, value in container.static}
-            _check_static(container.static, Unsupported, f"a {container.class_name}")
-            node |= {"class": container.class_name, "fields": _encode_keys(container.keys), "static": static}
+            node |= {"class": container.class_name, "fields": _encode_keys(container.keys)}
+            if container.node == "other":
+                node["static"] = {name: encode_key(value) for name, value in container.static}
+                _check_static(container.static, Unsupported, f"a {container.class_name}")
     return node
 
 
@@ -143,19 +142,12 @@ def _decode(node: Any, what: str, most: int) -> Container:
             if not 0 <= length <= most:
                 raise Corrupt(f"{what} is a {kind} of {show(length)} items; the tree has {most} for it")
             return Container(node=kind, keys=tuple(range(length)))
-        case "namedtuple":
-            fields = _decode_keys(node, "fields", what)
-            return Container(node=kind, keys=fields, class_name=member(node, "class", str, what))
-        case "other":
-            nodes = member(node, "static", dict, what)
+        case "namedtuple" | "other":
+            fields, name = _decode_keys(node, "fields", what), member(node, "class", str, what)
+            nodes = member(node, "static", dict, what) if kind == "other" else {}
             static = tuple((name, decode_key(value, f"{what}, {name!r},")) for name, value in nodes.items())
             _check_static(static, Corrupt, what)
-            return Container(
-                node=kind,
-                keys=_decode_keys(node, "fields", what),
-                class_name=member(node, "class", str, what),
-                static=static,
-            )
+            return Container(node=kind, keys=fields, class_name=name, static=static)
         case _:
             raise Format(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
 
@@ -208,9 +200,8 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
                 if leaf == len(keys):
                     raise Corrupt(f"the structure has more leaves than the {pluralize(leaf, 'keys')}")
                 if keys[leaf] != above + name:
-                    raise Corrupt(
-                        f"leaf {leaf} has the key {_short(keys[leaf])}, the structure says {_short(above + name)}"
-                    )
+                    shown, said = _short(keys[leaf]), _short(above + name)
+                    raise Corrupt(f"leaf {leaf} has the key {shown}, the structure says {said}")
                 leaf += 1
     except Format as error:
         raise Corrupt(error.message) from None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treering._arrays.buffers import SMALL_BYTES, SmallRoom, aligned_bytes
-from treering._codec.msgpack.arrays import ChunkedArray
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._store.api import Reader
@@ -86,24 +85,23 @@ class PlannedArrays:
         """Return the numpy scalar at ``offset``, read now."""
         return np.ndarray(shape, dtype, self._read(offset, dtype.itemsize))[()]
 
-    def join_chunks(self, parts: ChunkedArray) -> NDArray[Any]:
+    def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
         """Return one array whose pieces are read straight into their places."""
-        first: NDArray[Any] = parts.parts[0]
+        first: NDArray[Any] = parts[0]
         itemsize = first.dtype.itemsize
-        raw = aligned_bytes(sum(part.size for part in parts.parts) * itemsize)
+        raw = aligned_bytes(sum(part.size for part in parts) * itemsize)
         at = 0
-        for part in parts.parts:
+        for part in parts:
             place = raw[at : at + part.nbytes]
             if id(part) in self._jobs:
                 self._jobs[id(part)] = (self._jobs[id(part)][0], place)
             else:
                 place[:] = part.view(np.uint8)
             at += part.nbytes
-        result = np.ndarray(parts.shape, first.dtype, raw)
+        result = np.ndarray(shape, first.dtype, raw)
         self.results.append(result)
         return result
 
-    def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> object:
+    def blob(self, read: Callable[[], bytes], _offset: int, _nbytes: int, is_text: bool) -> object:
         """Return the str or bytes, read now."""
-        del offset, nbytes
         return read().decode() if is_text else read()

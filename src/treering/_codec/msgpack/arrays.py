@@ -5,7 +5,6 @@ Source of the layout: docs/spec/msgpack.md: an array of three, the shape, the dt
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -83,19 +82,10 @@ class NotChunked(Corrupt, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChunkedArray:
-    """A chunk map whose pieces are known to make up the shape exactly."""
+def chunked_array(container: dict[Any, Any]) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the shape of a map that carries the chunk marker, and its pieces.
 
-    shape: tuple[int, ...]
-    """Shape of the whole."""
-
-    parts: list[Any]
-    """The flat pieces in order, at least one, of one dtype; their lengths add up to the shape."""
-
-
-def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
-    """Check a map that carries the chunk marker.
+    The flat pieces are in order, at least one, of one dtype; their lengths add up to the shape.
 
     Raises:
         Corrupt: other keys, gaps in the numbering, pieces that are no flat arrays of one dtype, or a wrong total.
@@ -114,7 +104,7 @@ def chunked_array(container: dict[Any, Any]) -> ChunkedArray:
             f"a chunked array of shape {shape} needs {pluralize(math.prod(shape), 'items')}, "
             f"its pieces hold {sum(lengths)}"
         )
-    return ChunkedArray(shape, parts)
+    return shape, parts
 
 
 def _numbered(container: Any, role: str) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import msgpack
 
-from treering._codec.msgpack.arrays import ChunkedArray, array_payload, chunked_array
+from treering._codec.msgpack.arrays import array_payload, chunked_array
 from treering._codec.msgpack.window import Window
 from treering._codec.msgpack.wire import (
     CHUNK_MARKER,
@@ -55,7 +55,7 @@ class LeafBuilder(Protocol):
     def prepare(self, dtype: Dtype) -> Any:
         """Return what ``array`` wants as dtype; called once for each distinct header."""
 
-    def array(self, shape: tuple[int, ...], dtype: Any, offset: int, data: bytes, at: int) -> object:
+    def array(self, shape: tuple[int, ...], dtype: Any, offset: int, data: bytes, at: int, /) -> object:
         """Return the array of that shape and dtype whose bytes start at ``offset``.
 
         ``data`` is the window, in which they start at index ``at``; they may go on behind its end.
@@ -64,10 +64,10 @@ class LeafBuilder(Protocol):
     def scalar(self, shape: tuple[int, ...], dtype: Any, offset: int) -> object:
         """Return the numpy scalar whose bytes start at ``offset``; ``shape`` is ()."""
 
-    def join_chunks(self, parts: ChunkedArray) -> object:
-        """Return the one array that these flat parts make."""
+    def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> object:
+        """Return the one array of that shape that these flat parts make."""
 
-    def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> object:
+    def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool, /) -> object:
         """Return the leaf for a str or bytes; ``read`` fetches it when it is wanted."""
 
 
@@ -280,7 +280,7 @@ class Scanner:
                 if frame.chunks_of_chunks:
                     raise Corrupt("a piece of a chunked array is itself chunked")
                 parent.holds_chunked = True
-                return self._leaves.join_chunks(chunked_array(container))
+                return self._leaves.join_chunks(*chunked_array(container))
             if frame.holds_chunked and parent.key == "chunks":
                 parent.chunks_of_chunks = True
         elif frame.tuple_end is not None:

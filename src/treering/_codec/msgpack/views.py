@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treering._codec.msgpack.arrays import ChunkedArray
 from treering._values.dtypes import Dtype, numpy_dtype
 
 if TYPE_CHECKING:
@@ -29,20 +28,18 @@ class Views:
         """Return the numpy dtype."""
         return numpy_dtype(dtype)
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, data: bytes, at: int) -> NDArray[Any]:
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, _data: bytes, _at: int) -> NDArray[Any]:
         """Return the array at ``offset``, read-only."""
-        del data, at
         return np.ndarray(shape, dtype, self._buffer, offset)
 
     def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> object:
         """Return the numpy scalar at ``offset``."""
         return np.ndarray(shape, dtype, self._buffer, offset)[()]
 
-    def join_chunks(self, parts: ChunkedArray) -> NDArray[Any]:
+    def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
         """Return the pieces joined, in fresh writable memory."""
-        return np.concatenate(parts.parts).reshape(parts.shape)
+        return np.concatenate(parts).reshape(shape)
 
-    def blob(self, read: Callable[[], bytes], offset: int, nbytes: int, is_text: bool) -> object:
+    def blob(self, read: Callable[[], bytes], _offset: int, _nbytes: int, is_text: bool) -> object:
         """Return the str or bytes."""
-        del offset, nbytes
         return read().decode() if is_text else read()
