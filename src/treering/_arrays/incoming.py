@@ -102,10 +102,7 @@ class StoredArrays:
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of what is stored of a leaf."""
-        known = lookup(self.index.type_of(leaf).dtype or "")
-        if known is None:
-            raise Format(f"unknown dtype {self.index.type_of(leaf).dtype}")
-        return numpy_dtype(known)
+        return dtype_in(self.index, leaf)
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
         """Return how a stored leaf lies."""
@@ -308,6 +305,14 @@ class StoredArrays:
         if file in self._unchecked:
             self._headers(file)
             self._unchecked.discard(file)
+
+
+def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
+    """Return the dtype of what is stored of a leaf."""
+    known = lookup(index.type_of(leaf).dtype or "")
+    if known is None:
+        raise Format(f"unknown dtype {index.type_of(leaf).dtype}")
+    return numpy_dtype(known)
 
 
 def stored_chunks(index: Index, leaf: int) -> tuple[StoredChunk, ...]:

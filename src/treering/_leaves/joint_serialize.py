@@ -122,7 +122,7 @@ class _LeavesShare:
         staged.require_space(self._shares.nbytes(self._share))
         sizes, checksums = write_leaves(
             staged, self._own.folders, self._own.leaves, self._arrays,
-            progress=self._options.progress, share=self._share,
+            progress=self._options.progress, chunks=self._share, headed=not self._call.processes.this,
         )  # fmt: skip
         digests = local_digests(self._flat, self._leaves) if self._options.host_local == "equal" else b""
         return part_of(sizes, checksums, digests)

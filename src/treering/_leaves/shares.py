@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
-from treering._leaves.chunks.write import WriteShare
 from treering._leaves.plan import PlannedLeaves, shared_boxes
 from treering._plan.balance import Pool, level_loads, pour
 from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, split_at_ends
@@ -59,8 +58,8 @@ class LeafShares:
         keys = [plan.flat.keys[number] for number in self._arrays]
         self._writers = plan_writers(layouts, chunks, processes, keys)
 
-    def of(self, process: int) -> WriteShare:
-        """Return what one process writes."""
+    def of(self, process: int) -> dict[int, Sequence[int]]:
+        """Return what one process writes: leaf number -> which of its chunks, ascending."""
         planned = self._writers.chunks_of(process)
         chunks: dict[int, Sequence[int]] = {self._numbers[place]: found for place, found in planned.items()}
         if not process:
@@ -70,16 +69,16 @@ class LeafShares:
                 if number not in self._together
             }
             chunks = dict(sorted({**chunks, **whole_leaves}.items()))
-        return WriteShare(chunks=chunks, headed=not process)
+        return chunks
 
-    def nbytes(self, share: WriteShare) -> int:
+    def nbytes(self, share: Mapping[int, Sequence[int]]) -> int:
         """Return how many bytes a share is, before any compressor."""
-        return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.chunks.items())
+        return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.items())
 
-    def left_to_others(self, share: WriteShare) -> Iterator[tuple[str, list[str]]]:
+    def left_to_others(self, share: Mapping[int, Sequence[int]]) -> Iterator[tuple[str, list[str]]]:
         """Yield the folders of leaves of which others write some chunk files, and the names of those files."""
         for number, zarr in self._arrays.items():
-            count, own = chunk_count(zarr), share.chunks.get(number, ())
+            count, own = chunk_count(zarr), share.get(number, ())
             if len(own) < count:
                 theirs = sorted(set(range(count)).difference(own))
                 yield self._folders[number], [chunk_name(zarr, other) for other in theirs]
@@ -96,7 +95,7 @@ class LeafShares:
         found: dict[int, list[tuple[int, int, array[int]]]] = {number: [] for number in self._arrays}
         for process, (sizes, checksums) in enumerate(parts):
             sized, at = 0, 0
-            for number, numbers in self.of(process).chunks.items():
+            for number, numbers in self.of(process).items():
                 zarr = self._arrays[number]
                 size, is_packed = chunk_bytes(zarr), zarr.compressor is not None
                 for chunk in numbers:

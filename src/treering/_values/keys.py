@@ -82,7 +82,7 @@ def naming_leaf(key: str) -> Iterator[None]:
         ...     raise Format("its dtype is unknown")
         Traceback (most recent call last):
             ...
-        treering.errors.Format: leaf 'params/w': its dtype is unknown
+        treering.errors.Format: its dtype is unknown (at leaf 'params/w')
     """
     try:
         yield

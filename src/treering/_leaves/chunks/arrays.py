@@ -14,20 +14,18 @@ from typing import Any, Final
 import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes
-from treering._arrays.incoming import ReadRequest, StoredArrays, stored_chunks
+from treering._arrays.incoming import ReadRequest, StoredArrays, dtype_in, stored_chunks
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._leaves.chunks.decode import find_chunks, plan_decoding, read_chunk, view_as_stored
-from treering._leaves.chunks.files import BranchFiles, ChunkFile, ChunkFiles, OpenChunks, SmallFile, name_leaf
+from treering._leaves.chunks.files import BranchFiles, ChunkFile, OpenChunks, SmallFile, chunk_files, name_leaf
 from treering._leaves.documents.record import OpenBranch
 from treering._plan.exchange import StoredChunk
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._values.boxes import picked_shape, size_of, whole
-from treering._values.dtypes import lookup, numpy_dtype
-from treering._values.keys import split_key
-from treering.errors import Format, Unsupported
+from treering._values.keys import naming_leaf
 
 _SMALL_BYTES: Final = 64 << 10
 # Small leaves of one job share their memory; what is kept of one of them keeps this much.
@@ -36,14 +34,6 @@ _TOGETHER_BYTES: Final = 256 << 10
 _HEADERS: Final = 4 << 10
 # Before so much memory is taken, the files that shall fill it are looked at.
 _CAREFUL_BYTES: Final = 4 << 20
-
-
-def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
-    """Return the dtype of what is stored of a leaf."""
-    known = lookup(index.type_of(leaf).dtype or "")
-    if known is None:
-        raise Format(f"unknown dtype {index.type_of(leaf).dtype}")
-    return numpy_dtype(known)
 
 
 def _describe_small(zarr: ZarrArray) -> SmallFile | None:
@@ -119,11 +109,8 @@ class BranchArrays:
             if rows:
                 as_they_lie.append(request)
             else:
-                try:
+                with naming_leaf(self._files.keys[place]):
                     packed += plan_decoding(self._files, place, request, covering, self._dtype(request.leaf))
-                except Unsupported as error:
-                    error.path = split_key(self._files.keys[place])
-                    raise
         own.jobs.extend(self._together(small))
         packed.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
         shared.jobs.extend(job for _, job in packed)
@@ -148,7 +135,7 @@ class BranchArrays:
             return
         for chunk in covering:
             if keep:
-                with ChunkFile(self._files, self._held, place, chunk).using():
+                with ChunkFile(files=self._files, held=self._held, place=place, chunk=chunk).using():
                     pass
             else:
                 self._files.open_chunk(place, chunk).close()
@@ -207,19 +194,13 @@ class BranchArrays:
             columns = index.chunks
             first = bisect.bisect_left(columns.leaf, self.leaves[0])
             rows = slice(first, bisect.bisect_right(columns.leaf, self.leaves[-1], first))
-            chunks = Chunks(
-                leaf=columns.leaf[rows],
-                box=columns.box[rows],
-                file=columns.file[rows],
-                offset=columns.offset[rows],
-                nbytes=columns.nbytes[rows],
-                block=columns.block[rows],
-            )
+            names = ("leaf", "box", "file", "offset", "nbytes", "block")
+            chunks = Chunks(**{name: getattr(columns, name)[rows] for name in names})
             checksums = array("Q")
             for leaf in dict.fromkeys(chunks.leaf):
                 checksums += self._files.all_checksums_of(self._places[leaf])
             index = dataclasses.replace(index, chunks=chunks, checksums=checksums, verified=True)
-        files = ChunkFiles(self._index, self._places, self._files, self._held)
+        files = chunk_files(self._index, self._places, self._files, self._held)
         return StoredArrays(index, files, lambda _: None, mapped=self._mapped)
 
 

@@ -75,15 +75,16 @@ def plan_decoding(
     zarr = files.branch.arrays[leaf]
     one_room = _allocate_whole(zarr, request, dtype)
     if one_room is not None:
-        straight = functools.partial(_read_straight, files, leaf, 0, one_room)
-        return [(one_room.nbytes, straight)]
+        return [(one_room.nbytes, functools.partial(read_chunk, files, leaf, 0, one_room))]
     request.arrays = [_allocate(picked_shape(box, request.steps), dtype) for box in request.boxes]
     jobs: list[tuple[int, Job]] = []
     for chunk, boxes in covering.items():
-        nbytes = sum(_common_bytes(zarr, chunk, request, number, dtype) for number in boxes)
-        whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and request.boxes[boxes[0]] == chunk_box(zarr, chunk)
+        box = chunk_box(zarr, chunk)
+        common = [pick_overlap(box, request.boxes[number], request.steps) for number in boxes]
+        nbytes = sum(size_of(found[0]) for found in common if found is not None) * dtype.itemsize
+        whole_box = len(boxes) == 1 and is_whole(zarr, chunk) and request.boxes[boxes[0]] == box
         if whole_box and request.steps is None:
-            jobs.append((nbytes, functools.partial(_read_straight, files, leaf, chunk, request.arrays[boxes[0]])))
+            jobs.append((nbytes, functools.partial(read_chunk, files, leaf, chunk, request.arrays[boxes[0]])))
         else:
             jobs.append((nbytes, functools.partial(_cut_out, files, leaf, chunk, request, boxes)))
     return jobs
@@ -104,11 +105,6 @@ def _allocate_whole(zarr: ZarrArray, request: ReadRequest, dtype: np.dtype[Any])
     return room
 
 
-def _read_straight(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> int:
-    read_chunk(files, leaf, chunk, into)
-    return into.nbytes
-
-
 def _cut_out(files: BranchFiles, leaf: int, chunk: int, request: ReadRequest, boxes: Sequence[int]) -> int:
     """Read a chunk beside the arrays and copy from it what they want."""
     zarr = files.branch.arrays[leaf]
@@ -125,8 +121,8 @@ def _cut_out(files: BranchFiles, leaf: int, chunk: int, request: ReadRequest, bo
     return nbytes
 
 
-def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> None:
-    """Read a whole chunk.
+def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) -> int:
+    """Read a whole chunk and return its bytes.
 
     Args:
         files: of the leaf's branch.
@@ -142,6 +138,7 @@ def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) ->
     with files.open_chunk(leaf, chunk) as file, name_leaf(files.keys[leaf], files.shown_chunk(leaf, chunk)):
         content = _Content(file, files.checksums_of(leaf, chunk))
         decode(zarr, content.read, file.size, view_as_stored(zarr, into))
+    return into.nbytes
 
 
 class _Content:
@@ -187,11 +184,6 @@ def _mismatch_error(found: array[int], wanted: array[int], start: int, block: in
     start += number * block
     where = f"bytes {start} to {min(start + block, end)}"
     return Corrupt(f"{where} have the checksum {found[number]:016x} instead of {wanted[number]:016x}")
-
-
-def _common_bytes(zarr: ZarrArray, chunk: int, request: ReadRequest, number: int, dtype: np.dtype[Any]) -> int:
-    found = pick_overlap(chunk_box(zarr, chunk), request.boxes[number], request.steps)
-    return 0 if found is None else size_of(found[0]) * dtype.itemsize
 
 
 def view_as_stored(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:

@@ -11,8 +11,7 @@ import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from mmap import mmap
-from types import TracebackType
-from typing import Final, Self, overload
+from typing import Final, Self
 
 import xxhash
 
@@ -25,9 +24,10 @@ from treering._store.failures import DataFileMissing
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import Box
-from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
+from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize
 from treering._values.keys import split_key
+from treering._values.lazy_sequence import LazySequence
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, TreeringError
 
@@ -145,7 +145,7 @@ class BranchFiles:
         # Most small leaves are one block.
         if 0 < len(data) <= SMALLEST_BLOCK and self.first_checksums[leaf + 1] - first == 1:
             return xxhash.xxh3_64_intdigest(data) == self.branch.record.checksums[first]
-        return block_checksums(memoryview(data), block_bytes(len(data))) == self.all_checksums_of(leaf)
+        return block_checksums(memoryview(data)) == self.all_checksums_of(leaf)
 
     def all_checksums_of(self, leaf: int) -> array[int]:
         """Return the checksums of all files of a leaf, none for a branch that has none."""
@@ -193,11 +193,11 @@ class BranchFiles:
             return None
         first = self.first_checksums[leaf]
         if self.branch.arrays[leaf].compressor is None:
-            first += chunk * _blocks(self.size_of(leaf, chunk) or 0)
+            first += chunk * block_count(self.size_of(leaf, chunk) or 0)
         else:
             sizes = self._first_sizes[leaf]
             first += self._packed_blocks[sizes + chunk] - self._packed_blocks[sizes]
-        return self.branch.record.checksums[first : first + _blocks(self.size_of(leaf, chunk) or 0)]
+        return self.branch.record.checksums[first : first + block_count(self.size_of(leaf, chunk) or 0)]
 
     @functools.cached_property
     def first_checksums(self) -> list[int]:
@@ -211,7 +211,7 @@ class BranchFiles:
 
     @functools.cached_property
     def _packed_blocks(self) -> list[int]:
-        return list(itertools.accumulate(map(_blocks, self.branch.record.sizes), initial=0))
+        return list(itertools.accumulate(map(block_count, self.branch.record.sizes), initial=0))
 
     def _open(self, leaf: int, name: str) -> LocalFile:
         try:
@@ -221,10 +221,6 @@ class BranchFiles:
 
     def _shown(self, leaf: int, name: str) -> str:
         return f"{self.branch.record.folders[leaf]}/{name}"
-
-
-def _blocks(size: int) -> int:
-    return block_count(size, block_bytes(size))
 
 
 def damaged_error(key: str, what: str) -> Corrupt:
@@ -278,9 +274,7 @@ class OpenChunks:
             self._readings += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with self._lock:
             self._readings -= 1
             if not self._readings:
@@ -314,23 +308,18 @@ class OpenChunks:
                 self._held.pop(key).file.close()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFile:
-    """One chunk file.
+    """One chunk file."""
 
-    Args:
-        files: those of its branch.
-        held: keeps it open between the parts of a reading.
-        place: number of its leaf among the stored ones of the branch.
-        chunk: its number in the grid.
-    """
-
-    __slots__ = ("_chunk", "_files", "_held", "_place")
-
-    def __init__(self, files: BranchFiles, held: OpenChunks, place: int, chunk: int) -> None:
-        self._files = files
-        self._held = held
-        self._place = place
-        self._chunk = chunk
+    files: BranchFiles
+    """Those of its branch."""
+    held: OpenChunks
+    """Keeps it open between the parts of a reading."""
+    place: int
+    """Number of its leaf among the stored ones of the branch."""
+    chunk: int
+    """Its number in the grid."""
 
     def using(self) -> contextlib.AbstractContextManager[LocalFile]:
         """Give the open file for as long as the block runs.
@@ -338,8 +327,8 @@ class ChunkFile:
         Raises:
             Corrupt: it is missing, or not of its size.
         """
-        key = (id(self._files), self._place, self._chunk)
-        return self._held.using(key, functools.partial(self._files.open_chunk, self._place, self._chunk))
+        key = (id(self.files), self.place, self.chunk)
+        return self.held.using(key, functools.partial(self.files.open_chunk, self.place, self.chunk))
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on."""
@@ -352,11 +341,13 @@ class ChunkFile:
             return file.map()
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
-        return name_leaf(self._files.keys[self._place], self._files.shown_chunk(self._place, self._chunk))
+        return name_leaf(self.files.keys[self.place], self.files.shown_chunk(self.place, self.chunk))
 
 
-class ChunkFiles(Sequence[ChunkFile]):
-    """The chunk files that an index has rows for; each one is made when it is asked for.
+def chunk_files(
+    index: Index, places: Mapping[int, int], files: BranchFiles, held: OpenChunks
+) -> LazySequence[ChunkFile]:
+    """Return the chunk files that an index has rows for.
 
     Args:
         index: of the whole directory; only rows of one branch are asked for.
@@ -364,23 +355,10 @@ class ChunkFiles(Sequence[ChunkFile]):
         files: those of the branch.
         held: keeps files open between the parts of a reading.
     """
+    leaves = index.chunks.leaf
 
-    def __init__(self, index: Index, places: Mapping[int, int], files: BranchFiles, held: OpenChunks) -> None:
-        self._leaves = index.chunks.leaf
-        self._places = places
-        self._files = files
-        self._held = held
+    def make(row: int) -> ChunkFile:
+        leaf = leaves[row]
+        return ChunkFile(files=files, held=held, place=places[leaf], chunk=row - bisect.bisect_left(leaves, leaf))
 
-    def __len__(self) -> int:
-        return len(self._leaves)
-
-    @overload
-    def __getitem__(self, row: int) -> ChunkFile: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[ChunkFile]: ...
-    def __getitem__(self, row: int | slice) -> ChunkFile | list[ChunkFile]:
-        if isinstance(row, slice):
-            return [self[number] for number in range(len(self))[row]]
-        leaf = self._leaves[row]
-        chunk = row - bisect.bisect_left(self._leaves, leaf)
-        return ChunkFile(self._files, self._held, self._places[leaf], chunk)
+    return LazySequence(len(leaves), make)

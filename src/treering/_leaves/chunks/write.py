@@ -28,7 +28,7 @@ _SMALL_BYTES: Final = 64 << 10
 _TOGETHER: Final = 64
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class WriteForm:
     """What leaves of one layout have in common."""
 
@@ -49,56 +49,33 @@ class WriteForm:
 def describe_form(zarr: ZarrArray) -> WriteForm:
     """Return what leaves of a layout have in common."""
     count, chunk = chunk_count(zarr), chunk_bytes(zarr)
-    return WriteForm(
-        array=zarr,
-        document=zarray_bytes(zarr),
-        count=count,
-        chunk=chunk,
-        block=block_bytes(chunk),
-        name=chunk_name(zarr, 0) if zarr.compressor is None and zarr.chunks == zarr.shape else None,
-    )
+    name = chunk_name(zarr, 0) if zarr.compressor is None and zarr.chunks == zarr.shape else None
+    return WriteForm(zarr, zarray_bytes(zarr), count, chunk, block_bytes(chunk), name)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class WrittenLeaf:
-    """A leaf, and what is known of its files when they are written.
+    """A leaf, and what is known of its files when they are written."""
 
-    Attributes:
-        folder: its folder.
-        form: how it is cut.
-        sources: the boxes in which it lies in memory.
-        numbers: which of its chunks this process writes, ascending.
-        head: its ``.zarray`` as a file, if this process writes that.
-        sizes: bytes of those chunk files, if they are compressed.
-        checksums: those of all blocks of those chunk files.
-    """
-
-    __slots__ = ("checksums", "folder", "form", "head", "numbers", "sizes", "sources")
-
-    def __init__(
-        self, folder: str, form: WriteForm, sources: Sequence[HeldBox], numbers: Sequence[int], *, headed: bool
-    ) -> None:
-        self.folder = folder
-        self.form = form
-        self.sources = sources
-        self.numbers = numbers
-        self.head = ((ZARRAY, form.document),) if headed else ()
-        self.sizes: Sequence[int] = ()
-        self.checksums = array("Q")
+    folder: str
+    """Its folder."""
+    form: WriteForm
+    """How it is cut."""
+    sources: Sequence[HeldBox]
+    """The boxes in which it lies in memory."""
+    numbers: Sequence[int]
+    """Which of its chunks this process writes, ascending."""
+    head: Sequence[tuple[str, bytes]]
+    """Its ``.zarray`` as a file, if this process writes that."""
+    sizes: Sequence[int] = ()
+    """Bytes of those chunk files, if they are compressed."""
+    checksums: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
+    """Those of all blocks of those chunk files."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the chunks that this process writes, before any compressor."""
         return len(self.numbers) * self.form.chunk
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WriteShare:
-    """What one process of several writes."""
-
-    chunks: Mapping[int, Sequence[int]]
-    """Leaf number -> which of its chunks, ascending."""
-    headed: bool
-    """Whether it writes the ``.zarray`` of every leaf as well."""
 
 
 def write_leaves(
@@ -108,7 +85,8 @@ def write_leaves(
     arrays: Sequence[ZarrArray],
     *,
     progress: Progress | None = None,
-    share: WriteShare | None = None,
+    chunks: Mapping[int, Sequence[int]] | None = None,
+    headed: bool = True,
 ) -> tuple[list[int], array[int]]:
     """Write every stored leaf: its ``.zarray`` and its chunk files.
 
@@ -118,7 +96,8 @@ def write_leaves(
         leaves: the leaves; those in ``leaves.sources`` are written.
         arrays: the layout of each of them.
         progress: called from this thread.
-        share: what this process writes of them; None: everything.
+        chunks: which of its chunks this process writes, by the number of a leaf; None: all.
+        headed: whether it writes the ``.zarray`` of every leaf as well.
 
     Returns:
         The size of each chunk file of the compressed leaves, and the checksums of all blocks of all chunk files, of
@@ -133,15 +112,14 @@ def write_leaves(
     large: list[WrittenLeaf] = []
     every: list[WrittenLeaf] = []
     total = 0
-    headed = share is None or share.headed
     for number, folder, zarr, sources in zip(leaves.sources, folders, arrays, leaves.sources.values(), strict=True):
         form = forms.get(id(zarr))  # thousands of leaves share a few layouts
         if form is None:
             form = forms[id(zarr)] = describe_form(zarr)
-        numbers = range(form.count) if share is None else share.chunks.get(number, ())
+        numbers = range(form.count) if chunks is None else chunks.get(number, ())
         if not (numbers or headed):
             continue
-        leaf = WrittenLeaf(folder, form, sources, numbers, headed=headed)
+        leaf = WrittenLeaf(folder, form, sources, numbers, ((ZARRAY, form.document),) if headed else ())
         every.append(leaf)
         total += leaf.nbytes
         (small if leaf.nbytes <= _SMALL_BYTES else large).append(leaf)
@@ -197,7 +175,7 @@ def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
     for number in leaf.numbers:
         data = to_stored(pieces.chunk(number), form.array)
         content = data.tobytes() if form.array.compressor is None else encode(form.array, data)
-        checksums += block_checksums(memoryview(content), block_bytes(len(content)))
+        checksums += block_checksums(memoryview(content))
         files.append((chunk_name(form.array, number), content))
     staged.write_small(leaf.folder, files)
     leaf.checksums = checksums
@@ -246,7 +224,7 @@ class _LargeLeaf:
         else:
             content = encode(form.array, to_stored(chunk, form.array))
             size = len(content)
-            checksums = block_checksums(memoryview(content), block_bytes(size))
+            checksums = block_checksums(memoryview(content))
             self._staged.write_file(leaf.folder, name, (content,), size)
             self._tally.add(form.chunk)
         self._sizes[place], self._checksums[place] = size, checksums

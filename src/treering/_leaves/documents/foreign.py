@@ -20,15 +20,6 @@ from treering.errors import Corrupt, Unsupported
 _Nodes: TypeAlias = "dict[str, int | _Nodes]"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """The leaves in the order of the tree, and the containers around them."""
-
-    structure: list[Token]
-    paths: list[tuple[str, ...]]
-    entries: list[int]
-
-
 def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequence[ZarrArray]) -> LeavesRecord:
     """Return a made up record: nested dicts of jax arrays, in the order of the entries as far as dicts allow.
 
@@ -49,7 +40,7 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         >>> record.keys, record.folders
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
-    found = _flatten(_tree(prefix, entries))
+    structure, paths, found = _flatten(_tree(prefix, entries))
     check_hashes([this.shape for this in arrays], "the shapes of the arrays")
     check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
@@ -57,7 +48,7 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
     leaf_types: list[int] = []
     leaf_layouts: list[int] = []
     known: dict[int, tuple[int, int]] = {}
-    for number, path in zip(found.entries, found.paths, strict=True):
+    for number, path in zip(found, paths, strict=True):
         this = arrays[number]
         if id(this) not in known:
             kind, layout = _describe(this, path)
@@ -69,12 +60,12 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         attempt=UNMARKED,
         written={},
         meshes=[],
-        structure=found.structure,
-        keys=list(map(join_key, found.paths)),
+        structure=structure,
+        keys=list(map(join_key, paths)),
         types=list(types),
         leaf_types=leaf_types,
         values={},
-        folders=[entries[number].path for number in found.entries],
+        folders=[entries[number].path for number in found],
         layouts=list(layouts),
         leaf_layouts=leaf_layouts,
         sizes=[],
@@ -88,14 +79,8 @@ def _describe(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, ChunkLa
     except (Corrupt, Unsupported) as error:
         error.path = path
         raise
-    layout = ChunkLayout(
-        chunks=this.chunks,
-        compressor=this.compressor,
-        order=this.order,
-        separator=this.separator,
-        big_endian=this.big_endian,
-    )
-    return LeafType(kind="jax", dtype=this.dtype, shape=shape), layout
+    layout = {field.name: getattr(this, field.name) for field in dataclasses.fields(ChunkLayout)}
+    return LeafType(kind="jax", dtype=this.dtype, shape=shape), ChunkLayout(**layout)
 
 
 def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
@@ -124,8 +109,11 @@ def _clash_error(one: str, other: str) -> Corrupt:
     )
 
 
-def _flatten(root: _Nodes) -> _Found:
-    found = _Found(structure=[], paths=[], entries=[])
+def _flatten(root: _Nodes) -> tuple[list[Token], list[tuple[str, ...]], list[int]]:
+    """Return the containers around the leaves, and paths and entries of these in the order of the tree."""
+    structure: list[Token] = []
+    paths: list[tuple[str, ...]] = []
+    found: list[int] = []
     path: list[str] = []
     levels: list[Iterator[tuple[str, int | _Nodes]]] = [iter(root.items())]
     run = 0
@@ -133,20 +121,15 @@ def _flatten(root: _Nodes) -> _Found:
         part, node = next(levels[-1], ("", None))
         if node is None:
             levels.pop()
-            if path:
-                path.pop()
-            continue
-        if isinstance(node, int):
+            del path[-1:]
+        elif isinstance(node, int):
             run += 1
-            found.paths.append((*path, part)[1:])
-            found.entries.append(node)
-            continue
-        if run:
-            found.structure.append(run)
+            paths.append((*path, part)[1:])
+            found.append(node)
+        else:
+            structure += [run] if run else []
             run = 0
-        found.structure.append(Container(node="dict", keys=tuple(node)))
-        path.append(part)
-        levels.append(iter(node.items()))
-    if run:
-        found.structure.append(run)
-    return found
+            structure.append(Container(node="dict", keys=tuple(node)))
+            path.append(part)
+            levels.append(iter(node.items()))
+    return [*structure, run] if run else structure, paths, found

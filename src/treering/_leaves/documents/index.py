@@ -225,22 +225,18 @@ def record_of(branch: IndexBranch) -> LeavesRecord | None:
             raise Corrupt(f"{LEAVES_INDEX}: {whose} has neither arrays nor a record", hint=_DAMAGED)
         return None
     try:
-        return _read_record(branch.record, branch)
+        record = parse_record(branch.record)
+        _compare(record, branch)
     except (Corrupt, Format, Unsupported) as error:
         error.message = f"{LEAVES_INDEX}: {whose}: {error.message}"
         raise
-
-
-def _read_record(data: bytes, branch: IndexBranch) -> LeavesRecord:
-    record = parse_record(data)
-    if record.prefix != branch.prefix:
-        raise Corrupt(f"the record is that of prefix {show(record.prefix)}", hint=_DAMAGED)
-    _compare(entries_of(record), branch.entries)
     return record
 
 
-def _compare(wanted: Sequence[dict[str, Any]], found: Sequence[Entry]) -> None:
-    nodes = [entry.document for entry in found]
+def _compare(record: LeavesRecord, branch: IndexBranch) -> None:
+    if record.prefix != branch.prefix:
+        raise Corrupt(f"the record is that of prefix {show(record.prefix)}", hint=_DAMAGED)
+    wanted, nodes = entries_of(record), [entry.document for entry in branch.entries]
     if nodes == wanted:
         return
     for number, (want, node) in enumerate(zip(wanted, nodes, strict=False)):

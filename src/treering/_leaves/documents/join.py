@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias, overload
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
@@ -14,6 +14,7 @@ from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of,
 from treering._values.boxes import Box
 from treering._values.checksums import block_bytes
 from treering._values.keys import escape_part
+from treering._values.lazy_sequence import LazySequence
 
 # Rows of leaves without checksums, in all: their number is what a ``.zarray`` claims, and no table bears it out.
 _MOST_UNCHECKED_ROWS: Final = 100_000
@@ -22,8 +23,10 @@ _Described: TypeAlias = tuple[int, list[Box | None], int]
 """Size, boxes and block of the chunk files of one array."""
 
 
-class ChunkFileColumn(Sequence[DataFile]):
-    """The chunk files of plain leaves; ten thousand of them are two columns, and an object only when one is asked for.
+def list_chunk_files(
+    folders: Sequence[str], arrays: Sequence[ZarrArray], firsts: Sequence[int], leaves: Sequence[int]
+) -> LazySequence[DataFile]:
+    """Return the chunk files of plain leaves; ten thousand of them are two columns.
 
     Args:
         folders: of each leaf that has rows.
@@ -32,35 +35,17 @@ class ChunkFileColumn(Sequence[DataFile]):
         leaves: which of the leaves each row belongs to.
 
     Example:
-        >>> files = ChunkFileColumn(["a/w"], [ZarrArray(shape=(4,), chunks=(2,), dtype="int8")], [0, 2], [0, 0])
+        >>> files = list_chunk_files(["a/w"], [ZarrArray(shape=(4,), chunks=(2,), dtype="int8")], [0, 2], [0, 0])
         >>> len(files), files[1].name, files[1].nbytes
         (2, 'a/w/1', 2)
     """
 
-    def __init__(
-        self, folders: Sequence[str], arrays: Sequence[ZarrArray], firsts: Sequence[int], leaves: Sequence[int]
-    ) -> None:
-        self._folders = folders
-        self._arrays = arrays
-        self._firsts = firsts
-        self._leaves = leaves
+    def make(row: int) -> DataFile:
+        leaf = leaves[row]
+        name = f"{folders[leaf]}/{chunk_name(arrays[leaf], row - firsts[leaf])}".removeprefix("/")
+        return DataFile(name=name, nbytes=chunk_bytes(arrays[leaf]), header=0, digest=None)
 
-    def __len__(self) -> int:
-        return len(self._leaves)
-
-    @overload
-    def __getitem__(self, row: int) -> DataFile: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[DataFile]: ...
-
-    def __getitem__(self, row: int | slice) -> DataFile | list[DataFile]:
-        if isinstance(row, slice):
-            return [self[number] for number in range(*row.indices(len(self)))]
-        leaf = self._leaves[row]
-        this, chunk = self._arrays[leaf], row % len(self._leaves) - self._firsts[leaf]
-        name = f"{self._folders[leaf]}/{chunk_name(this, chunk)}".removeprefix("/")
-        return DataFile(name=name, nbytes=chunk_bytes(this), header=0, digest=None)
+    return LazySequence(len(leaves), make)
 
 
 def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
@@ -92,7 +77,8 @@ def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         numbers = [types.setdefault(kind, len(types)) for kind in record.types]
         leaf_types.extend(map(numbers.__getitem__, record.leaf_types))
         values.update({first + leaf: value for leaf, value in record.values.items()})
-    written = _written(records)
+    # Of several saves, the one that says the latest time.
+    written = max((each.written for each in records), key=lambda written: str(written.get("at", "")), default={})
     several = written.get("processes")
     return Index(
         attempt=records[0].attempt if records else UNMARKED,
@@ -106,16 +92,11 @@ def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         values=values,
         chunks=rows.chunks(),
         checksums=rows.checksums,
-        files=ChunkFileColumn(rows.folders, rows.arrays, rows.firsts, rows.owners),
+        files=list_chunk_files(rows.folders, rows.arrays, rows.firsts, rows.owners),
         replaces=[],
         metadata={},
         verified=verified,
     )
-
-
-def _written(records: Sequence[LeavesRecord]) -> Mapping[str, Any]:
-    """Return who wrote the directory; of several saves, the one that says the latest time."""
-    return max((record.written for record in records), key=lambda written: str(written.get("at", "")), default={})
 
 
 def _join_structures(records: Sequence[LeavesRecord]) -> tuple[list[Token], list[str]]:

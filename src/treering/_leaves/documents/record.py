@@ -27,11 +27,11 @@ from treering._format.columns import (
     encode_tree,
     read_free_json,
 )
-from treering._format.index import LeafType, TreeColumns
+from treering._format.index import TreeColumns
 from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
 from treering._values.checkpoint_names import ATTEMPT
-from treering._values.checksums import block_bytes, block_count
+from treering._values.checksums import block_count
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Unsupported
 
@@ -136,30 +136,19 @@ def arrays_of(record: LeavesRecord) -> list[ZarrArray]:
     """
     marker = None if record.attempt == UNMARKED else record.attempt
     made: dict[tuple[int, int], ZarrArray] = {}
-    pairs = _pairs(record, record.leaf_layouts)
+    pairs = _pairs(record)
     for number, layout in set(pairs):
-        made[number, layout] = _array(record.types[number], record.layouts[layout], marker)
+        kind, cut = record.types[number], dataclasses.asdict(record.layouts[layout])
+        dtype = stored_dtype(kind.dtype or "")
+        made[number, layout] = ZarrArray(shape=kind.shape or (), dtype=dtype, marker=marker, **cut)
     return [made[pair] for pair in pairs]
 
 
-def _pairs(tree: TreeColumns, leaf_layouts: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(record: LeavesRecord) -> list[tuple[int, int]]:
     """Return the numbers of type and layout of each stored leaf."""
-    stored = [kind.stored for kind in tree.types]
-    kinds = [number for number in tree.leaf_types if stored[number]]
-    return list(zip(kinds, leaf_layouts, strict=True))
-
-
-def _array(kind: LeafType, layout: ChunkLayout, marker: str | None) -> ZarrArray:
-    return ZarrArray(
-        shape=kind.shape or (),
-        chunks=layout.chunks,
-        dtype=stored_dtype(kind.dtype or ""),
-        big_endian=layout.big_endian,
-        compressor=layout.compressor,
-        order=layout.order,
-        separator=layout.separator,
-        marker=marker,
-    )
+    stored = [kind.stored for kind in record.types]
+    kinds = [number for number in record.leaf_types if stored[number]]
+    return list(zip(kinds, record.leaf_layouts, strict=True))
 
 
 def first_checksums(record: LeavesRecord) -> list[int]:
@@ -181,16 +170,12 @@ def _blocks(arrays: Sequence[ZarrArray], sizes: Sequence[int]) -> Iterator[int]:
         if found.compressor is None:
             blocks = plain.get(id(found))
             if blocks is None:
-                blocks = plain[id(found)] = chunk_count(found) * _file_blocks(chunk_bytes(found))
+                blocks = plain[id(found)] = chunk_count(found) * block_count(chunk_bytes(found))
             yield blocks
         else:
             count = chunk_count(found)
-            yield sum(map(_file_blocks, sizes[taken : taken + count]))
+            yield sum(map(block_count, sizes[taken : taken + count]))
             taken += count
-
-
-def _file_blocks(size: int) -> int:
-    return block_count(size, block_bytes(size))
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -310,7 +295,7 @@ def _check_files(record: LeavesRecord) -> None:
 
     Nothing here counts up to a number of chunks: the record may claim any.
     """
-    for number, layout in set(_pairs(record, record.leaf_layouts)):
+    for number, layout in set(_pairs(record)):
         kind, chunks = record.types[number], record.layouts[layout].chunks
         shape = kind.shape or ()
         if len(chunks) != len(shape) or any(
