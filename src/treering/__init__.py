@@ -57,39 +57,28 @@ __all__ = [
     "verify",
 ]
 
-_DOORS = frozenset(
-    {"cadence", "checkpoint", "errors", "leaves", "retention", "run", "serialization", "sharding", "tree"}
-)
-_HOMES = {
-    "ForeignKey": "treering._format.index",
-    "KeepBest": "treering.retention",
-    "KeepEvery": "treering.retention",
-    "KeepLast": "treering.retention",
-    "KeepSteps": "treering.retention",
-    "OpaqueLeaf": "treering._format.index",
-    "PendingSave": "treering._background.save_job",
-    "Run": "treering.run",
-    "SaveEvery": "treering.cadence",
-    "StandIn": "treering._tree.flatten",
-    "Stateful": "treering.run",
-    "diff": "treering._inspect.diff",
-    "inspect": "treering._inspect.inspect",
-    "load": "treering.checkpoint",
-    "open": "treering.checkpoint",
-    "register_node": "treering._format.structure",
-    "save": "treering.checkpoint",
-    "save_async": "treering.checkpoint",
-    "verify": "treering._inspect.verify",
+_NAMES = {
+    "_background.save_job": ("PendingSave",),
+    "_format.index": ("ForeignKey", "OpaqueLeaf"),
+    "_format.structure": ("StandIn", "register_node"),
+    "_inspect.diff": ("diff",),
+    "_inspect.inspect": ("inspect",),
+    "_inspect.verify": ("verify",),
+    "cadence": ("SaveEvery",),
+    "checkpoint": ("load", "open", "save", "save_async"),
+    "retention": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps"),
+    "run": ("Run", "Stateful"),
 }
+_HOMES = {name: f"treering.{home}" for home, names in _NAMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
 
     def __getattr__(name: str) -> Any:
-        if name in _DOORS:
-            return importlib.import_module(f"treering.{name}")
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in __all__:
+            return importlib.import_module(f"treering.{name}")
         raise AttributeError(f"module 'treering' has no attribute {name!r}")
 
 

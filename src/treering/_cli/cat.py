@@ -19,14 +19,13 @@ from treering._format.index import OpaqueLeaf
 from treering._format.records import LeafRecord
 from treering._inspect.open_tree import ArrayView, OpenTree
 from treering._view.json_lines import json_text
-from treering._view.nodes import WIDEST_NUMBER, leaves_of, record_of
+from treering._view.nodes import format_value, has_json, leaves_of, record_of
 from treering._view.plain import visible
 from treering.errors import Format, NotFound, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SCHEMA = "treering.cat/1"
 _LONGEST_TEXT = 10_000
 _MOST_ITEMS = 1000
 _EDGE = 3
@@ -60,7 +59,13 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
             if slices is not None or npy:
                 without = "has no slices" if slices is not None else "cannot be written as .npy"
                 raise Format(f"{name!r} is not an array but a Python value ({record.kind}), and {without}")
-            _show_value(leaves, path, name, leaf, as_json=as_json)
+            value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
+            opaque = isinstance(value, OpaqueLeaf)
+            text = visible(value.text, _LONGEST_TEXT) if opaque else format_value(value, sys.maxsize)
+            if as_json:
+                _write_json(path, name, None, record, shape=None, value=value if has_json(value) else text)
+            else:
+                write_lines([text])
             return GOOD
         view = leaves.array(record)
         parts = ranges_of("..." if slices is None else slices, view.shape)
@@ -68,8 +73,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
             _write_npy(view, parts)
         elif as_json:
             array = _read(view, parts)
-            head = {"schema": _SCHEMA, "file": path, "key": name, "slices": slices, "kind": record.kind}
-            write_lines([json_text(head | {"dtype": record.dtype, "shape": [*array.shape], "value": _plain(array)})])
+            _write_json(path, name, slices, record, shape=array.shape, value=_plain(array))
         else:
             write_lines(_array_text(view, parts, everything=everything).split("\n"))
     return GOOD
@@ -95,25 +99,11 @@ def _find_leaf(leaves: OpenTree, path: str, request: str) -> tuple[Any, str, str
     raise NotFound(f"{path!r} has no leaf {key!r}", hint=hint)
 
 
-def _show_value(leaves: OpenTree, path: str, name: str, leaf: Any, *, as_json: bool) -> None:
-    value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
-    text = _python_text(value)
-    if as_json:
-        is_native = value is None or isinstance(value, bool | str | float)
-        is_native |= isinstance(value, int) and value.bit_length() <= WIDEST_NUMBER
-        head = {"schema": _SCHEMA, "file": path, "key": name, "slices": None, "kind": record_of(leaf).kind}
-        write_lines([json_text(head | {"dtype": None, "shape": None, "value": value if is_native else text})])
-    else:
-        write_lines([text])
-
-
-def _python_text(value: Any) -> str:
-    """Write a value as Python does, whole; an int that Python refuses to write in decimal is hexadecimal."""
-    if isinstance(value, OpaqueLeaf):
-        return visible(value.text, _LONGEST_TEXT)
-    if isinstance(value, int) and value.bit_length() > WIDEST_NUMBER:
-        return hex(value)
-    return repr(value)
+def _write_json(
+    path: str, name: str, slices: str | None, record: LeafRecord, *, shape: tuple[int, ...] | None, value: object
+) -> None:
+    head = {"schema": "treering.cat/1", "file": path, "key": name, "slices": slices, "kind": record.kind}
+    write_lines([json_text(head | {"dtype": record.dtype, "shape": shape, "value": value})])
 
 
 def _read(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:

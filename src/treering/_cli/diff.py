@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from treering._cli.options import JSON, verb
@@ -11,7 +9,7 @@ from treering._cli.run_path import latest_of
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, write_lines
 from treering._inspect.diff import diff as compare
 from treering._inspect.diff import sameness
-from treering._view.json_lines import json_document
+from treering._view.json_lines import json_document, members_of
 from treering.errors import Corrupt
 
 
@@ -40,9 +38,8 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
         return NOT_DONE
     if as_json:
-        head = {"schema": "treering.diff/1", "a": found.a, "b": found.b, "values": found.values}
-        head |= {"leaves": found.leaves, "same": not found}
-        write_lines(json_document(head, differences=map(dataclasses.asdict, found)))
+        head = {"schema": "treering.diff/1"} | members_of(found, "a", "b", "values", "leaves") | {"same": not found}
+        write_lines(json_document(head, differences=found))
     else:
         write_lines(map(str, found.differences) if found else [sameness(found, reading="--values")])
     return NO if found else GOOD

@@ -31,12 +31,7 @@ _VERBS = {
 }
 """Verb -> the module of this room that has its command, and what it does."""
 
-_IN_PYTHON = {
-    "save": "treering.save(path, tree)",
-    "load": "treering.load(path)",
-    "open": "treering.open(path)",
-    "run": "treering.Run(path)",
-}
+_IN_PYTHON = {"save": "save(path, tree)", "load": "load(path)", "open": "open(path)", "run": "Run(path)"}
 """What only a program can do, and how."""
 
 
@@ -71,7 +66,7 @@ class Verbs(click.Group):
         if args[0] == "demo":
             ctx.fail("the demo is not installed with treering; run `python3 dev.py demo` in a checkout of its sources")
         if args[0] in _IN_PYTHON:
-            ctx.fail(f"there is no verb {args[0]!r}; in Python: {_IN_PYTHON[args[0]]}")
+            ctx.fail(f"there is no verb {args[0]!r}; in Python: treering.{_IN_PYTHON[args[0]]}")
         if args[0] not in _VERBS and not args[0].startswith("-"):
             close = near(args[0], _VERBS)
             ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {close!r}?" if close else ""))
@@ -119,17 +114,16 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
 
     Every error of treering becomes one line on stderr, and a hint below it where there is one.
     """
+    code: int = NOT_DONE
     try:
         # A verb answers with its exit code, or with None for GOOD.
         code = command.main(args=None if arguments is None else list(arguments), standalone_mode=False) or GOOD
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        code = NOT_DONE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         explain(error.format_message(), f"{context.command_path} --help shows its arguments" if context else None)
-        code = NOT_DONE
     except (click.Abort, KeyboardInterrupt):
         explain("stopped")
         code = INTERRUPTED
@@ -142,7 +136,6 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
     except OSError as error:
         _silence_stdout()
         explain(f"could not write the output: {error.strerror or error}")
-        code = NOT_DONE
     sys.exit(code)
 
 

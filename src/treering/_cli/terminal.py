@@ -12,9 +12,10 @@ from typing import Any, TextIO
 
 import click
 
+from treering._printable import printable
 from treering._values.human import near
 from treering._view.nodes import nodes_of
-from treering._view.plain import visible
+from treering._view.plain import cut
 from treering._view.tree_text import ASCII, UNICODE, Look
 
 GOOD = 0
@@ -68,7 +69,7 @@ def look_of(stream: TextIO) -> Look:
 def plain_line(text: str, stream: TextIO) -> str:
     """Make a text one line that the stream can encode, with nothing in it that could move the cursor."""
     encoding = stream.encoding or "ascii"
-    shown = visible(text, limit=_LONGEST_LINE).replace("\\\\", "\\")
+    shown = printable(cut(text, _LONGEST_LINE))
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 

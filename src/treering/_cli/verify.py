@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from treering._cli.options import JSON, PATH, verb
 from treering._cli.terminal import GOOD, NO, write_lines
 from treering._inspect.verify import verify as check
-from treering._view.json_lines import json_document
-from treering._view.plain import visible
+from treering._printable import printable
+from treering._view.json_lines import json_document, members_of
+from treering._view.plain import cut
 
 _LONGEST = 1000
 
@@ -29,13 +28,12 @@ def verify(path: str, as_json: bool) -> int:
     """
     found = check(path, progress=True)
     if as_json:
-        head = {"schema": "treering.verify/1", "path": found.path, "ok": found.ok, "checked": found.checked}
-        head |= {"note": found.note, "leaves": found.leaves, "nbytes": found.nbytes}
+        head = {"schema": "treering.verify/1"} | members_of(found, "path", "ok", "checked", "note", "leaves", "nbytes")
         head |= {} if found.steps is None else {"steps": found.steps}
-        write_lines(json_document(head, findings=map(dataclasses.asdict, found.findings)))
+        write_lines(json_document(head, findings=found.findings))
     else:
         lines = [str(found).splitlines()[0], *(f"  {finding}" for finding in found.findings)]
         if found.findings and found.note:
             lines.append(f"  note: {found.note}")
-        write_lines(visible(line, _LONGEST).replace("\\\\", "\\") for line in lines)
+        write_lines(printable(cut(line, _LONGEST)) for line in lines)
     return GOOD if found.ok else NO

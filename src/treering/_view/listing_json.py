@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treering._format.records import LeafRecord, Listing, Named
 from treering._view.json_lines import Json, json_document, members_of
 from treering._view.listing_text import UsageRow
-from treering._view.nodes import LONGEST_KEY, WIDEST_NUMBER, branch_kind, is_branch, record_of, value_text
+from treering._view.nodes import LONGEST_KEY, branch_kind, has_json, is_branch, record_of, value_text
 from treering._view.rows import Row, TreeLayout, with_keys
 
 SCHEMA = "treering.inspect/1"
@@ -101,12 +100,15 @@ def leaf_members(key: str, leaf: Any) -> Json:
         7
     """
     record = record_of(leaf)
-    members = {"key": key} | members_of(record, "kind", "dtype", "shape", "nbytes", "offset") | {"value": _native(leaf)}
+    members: dict[str, object] = {"key": key, "kind": record.kind, "dtype": record.dtype, "shape": record.shape}
+    members |= {"nbytes": record.nbytes, "offset": record.offset}
+    members["value"] = leaf if has_json(leaf) else value_text(leaf)
     if isinstance(leaf, LeafRecord):
-        more = members_of(leaf, "file", "sharding", "impl", "chunks", "grid", "processes")
-        members |= {
-            name: value for name, value in more.items() if value not in (None, ()) and (name, value) != ("chunks", 1)
-        }
+        more: dict[str, object] = {"file": leaf.file, "sharding": leaf.sharding, "impl": leaf.impl}
+        more |= {"grid": leaf.grid, "processes": leaf.processes}
+        members |= {name: value for name, value in more.items() if value}
+        if leaf.chunks != 1:
+            members["chunks"] = leaf.chunks
         if leaf.chunk_shape is not None:
             compressor = None if leaf.compressor is None else json.loads(leaf.compressor)
             members |= {"chunk_shape": leaf.chunk_shape, "compressor": compressor}
@@ -129,13 +131,6 @@ def origin_members(listing: Listing) -> Json:
     if listing.form == "leaves":
         found |= members_of(listing, "prefixes", "unverified")
     return found | {"shares": shares} if (shares := listing.shares) else found
-
-
-def _native(leaf: Any) -> Any:
-    """Return a small Python value as JSON's own where JSON has it, else as Python writes it."""
-    is_native = isinstance(leaf, str) or (isinstance(leaf, float) and math.isfinite(leaf))
-    is_native |= isinstance(leaf, int) and leaf.bit_length() <= WIDEST_NUMBER
-    return leaf if is_native else value_text(leaf)
 
 
 def _branch(key: str, row: Row) -> Json:

@@ -20,7 +20,7 @@ _LONGEST_VALUE = 200
 _NUMBER_BYTES = {bool: 1, int: 8, float: 8, complex: 16}
 _TIMESTAMP_BYTES = 12
 _NUMBER_BITS = 64
-WIDEST_NUMBER = 10_000
+_WIDEST_NUMBER = 10_000
 """Bits from which an int is shown in hexadecimal: Python refuses to write a longer one in decimal."""
 LONGEST_KEY = 1000
 """A longer key text is cut in its middle: a hostile file may nest 100,000 names."""
@@ -99,7 +99,7 @@ def value_text(leaf: Any) -> str | None:
         >>> value_text(7), value_text("text"), value_text(None)
         ('7', "'text'", None)
     """
-    return None if leaf is None or isinstance(leaf, LeafRecord) else _format_value(leaf)[:_LONGEST_VALUE]
+    return None if leaf is None or isinstance(leaf, LeafRecord) else format_value(leaf, _LONGEST_VALUE)[:_LONGEST_VALUE]
 
 
 def _kind_of(value: Any) -> str:
@@ -108,15 +108,29 @@ def _kind_of(value: Any) -> str:
     return "none" if value is None else type(value).__name__.lower()
 
 
-def _format_value(value: Any) -> str:
-    """Write a small Python value as Python does, but without its middle where it is long."""
+def format_value(value: Any, longest: int) -> str:
+    """Write a small Python value as Python does; of a long text or bytes the beginning, a huge int in hexadecimal.
+
+    Example:
+        >>> format_value("text", 2), format_value(1 << 20_000, 9)[:4]
+        ("'te'", '0x10')
+    """
     if isinstance(value, OpaqueLeaf):
         return value.text
-    if isinstance(value, str | bytes | bytearray) and len(value) > _LONGEST_VALUE:
-        value = value[:_LONGEST_VALUE]
-    if isinstance(value, int) and value.bit_length() > WIDEST_NUMBER:
-        return hex(value)
-    return repr(value)
+    if isinstance(value, str | bytes | bytearray) and len(value) > longest:
+        value = value[:longest]
+    return hex(value) if isinstance(value, int) and value.bit_length() > _WIDEST_NUMBER else repr(value)
+
+
+def has_json(value: Any) -> bool:
+    """Tell whether JSON has a small Python value as it is; a number that it lacks is written as text.
+
+    Example:
+        >>> has_json(None), has_json(7), has_json(1j)
+        (True, True, False)
+    """
+    is_short = not isinstance(value, int) or value.bit_length() <= _WIDEST_NUMBER
+    return value is None or (isinstance(value, int | str | float) and is_short)
 
 
 def _value_bytes(leaf: Any) -> int:

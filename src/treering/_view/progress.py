@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from treering._values import timing
@@ -66,17 +65,17 @@ class ProgressLine:
         self._verb = verb
         self._wanted = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
         self._shown = False
+        self._begin()
+
+    def _begin(self) -> None:
         self._began = time.monotonic()
         self._next = self._began + timing.current.bar_first
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()  # a save in the background has waited for its turn
-        self._next = self._began + timing.current.bar_first
+        self._begin()  # a save in the background has waited for its turn
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._shown:
             self._print("")
 

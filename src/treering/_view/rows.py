@@ -175,14 +175,15 @@ class _RowBuilder:
     def enter(self, name: str, node: Any, states: States) -> bool:
         """Count a leaf or a long list, or open a branch and answer True."""
         depth = len(self.open)
-        if is_branch(node) and not (states is None and _is_long_list(node)):
+        branch = is_branch(node)
+        if branch and not (states is None and _is_long_list(node)):
             total, closed = Totals(), "depth" if depth == self.depth and node else None
             row = Row(depth=depth, name=name, node=node, below=total, closed=closed)
             self.open.append(_OpenBranch(row, total, children_of(node), states))
             if depth <= self.depth:
                 self.rows.append(row)
             return True
-        below = _sum(node) if is_branch(node) else None
+        below = _sum(node) if branch else None
         for total in (self.everything,) if states is not None else (self.everything, self.total):
             if below is None:
                 total.add_leaf(node)
