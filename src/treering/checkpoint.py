@@ -130,7 +130,7 @@ def save_async(
         >>> load(path)["w"]
         array([0., 0., 0.])
     """
-    from treering._checkpoint.save_async import begin_save
+    from treering._checkpoint.save import begin_save
     from treering._checkpoint.save_options import SaveOptions
 
     return begin_save(tree, SaveOptions.of(

@@ -21,7 +21,7 @@ import pytest
 import treering
 from treering._arrays import exchange, outgoing, written
 from treering._arrays.outgoing import ALONE
-from treering._checkpoint import joint_load, joint_save, plan_cache
+from treering._checkpoint import joint_load, plan_cache, save_folder
 from treering._checkpoint import save as saving
 from treering._coordination import allgather
 from treering._coordination.messages import Failure
@@ -142,7 +142,7 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
             return describe(*arguments)
 
     monkeypatch.setattr(plan_cache, "describe_leaves", described)
-    monkeypatch.setattr(joint_save, "next_sequence", lambda *_, **__: calls.call)
+    monkeypatch.setattr(save_folder, "next_sequence", lambda *_, **__: calls.call)
     for module in (saving, plan_cache):
         monkeypatch.setattr(module, "this_processes", lambda leaves: calls.call.processes if calls.call else ALONE)
     return Together(count)

@@ -27,7 +27,7 @@ _MOST_LEAVES: Final = 1024
 
 def spans(sharding: Any) -> bool:
     """Tell whether the devices of a sharding belong to several processes."""
-    return sharding is not None and len(_processes(sharding)) > 1
+    return sharding is not None and len(_owners(sharding, exchange.process_of)) > 1
 
 
 def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> None:
@@ -94,10 +94,6 @@ def state_digest(source: Source) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- of shardings
-
-
-def _processes(sharding: Any) -> frozenset[int]:
-    return _owners(sharding, exchange.process_of)
 
 
 @functools.lru_cache(maxsize=1024)

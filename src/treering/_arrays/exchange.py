@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import jax
@@ -158,13 +158,11 @@ def _exchange_group(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array
     return [_relabel(after[number], leaf.sharding) for number, leaf in enumerate(leaves)]
 
 
-def _batches(numbers: list[int]) -> Iterator[list[int]]:
-    """Yield runs of as many as one program takes, and the rest one by one."""
+def _batches(numbers: list[int]) -> list[list[int]]:
+    """Return runs of as many as one program takes, and the rest one by one."""
     whole = len(numbers) - len(numbers) % _TOGETHER
-    for start in range(0, whole, _TOGETHER):
-        yield numbers[start : start + _TOGETHER]
-    for number in numbers[whole:]:
-        yield [number]
+    runs = [numbers[start : start + _TOGETHER] for start in range(0, whole, _TOGETHER)]
+    return runs + [[number] for number in numbers[whole:]]
 
 
 def _relabel(array: jax.Array, sharding: NamedSharding) -> jax.Array:

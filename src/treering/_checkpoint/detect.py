@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import enum
 import itertools
 import os
@@ -117,10 +118,9 @@ def detect(path: str | os.PathLike[str]) -> Form:
 
 
 def _leads_on(place: Path) -> bool:
-    try:
+    with contextlib.suppress(StoreFailed):
         return is_folder(place)
-    except StoreFailed:
-        return False
+    return False
 
 
 def _file(shown: str, first: bytes, size: int) -> Form:

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
@@ -130,7 +130,10 @@ class LoadGroup:
             TreeringError: another process failed, or did not come.
         """
         deliveries = list(itertools.chain.from_iterable(batches))
-        if not self.joined and not self._join(delivery.sharding for delivery in deliveries):
+        # A sharding has devices, so jax runs, and may be asked.
+        if not self.joined and any(map(spans, dict.fromkeys(delivery.sharding for delivery in deliveries))):
+            self._join_all()
+        if not self.joined:
             return
         divide(source, deliveries, self._processes.count)
         said = self._met(state=state_digest(source), plan=plan_digest(batches))
@@ -179,13 +182,6 @@ class LoadGroup:
         if self.joined and not self.over:
             self.over = True
             give_up()
-
-    def _join(self, shardings: Iterable[Any]) -> bool:
-        placed = dict.fromkeys(sharding for sharding in shardings if sharding is not None)
-        # A sharding has devices, so jax runs, and may be asked.
-        if placed and any(map(spans, placed)):
-            self._join_all()
-        return self.joined
 
     def _join_all(self) -> None:
         self._processes = job_processes()

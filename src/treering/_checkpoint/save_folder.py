@@ -1,32 +1,47 @@
-"""A planned tree -> a checkpoint's folder, durable when this returns; the steps that a joint save takes too."""
+"""A planned tree -> a checkpoint's folder, durable when this returns, on any of the processes that hold it.
+
+A process that saves alone writes all files. In a joint save each writes the files of its own part of the plan; process
+0 enters the folder and commits, the others join it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
+import os
 import platform
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from treering import __version__
-from treering._arrays.written import SaveData, SaveLayout
-from treering._background.save_job import Watch
-from treering._checkpoint.joined_folder import AttemptFiles
+from treering._arrays.written import SaveData, SaveLayout, divide_save, merge_checksums
+from treering._background.save_job import UNWATCHED, Watch
+from treering._checkpoint.joined_folder import AttemptFiles, JoinedFolder
+from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._checkpoint.transaction import CheckpointFolder
+from treering._coordination.job_handshake import next_sequence
+from treering._coordination.message_board import MessageBoard
+from treering._coordination.operations import Call
 from treering._format.blocks import file_digests
 from treering._format.document import encode_index, read_names
 from treering._format.index import DataFile, Index
 from treering._tree.flatten import Flattened
+from treering._values.checksums import pack_checksums, unpack_checksums
+from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import phase
+from treering.errors import Mismatch
 
 
 def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
@@ -101,3 +116,118 @@ def versions() -> dict[str, str]:
     found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
     # From the modules: importlib.metadata would read files, in the middle of a save.
     return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}
+
+
+_COUNT: Final = struct.Struct("<Q")
+
+
+def begin_call(options: SaveOptions, processes: Processes) -> Call:
+    """Count a joint save: on the caller's thread, because the first one of a job is a collective."""
+    doing = f"save {os.fspath(options.path)!r}"
+    return next_sequence(options.path, processes, timeout=options.timeout, doing=doing)
+
+
+def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+    """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone.
+
+    Args:
+        call: the save.
+        plan: the tree, planned; or why it cannot be saved, which the others are told before it is raised.
+        options: what the caller asks for.
+        watch: watches the save.
+    """
+    save_jointly(
+        call, options.path, lambda: _CheckpointShare(call, require_value(plan), options, watch), pause=watch.pause
+    )
+
+
+class _CheckpointShare:
+    """The files that this process writes; on process 0 also the folder, which it has entered."""
+
+    def __init__(self, call: Call, plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
+        self._call = call
+        self._flat = plan.flat
+        self._plan = plan.divided()
+        self._options = options
+        self._metadata: dict[str, Any] = {}
+        self._watch = watch
+        self._folder: CheckpointFolder | JoinedFolder | None = None
+        self._layout: SaveLayout | None = None
+
+    def signature(self) -> bytes:
+        return signature_of(self._flat, self._plan.leaves)
+
+    def check(self, signature: bytes) -> None:
+        leaves = match_signature(self._flat, self._plan.leaves, signature, self._call.processes.this)
+        if leaves is not self._plan.leaves:
+            self._plan = divide_save(self._flat.keys, leaves, self._call.processes.count)
+
+    def enter(self, held: contextlib.ExitStack) -> MessageBoard:
+        call = self._call
+        self._metadata = self._options.json_metadata()
+        folder = CheckpointFolder(
+            self._options.path,
+            overwrite=self._options.overwrite,
+            names_in=read_names,
+            attempt=call.attempt,
+            live=call.live_attempts,
+        )
+        held.enter_context(contextlib.closing(folder))
+        self._folder = held.enter_context(folder)
+        return folder.board
+
+    def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
+        del held
+        self._folder = folder
+
+    def prepare(self) -> bytes:
+        folder = self._folder
+        if folder is None:
+            raise RuntimeError("the folder comes before the data")
+        payload = self._write(folder)
+        if isinstance(folder, JoinedFolder):
+            folder.make_durable()
+            self._watch.claim()  # what is handed in may be committed at any moment
+        else:
+            # Now, while the others are still writing: between their last byte and the commit is as little as can be.
+            self._layout = self._plan.files(self._call.attempt, range(self._call.processes.count))
+        return payload
+
+    def _write(self, folder: AttemptFiles) -> bytes:
+        """Write the own files, durable but for their names; return what process 0 has to know of them."""
+        layout = self._plan.files(self._call.attempt, [self._call.processes.this])
+        checksums = write_data(layout, folder, self._options)
+        digests = local_digests(self._flat, self._plan.leaves) if self._options.host_local == "equal" else b""
+        return _COUNT.pack(len(checksums)) + pack_checksums(checksums) + digests
+
+    def commit(self, payloads: Sequence[bytes]) -> None:
+        layout, folder = self._layout, self._folder
+        if layout is None or not isinstance(folder, CheckpointFolder):
+            raise RuntimeError("a commit comes after the data")
+        opened = list(map(_opened, payloads))
+        if self._options.host_local == "equal":
+            check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
+        elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
+            raise Mismatch(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
+        checksums = merge_checksums(layout, [found for found, _ in opened])
+        call = self._call
+        index = make_index(
+            self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=call.processes.count
+        )
+        commit_index(folder, index, layout.headers, self._watch)
+
+    def roll_back(self) -> None:
+        if isinstance(self._folder, CheckpointFolder):
+            self._folder.others_are_done()
+        elif self._folder is not None:
+            self._folder.withdraw()
+
+    def finish(self) -> None:
+        pass
+
+
+def _opened(payload: bytes) -> tuple[array[int], bytes]:
+    """Return the checksums and the digests that a process handed in."""
+    (count,) = _COUNT.unpack(payload[: _COUNT.size])
+    stop = _COUNT.size * (1 + count)
+    return unpack_checksums(payload[_COUNT.size : stop]), payload[stop:]

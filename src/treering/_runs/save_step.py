@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
 from treering._background.saves import in_flight, raise_unreported, reword, wait_for
-from treering._checkpoint.save_async import begin_save
+from treering._checkpoint.save import begin_save
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after, remove_steps
