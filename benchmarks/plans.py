@@ -217,7 +217,9 @@ def load_group(name: str, leaves: Sequence[StoredLeaf], processes: int, unit: st
         read = 0
         times = Counter(id(plan) for plan in plans)
         for plan in {id(plan): plan for plan in plans}.values():
-            read += times[id(plan)] * sum(each.nbytes for reads in plan.reads for each in reads)
+            read += times[id(plan)] * sum(
+                each.nbytes for process in range(processes) for each in plan.reads_of(process)
+            )
         return read / there
 
     return _group(name, work, lambda _: None, share, unit=unit)

@@ -14,7 +14,7 @@ from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicate
 from treering._leaves import shares
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
 from treering._leaves.shares import WriterPlan, plan_writers
-from treering._plan.balance import Pool, level_loads
+from treering._plan.balance import level_loads
 from treering._plan.save import LeafLayout
 from treering._values.boxes import Box, intersection, size_of
 from treering.errors import Unsupported
@@ -75,7 +75,7 @@ def least_busiest(sizes: Sequence[int], owners: Sequence[Sequence[frozenset[int]
         for some in those:
             pools[some] = pools.get(some, 0) + size
     loads = [0] * processes
-    level_loads(loads, [Pool(owners=tuple(sorted(some)), amount=amount) for some, amount in pools.items()])
+    level_loads(loads, [(tuple(sorted(some)), amount) for some, amount in pools.items()])
     return max(loads)
 
 

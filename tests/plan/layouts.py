@@ -7,10 +7,10 @@ import math
 
 from hypothesis import strategies as st
 
-from treering._plan.save import LeafLayout
+from treering._plan.save import LeafLayout, PlannedPart, SavePlan
 from treering._values.boxes import Box, whole
 
-__all__ = ["any_layouts", "grid_boxes", "mesh_layout", "mesh_layouts", "replicated"]
+__all__ = ["all_parts", "any_layouts", "grid_boxes", "mesh_layout", "mesh_layouts", "replicated"]
 
 AWKWARD = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 13, 31, 64, 97, 128, 257, 1009])
 ITEMSIZES = st.sampled_from([1, 2, 4, 8, 16])
@@ -28,6 +28,10 @@ def grid_boxes(shape: tuple[int, ...], splits: tuple[int, ...]) -> list[tuple[tu
         )
         boxes.append((cell, box))
     return boxes
+
+
+def all_parts(plan: SavePlan) -> tuple[tuple[PlannedPart, ...], ...]:
+    return tuple(map(plan.parts_of, range(len(plan.loads))))
 
 
 def replicated(shape: tuple[int, ...], itemsize: int, processes: int) -> LeafLayout:

@@ -191,7 +191,7 @@ def _rows(leaves: DescribedLeaves) -> list[Row]:
     """Return the boxes that this process writes; a leaf that lies in one piece is written as one."""
     rows: list[Row] = [(number, None) for number, sources in leaves.sources.items() if len(sources) == 1]
     numbers = [number for number, sources in leaves.sources.items() if len(sources) > 1]
-    (parts,) = plan_save(list(map(leaves.layout_of, numbers)), 1).parts
+    parts = plan_save(list(map(leaves.layout_of, numbers)), 1).parts_of(0)
     return rows + [(numbers[part.leaf], part.box) for part in parts]
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._leaves.plan import PlannedLeaves, shared_boxes
-from treering._plan.balance import Pool, level_loads, pour
+from treering._plan.balance import level_loads, pour
 from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, split_at_ends
 from treering._values.boxes import shape_of, whole
 from treering._values.checksums import block_count, pack_checksums, unpack_checksums
@@ -214,9 +214,7 @@ def plan_writers(
     # Those with the most freedom come last: they make up for what the others missed.
     owners = sorted(lines, key=lambda those: (len(those), those))
     lengths = [sum(group.nbytes * group.ends[-1] for group in lines[those]) for those in owners]
-    amounts = level_loads(
-        loads, [Pool(owners=those, amount=length) for those, length in zip(owners, lengths, strict=True)]
-    )
+    amounts = level_loads(loads, list(zip(owners, lengths, strict=True)))
     dealt: dict[int, list[tuple[_FileGroup, int, int]]] = {}
     for those, length, wished in zip(owners, lengths, amounts, strict=True):
         for process, group, start, stop in _deal(lines[those], those, length, wished, loads):

@@ -5,22 +5,15 @@ All sums are of whole numbers, so every process that computes them comes to the 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 # Pools that overlap crosswise push load along from one to the next, each round by one step and by less each time.
 _MOST_ROUNDS: Final = 64
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """Work that any of its owners can do any part of."""
-
-    owners: tuple[int, ...]
-    """Processes, ascending."""
-    amount: int
-    """How much work there is."""
+Pool: TypeAlias = tuple[tuple[int, ...], int]
+"""Work that any of its owners can do any part of: these processes, ascending, and how much work there is."""
 
 
 def pour(amount: int, levels: Sequence[int]) -> list[int]:
@@ -53,25 +46,21 @@ def level_loads(loads: list[int], pools: Sequence[Pool]) -> list[list[int]]:
     lowered but by raising a higher one. Pools that nest or do not touch are done after the first round when the
     smallest come first.
     """
-    amounts = [[0] * len(pool.owners) for pool in pools]
-    order = sorted(range(len(pools)), key=lambda number: (len(pools[number].owners), number))
-    near = (sum(loads) + sum(pool.amount for pool in pools)) // (1000 * max(1, len(loads)))
+    amounts = [[0] * len(owners) for owners, _ in pools]
+    order = sorted(range(len(pools)), key=lambda number: (len(pools[number][0]), number))
+    near = (sum(loads) + sum(amount for _, amount in pools)) // (1000 * max(1, len(loads)))
     for _ in range(_MOST_ROUNDS):
-        farthest = 0
-        for number in order:
-            moved = _pour_anew(loads, pools[number], amounts[number])
-            farthest = max(farthest, moved)
-        if farthest <= near:
+        if max((_pour_anew(loads, *pools[number], amounts[number]) for number in order), default=0) <= near:
             break
     return amounts
 
 
-def _pour_anew(loads: list[int], pool: Pool, amounts: list[int]) -> int:
+def _pour_anew(loads: list[int], owners: tuple[int, ...], work: int, amounts: list[int]) -> int:
     """Pour one pool again; return the largest change of a load."""
-    without = [loads[owner] - amount for owner, amount in zip(pool.owners, amounts, strict=True)]
+    without = [loads[owner] - amount for owner, amount in zip(owners, amounts, strict=True)]
     farthest = 0
-    for place, amount in enumerate(pour(pool.amount, without)):
+    for place, amount in enumerate(pour(work, without)):
         farthest = max(farthest, abs(amount - amounts[place]))
         amounts[place] = amount
-        loads[pool.owners[place]] = without[place] + amount
+        loads[owners[place]] = without[place] + amount
     return farthest

@@ -146,55 +146,39 @@ def plan_parts(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChu
         >>> plan_parts((1024, 1024), 4, [chunk], grid).rows
         128
     """
-    cuttings = [_Cutting(shape, itemsize, chunks, axis, grid.owners_along(axis)) for axis in range(len(shape))]
-    best, most = None, 0
-    for cutting in cuttings:
-        parts = cutting.parts()
-        readers = len(set(parts.owners[: parts.used]))
-        if best is None or readers > most:
-            best, most = parts, readers
-    if best is None:
-        raise AssertionError("an array without axes cannot be cut")
-    return best
+    worth = math.prod(shape) * itemsize * (PERCENT - 100) // 100
+    cuttings = []
+    for axis, length in enumerate(shape):
+        along = Counter(_Along.of(chunk, axis, itemsize) for chunk in chunks)
+        cuttings.append(_cut_axis(axis, length, grid.owners_along(axis), along, worth))
+    return max(cuttings, key=lambda parts: len(set(parts.owners[: parts.used])))
 
 
-class _Cutting:
-    """One axis of a leaf, to be cut: what that costs is known from where the chunks lie along it."""
+def _cut_axis(axis: int, length: int, owners: tuple[int, ...], chunks: Counter[_Along], worth: int) -> Parts:
+    """Return the shortest parts along an axis that are cheap enough; one that is all is, always."""
+    step = max((along.step for along in chunks), default=1)
 
-    def __init__(
-        self, shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], axis: int, owners: tuple[int, ...]
-    ) -> None:
-        self._axis = axis
-        self._length = shape[axis]
-        self._owners = owners
-        self._worth = math.prod(shape) * itemsize * (PERCENT - 100) // 100
-        self._chunks = Counter(_Along.of(chunk, axis, itemsize) for chunk in chunks)
-        self._step = max((along.step for along in self._chunks), default=1)
-
-    def parts(self) -> Parts:
-        """Return the shortest parts that are cheap enough; one that is all is, always."""
-        count = min(len(self._owners), self._length)
-        blocks = self._aligned(-(-self._length // count))
-        if self._cost(blocks) > self._worth:
-            blocks = self._length
-        while True:
-            rows = -(-self._length // count)
-            if 100 * self._aligned(rows) <= _ALIGNED_PERCENT * rows:
-                rows = self._aligned(rows)
-            cost = self._cost(rows)
-            if cost <= self._worth or rows >= blocks:
-                return Parts(axis=self._axis, length=self._length, rows=min(rows, blocks), owners=self._owners)
-            count = max(1, min(count - 1, count * self._worth // cost))
-
-    def _aligned(self, rows: int) -> int:
+    def align(rows: int) -> int:
         """Return the next number of rows that are whole blocks."""
-        return -(-rows // self._step) * self._step
+        return -(-rows // step) * step
 
-    def _cost(self, rows: int) -> int:
+    def cost_of(rows: int) -> int:
         """Return how many bytes are read more than once, at most: blocks in which the parts of two processes meet."""
-        owners = self._owners
-        cuts = [at * rows for at in range(1, -(-self._length // rows)) if owners[at] != owners[at - 1]]
-        return sum(along.torn(cuts) * count for along, count in self._chunks.items()) if cuts else 0
+        cuts = [at * rows for at in range(1, -(-length // rows)) if owners[at] != owners[at - 1]]
+        return sum(along.torn(cuts) * count for along, count in chunks.items()) if cuts else 0
+
+    count = min(len(owners), length)
+    blocks = align(-(-length // count))
+    if cost_of(blocks) > worth:
+        blocks = length
+    while True:
+        rows = -(-length // count)
+        if 100 * align(rows) <= _ALIGNED_PERCENT * rows:
+            rows = align(rows)
+        cost = cost_of(rows)
+        if cost <= worth or rows >= blocks:
+            return Parts(axis=axis, length=length, rows=min(rows, blocks), owners=owners)
+        count = max(1, min(count - 1, count * worth // cost))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

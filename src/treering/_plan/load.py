@@ -78,11 +78,6 @@ class LeafLoadPlan:
         """Return what one process reads, in the order of the chunks; other processes' reads are not made."""
         return tuple(self._chunks.direct_reads(self.boxes_of(process), self._itemsize))
 
-    @property
-    def reads(self) -> tuple[tuple[Read, ...], ...]:
-        """What every process reads; each needs only its own."""
-        return tuple(self.reads_of(process) for process in range(len(self._wanted)))
-
 
 def plan_load(
     shape: tuple[int, ...],
@@ -263,8 +258,13 @@ def covering_ranges(
         common = pick_overlap(chunk_box, wanted, steps)
         if common is not None:
             ranges += _cover_one(common[1], shape_of(chunk_box), itemsize, block)
-    ranges.sort()
-    return _clip(_merge(ranges), nbytes)
+    merged: list[ByteRange] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
 
 
 def _cover_one(parts: Sequence[slice], shape: tuple[int, ...], itemsize: int, block: int) -> list[ByteRange]:
@@ -283,28 +283,6 @@ def _cover_one(parts: Sequence[slice], shape: tuple[int, ...], itemsize: int, bl
         elif count > 1:
             steps.append(range(0, count * apart, apart))
         stride *= length
-    ranges: list[ByteRange] = []
-    for offsets in itertools.product(*reversed(steps)):
-        start = first + sum(offsets)
-        stop = start + extent
-        ranges.append((start - start % block, stop + -stop % block))
-    return ranges
-
-
-def _merge(ranges: list[ByteRange]) -> list[ByteRange]:
-    """Join ascending ranges that touch or overlap."""
-    merged = ranges[:1]
-    for start, stop in ranges[1:]:
-        last_start, last_stop = merged[-1]
-        if start <= last_stop:
-            merged[-1] = last_start, max(last_stop, stop)
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def _clip(ranges: list[ByteRange], nbytes: int) -> list[ByteRange]:
-    """End the last range where the chunk ends: its last block may be shorter."""
-    if ranges and ranges[-1][1] > nbytes:
-        ranges[-1] = ranges[-1][0], nbytes
-    return ranges
+    starts = (first + sum(offsets) for offsets in itertools.product(*reversed(steps)))
+    # The last block of the chunk may be shorter; the stride is now the bytes of all of it.
+    return [(start - start % block, min(start + extent + -(start + extent) % block, stride)) for start in starts]

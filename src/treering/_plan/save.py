@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
-from treering._plan.balance import Pool, level_loads, pour
+from treering._plan.balance import level_loads, pour
 from treering._values.boxes import Box, boxes_of_range, find_cover_error, shape_of, size_of, whole
 from treering._values.human import pluralize
 from treering.errors import Unsupported
@@ -122,17 +122,12 @@ class _Line:
     cuts: list[int]
     """Owner number n writes from ``cuts[n]`` to ``cuts[n + 1]``; filled by ``cut``."""
 
-    @property
-    def length(self) -> int:
-        """Bytes on the line."""
-        return self.ends[-1]
-
     def cut(self, loads: list[int], amounts: Sequence[int]) -> None:
         """Cut the line so that the loads, of which ``amounts`` are to be taken back, become level."""
         without = [loads[owner] - amount for owner, amount in zip(self.owners, amounts, strict=True)]
         position = 0
         self.cuts.append(0)
-        for place, amount in enumerate(pour(self.length, without)):
+        for place, amount in enumerate(pour(self.ends[-1], without)):
             position += amount
             self.cuts.append(self._nearest_cut(position))
             loads[self.owners[place]] = without[place] + self.cuts[-1] - self.cuts[-2]
@@ -182,11 +177,6 @@ class SavePlan:
         alone = {process for kind in self._kinds for process in kind.alone}
         return tuple(process for process, load in enumerate(self.loads) if load or process in alone)
 
-    @property
-    def parts(self) -> tuple[tuple[PlannedPart, ...], ...]:
-        """What every process writes. For many processes and leaves this is long; each needs only its own."""
-        return tuple(self.parts_of(process) for process in range(len(self.loads)))
-
 
 def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
     """Divide leaves among the processes that hold them.
@@ -212,7 +202,7 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
         for process, boxes in kind.alone.items():
             loads[process] += sum(map(size_of, boxes)) * kind.layout.nbytes_per_item * len(kind.leaves)
     lines = _lines_of(kinds, total // processes)
-    amounts = level_loads(loads, [Pool(owners=line.owners, amount=line.length) for line in lines])
+    amounts = level_loads(loads, [(line.owners, line.ends[-1]) for line in lines])
     # Those with the most freedom come last: they make up for what the cuts of the others missed.
     for line, wished in sorted(zip(lines, amounts, strict=True), key=lambda pair: len(pair[0].owners)):
         line.cut(loads, wished)

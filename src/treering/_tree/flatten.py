@@ -33,15 +33,15 @@ _Aux: TypeAlias = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 class Flattened:
     """A tree as a checkpoint sees it."""
 
-    tokens: list[Token]
+    tokens: list[Token] = dataclasses.field(default_factory=list)
     """The containers in pre-order, and between them how many leaves come next."""
-    keys: list[str]
+    keys: list[str] = dataclasses.field(default_factory=list)
     """Key text of each leaf."""
-    leaves: list[Any]
+    leaves: list[Any] = dataclasses.field(default_factory=list)
     """The leaves themselves."""
-    kinds: list[str]
+    kinds: list[str] = dataclasses.field(default_factory=list)
     """Kind of each leaf: one of ``ARRAY_KINDS`` or ``PYTHON_KINDS``; in a target also "abstract"."""
-    opaque: dict[int, OpaqueLeaf]
+    opaque: dict[int, OpaqueLeaf] = dataclasses.field(default_factory=dict)
     """Leaf number -> what stands in a file for an opaque leaf."""
 
 
@@ -91,17 +91,13 @@ class _FlattenWalk:
     """A walk over one tree, and what it found so far."""
 
     kind_of: KindOf
-    tokens: list[Token] = dataclasses.field(default_factory=list)
-    keys: list[str] = dataclasses.field(default_factory=list)
-    leaves: list[Any] = dataclasses.field(default_factory=list)
-    kinds: list[str] = dataclasses.field(default_factory=list)
-    opaque: dict[int, OpaqueLeaf] = dataclasses.field(default_factory=dict)
+    flat: Flattened = dataclasses.field(default_factory=Flattened)
     refused: list[tuple[str, Unsupported]] = dataclasses.field(default_factory=list)
     counted: int = 0
 
     def over(self, tree: Any) -> Flattened:
         """Walk over all of it."""
-        keys, leaves, kinds = self.keys, self.leaves, self.kinds
+        keys, leaves, kinds = self.flat.keys, self.flat.leaves, self.flat.kinds
         top = self._begin("", tree)
         # A level: its children still to come, and the key text in front of theirs.
         levels: list[tuple[Iterator[tuple[str, Any]], str]] = [] if top is None else [(top, "")]
@@ -126,8 +122,9 @@ class _FlattenWalk:
                 levels.pop()
         self._count_leaves()
         self._raise_refused()
-        opaque = {number: opaque_of(leaves[number]) for number, kind in enumerate(kinds) if kind == "opaque"}
-        return Flattened(tokens=self.tokens, keys=keys, leaves=leaves, kinds=kinds, opaque=opaque)
+        opaque = ((number, opaque_of(leaves[number])) for number, kind in enumerate(kinds) if kind == "opaque")
+        self.flat.opaque.update(opaque)
+        return self.flat
 
     def _begin(self, key: str, x: Any) -> Iterator[tuple[str, Any]] | None:
         """Note ``x`` down; return the children of a node with the texts of their keys, None for a leaf."""
@@ -136,24 +133,24 @@ class _FlattenWalk:
             node = open_node(x) if kind is None else None
             if node is not None:
                 self._count_leaves()
-                self.tokens.append(node.container)
+                self.flat.tokens.append(node.container)
                 return zip(map(key_text, node.container.keys), node.children, strict=True)
             if kind is None or kind == "numpy":
                 kind = self.kind_of(x)
         except Unsupported as error:
             self.refused.append((key, error))
             return None
-        self.keys.append(key)
-        self.leaves.append(x)
-        self.kinds.append(kind)
+        self.flat.keys.append(key)
+        self.flat.leaves.append(x)
+        self.flat.kinds.append(kind)
         return None
 
     def _count_leaves(self) -> None:
         """Note how many leaves came since the last container."""
-        count = len(self.keys) - self.counted
+        count = len(self.flat.keys) - self.counted
         if count:
-            self.tokens.append(count)
-            self.counted = len(self.keys)
+            self.flat.tokens.append(count)
+            self.counted = len(self.flat.keys)
 
     def _raise_refused(self) -> None:
         if len(self.refused) == 1:
@@ -197,7 +194,9 @@ def open_node(x: Any) -> OpenNode | None:
     if kind is jax.ShapeDtypeStruct:
         return None
     if kind is dict:
-        return OpenNode(Container(node="dict", keys=_keys(x)), list(x.values()), functools.partial(_dict, list(x)))
+        own = list(x)
+        head = Container(node="dict", keys=_keys(own))
+        return OpenNode(head, list(x.values()), lambda children: dict(zip(own, children, strict=True)))
     if kind is list or kind is tuple:
         return OpenNode(Container(node=kind.__name__, keys=tuple(range(len(x)))), x, kind)
     if kind is StandIn:
@@ -248,10 +247,6 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
         texts[text] = key
         held.append(value)
     return tuple(held)
-
-
-def _dict(keys: list[Any], children: list[Any]) -> dict[Any, Any]:
-    return dict(zip(keys, children, strict=True))
 
 
 def _other(name: str, fields: Mapping[Any, Any], static: Mapping[str, Any], rebuild: Rebuild) -> OpenNode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
@@ -218,10 +219,8 @@ def _attributes(x: Any) -> dict[str, Any]:
 def _closure(function: types.FunctionType) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
             found[name] = cell.cell_contents
-        except ValueError:  # nothing was assigned to it yet
-            continue
     return found
 
 

@@ -94,17 +94,14 @@ def choose_shardings(
     result: dict[str, Sharding | None] = {}
     wrong: list[str] = []
     # Thousands of arrays are of a few shapes, and go to a few places.
-    known: dict[tuple[Any, tuple[int, ...]], Sharding | None] = {}
+    known: dict[Any, Sharding | None] = {}
     for key, aval in avals.items():
         try:
             given = choice(key, aval)
-            alike = (given, aval.shape)
-            if not isinstance(given, Sharding | PartitionSpec):
-                result[key] = _sharding(given, mesh, aval)
-            elif alike in known:
-                result[key] = known[alike]
-            else:
-                result[key] = known[alike] = _sharding(given, mesh, aval)
+            alike = (given, aval.shape) if isinstance(given, Sharding | PartitionSpec) else key
+            if alike not in known:
+                known[alike] = _sharding(given, mesh, aval)
+            result[key] = known[alike]
         except Unsupported as error:
             error.path = error.path or split_key(key)
             raise

@@ -15,19 +15,8 @@ import jax
 import numpy as np
 
 from treering._printable import printable, shorten
-from treering._tree.registry import (
-    LEAF_TYPES,
-    REGISTRY,
-    Node,
-    flax_overrides,
-    flax_serves,
-    is_code,
-    is_namedtuple,
-    is_typed_key,
-    modernize_namedtuple,
-    open_pytree_node,
-    restore_with_flax,
-)
+from treering._tree import registry
+from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import pluralize
 from treering.errors import Mismatch
 
@@ -145,11 +134,11 @@ def _begin(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
         return None, _restore_namedtuple(target, state), False
     if is_typed_key(target):
         return _restore_key(target, state), None, False
-    node = None if flax_overrides(kind) else open_pytree_node(target)
+    node = None if registry.flax_overrides(kind) else open_pytree_node(target)
     if node is not None:
         return None, _restore_node(target, node, state), node.kind != "mapping"
-    if flax_serves(kind):
-        return restore_with_flax(target, state, _place.names[-1]), None, False
+    if registry.flax_serves(kind):
+        return registry.restore_with_flax(target, state, _place.names[-1]), None, False
     return target if in_class and state is None and is_code(target) else state, None, False
 
 
@@ -184,7 +173,7 @@ def _restore_partial(partial: Any, state: Any) -> Restorer:
 def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
     names = xs._fields
     _require_dict(NotADict, "namedtuple", state)
-    state = modernize_namedtuple(state, names)
+    state = registry.modernize_namedtuple(state, names)
     if state is None:
         raise _error(AbsentItem, "the old form of a namedtuple is incomplete")
     if set(state) != set(names):

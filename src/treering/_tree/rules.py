@@ -12,7 +12,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from treering._printable import kind_of, printable
-from treering._values.human import build_mismatch
+from treering._values.human import build_mismatch, join_first
 from treering._values.warned import warn_of
 from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
@@ -134,9 +134,7 @@ class Rules:
         found = self.report(names)
         lines = [f"{pattern!r} matches no key" for pattern in found.unmatched]
         if found.caught:
-            more = len(found.caught) - _SHOWN
-            shown = ", ".join(found.caught[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-            lines.append(f"only a catch-all matches {shown}")
+            lines.append(f"only a catch-all matches {join_first(found.caught, _SHOWN)}")
         if lines:
             if len(_told) >= _MOST_TOLD:
                 _told.clear()

@@ -14,20 +14,8 @@ import numpy as np
 
 from treering._codec.msgpack.wire import MAX_DEPTH
 from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
-from treering._tree.registry import (
-    LEAF_TYPES,
-    REGISTRY,
-    flax_overrides,
-    flax_serves,
-    flax_state,
-    has_shape_and_dtype,
-    is_code,
-    is_namedtuple,
-    is_typed_key,
-    key_by_text,
-    modernize_namedtuple,
-    open_pytree_node,
-)
+from treering._tree import registry
+from treering._tree.registry import LEAF_TYPES, REGISTRY, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import Trail, unwind
 from treering.errors import TreeringError, Unsupported
@@ -118,11 +106,11 @@ def _open_value(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[
         return [(field, getattr(value, field)) for field in value._fields], in_class
     if is_typed_key(value):
         return [jax.random.key_data(value)] if isinstance(value, jax.Array) else [value]
-    node = None if flax_overrides(kind) else open_pytree_node(value)
+    node = None if registry.flax_overrides(kind) else open_pytree_node(value)
     if node is not None:
         return node.children.items(), in_class or node.kind != "mapping"
-    if flax_serves(kind):
-        return [_from_handler(flax_state(value))]
+    if registry.flax_serves(kind):
+        return [_from_handler(registry.flax_state(value))]
     return [None if in_class and is_code(value) else value]
 
 
@@ -134,28 +122,12 @@ def _from_handler(state: Any) -> Any:
     return state
 
 
-def _dict_pairs(xs: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
-    """Return a dict's pairs with the text of its keys."""
-    if all(type(key) is str for key in xs):
-        return xs.items()
-    return key_by_text(xs).items()
-
-
-def _list_pairs(xs: list[Any] | tuple[Any, ...]) -> Iterable[tuple[str, Any]]:
-    """Return a list's or tuple's pairs, numbered from "0" on."""
-    return ((str(index), value) for index, value in enumerate(xs))
-
-
-def _partial_pairs(partial: Any) -> Iterable[tuple[str, Any]]:
-    """Return what a ``jax.tree_util.Partial`` stores: its arguments; the function comes from the target."""
-    return [("args", partial.args), ("keywords", partial.keywords)]
-
-
 _PAIRS: Final[dict[type, Callable[[Any], Iterable[tuple[str, Any]]]]] = {
-    dict: _dict_pairs,
-    list: _list_pairs,
-    tuple: _list_pairs,
-    jax.tree_util.Partial: _partial_pairs,
+    dict: lambda xs: (xs if all(type(key) is str for key in xs) else registry.key_by_text(xs)).items(),
+    list: lambda xs: zip(map(str, range(len(xs))), xs, strict=True),
+    tuple: lambda xs: zip(map(str, range(len(xs))), xs, strict=True),
+    # The function comes from the target.
+    jax.tree_util.Partial: lambda partial: [("args", partial.args), ("keywords", partial.keywords)],
 }
 
 
@@ -193,7 +165,7 @@ def differences(target: Any, state: Any) -> list[str]:
             if wanted_text != found_text:
                 unlike[unwind(trail)] = f"wanted {wanted_text}, found {found_text}"
             continue
-        modern = modernize_namedtuple(found, wanted)
+        modern = registry.modernize_namedtuple(found, wanted)
         found = found if modern is None else modern
         for key in wanted.keys() - found.keys():
             missing[unwind((trail, str(key)))] = _describe(wanted[key])
@@ -227,13 +199,10 @@ def _describe(leaf: Any) -> str:
     if is_typed_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
         return f"{data.dtype.name}{list(data.shape)}"
-    if has_shape_and_dtype(leaf):
+    if registry.has_shape_and_dtype(leaf):
         return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
     if leaf is None:
         return "None"
     if isinstance(leaf, bytearray | memoryview):
         return "bytes"
-    for kind in _PYTHON_LEAVES:
-        if type(leaf) is kind:
-            return kind.__name__
-    return f"{kind_of(leaf)}"
+    return type(leaf).__name__ if type(leaf) in _PYTHON_LEAVES else kind_of(leaf)

@@ -34,7 +34,6 @@ def unflatten(like: Any, leaves: Sequence[Any]) -> Any:
         >>> unflatten({"b": [1, 2], "a": None}, [7, 8, 9])
         {'b': [7, 8], 'a': 9}
     """
-    given = iter(leaves)
     taken = 0
     root: list[Any] = []
     # A level: the children of like's node still to come, those of the new node, and how to make it.
@@ -48,8 +47,8 @@ def unflatten(like: Any, leaves: Sequence[Any]) -> Any:
                 break
             if taken == len(leaves):
                 raise ValueError(f"like has more leaves than the {taken} that were given")
+            results.append(leaves[taken])
             taken += 1
-            results.append(next(given))
         else:
             levels.pop()
             if levels:

@@ -80,13 +80,6 @@ def itemsize_of(name: str | None) -> int:
     return 0 if known is None else known.itemsize
 
 
-def _long_double_is_x87() -> bool:
-    import numpy as np
-
-    layout = (np.dtype(np.longdouble).itemsize, int(np.finfo(np.longdouble).nmant))
-    return layout == _X87_LAYOUT
-
-
 @functools.lru_cache(maxsize=256)
 def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
     """Return the little-endian numpy dtype for ``dtype``.
@@ -106,11 +99,13 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
             )
         extended: np.dtype[Any] = np.dtype(scalar_type)
         return extended
-    if dtype.name in _LONG_DOUBLES and not _long_double_is_x87():
-        raise Unsupported(
-            f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have",
-            hint="convert it to float64 on the machine that wrote it",
-        )
+    if dtype.name in _LONG_DOUBLES:
+        layout = (np.dtype(np.longdouble).itemsize, int(np.finfo(np.longdouble).nmant))
+        if layout != _X87_LAYOUT:
+            raise Unsupported(
+                f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have",
+                hint="convert it to float64 on the machine that wrote it",
+            )
     try:
         found = np.dtype(dtype.name)
     except (TypeError, ValueError, OverflowError) as error:  # a time unit that this numpy refuses

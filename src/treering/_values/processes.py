@@ -77,13 +77,8 @@ def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.e
         >>> timeout_seconds(2), timeout_seconds(None, {"TREERING_TIMEOUT_S": "90"}), timeout_seconds(None, {})
         (2.0, 90.0, 600.0)
     """
-    given: object = timeout
-    name = "timeout"
-    if timeout is None:
-        text = environment.get(_VARIABLE)
-        if not text:
-            return DEFAULT_TIMEOUT
-        given, name = text, _VARIABLE
+    given: object = timeout if timeout is not None else environment.get(_VARIABLE) or DEFAULT_TIMEOUT
+    name = "timeout" if timeout is not None else _VARIABLE
     try:
         seconds = float(given) if isinstance(given, int | float | str) and not isinstance(given, bool) else math.nan
     except ValueError:
