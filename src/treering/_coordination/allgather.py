@@ -13,21 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._coordination.heartbeat import Heartbeat
+from treering._coordination.message_board import MessageBoard
+from treering._store.waiters import Latch
 from treering._values import timing
 from treering._values.human import pluralize
 from treering._values.processes import Processes, format_processes
 from treering.errors import ProcessFailed, Timeout
-
-if TYPE_CHECKING:
-    from treering._coordination.message_board import MessageBoard
-from treering._store.waiters import Latch
 
 T = TypeVar("T")
 
@@ -288,9 +286,8 @@ def allgather(row: bytes) -> list[bytes]:
 @functools.lru_cache(maxsize=2)
 def _plan_allgather(devices: tuple[jax.Device, ...]) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
     """Return how the rows lie on the first device of each process, and what brings all of them to all."""
-    first: dict[int, jax.Device] = {}
-    for device in sorted(devices, key=lambda device: device.id):
-        first.setdefault(device.process_index, device)
+    # Of several of one process the last one counts, which has the lowest number.
+    first = {device.process_index: device for device in sorted(devices, key=lambda device: -device.id)}
     mesh = Mesh(np.array([first[number] for number in sorted(first)]), ("process",))
     by_process: PartitionSpec = PartitionSpec("process")  # type: ignore[no-untyped-call]
     everywhere: PartitionSpec = PartitionSpec()  # type: ignore[no-untyped-call]

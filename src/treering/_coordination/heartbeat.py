@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from treering._coordination.message_board import MessageBoard
+from treering._store.waiters import Latch
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
-
-if TYPE_CHECKING:
-    from treering._coordination.message_board import MessageBoard
-    from treering._values.processes import Processes
-from treering._store.waiters import Latch
+from treering._values.processes import Processes
 
 # Messages of one process differ from those that an earlier run of it left.
 _THIS_RUN: Final = secrets.token_hex(8)

@@ -169,23 +169,16 @@ def stale_messages(
         >>> stale_messages(names, "0123456789abcdef".__eq__, lambda name: None)
         ('.treering-fedcba9876543210-verdict',)
     """
-    dead: list[str] = []
-    for name in names:
-        if not is_message(name):
-            continue
-        attempt = attempt_of_message(name)
-        if attempt is None and is_prepare(name):
-            attempt = _attempt_of_prepare(name, get)
-        # A sign of life is of no attempt; whoever still waits puts it again.
-        if attempt is None or not is_live(attempt):
-            dead.append(name)
-    return tuple(dead)
+    messages = ((name, _attempt_of(name, get)) for name in names if is_message(name))
+    # A sign of life is of no attempt; a process that still waits puts it again.
+    return tuple(name for name, attempt in messages if attempt is None or not is_live(attempt))
 
 
-def _attempt_of_prepare(name: str, get: Callable[[str], bytes | None]) -> str | None:
-    """Return the attempt that a job's message tells; None where it cannot be read."""
+def _attempt_of(name: str, get: Callable[[str], bytes | None]) -> str | None:
+    """Return the attempt that a message is of; None where it is of none, or cannot be read."""
+    if not is_prepare(name):
+        return attempt_of_message(name)
     with contextlib.suppress(OSError, Corrupt):
         data = get(name)
-        if data is not None:
-            return PrepareMessage.decode(data).attempt
+        return None if data is None else PrepareMessage.decode(data).attempt
     return None

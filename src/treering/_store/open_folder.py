@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable
@@ -72,15 +73,9 @@ class OpenFolder(Closable):
             Corrupt: a name leads elsewhere.
             StoreFailed: the system refuses.
         """
-        files: dict[str, Reader] = {}
-        try:
-            for name in names:
-                if name not in files:
-                    files[name] = self._open(name)
-        except BaseException:  # an interrupt too: all or none stay open; raised again below
-            for file in files.values():
-                file.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            files = {name: undo.enter_context(self._open(name)) for name in dict.fromkeys(names)}
+            undo.pop_all()
         return files
 
     def _open(self, name: str) -> Reader:

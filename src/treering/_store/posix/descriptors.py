@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import importlib.util
 import os
 import re
 import stat
@@ -19,13 +20,8 @@ from typing import Any
 
 from treering._values.human import bytes_text, pluralize
 
-fcntl: ModuleType | None
-try:
-    import fcntl as _fcntl
-except ImportError:  # Windows
-    fcntl = None
-else:
-    fcntl = _fcntl
+# Windows has none.
+fcntl: ModuleType | None = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
 
 # A file system without this kind of request says one of these.
 _NO_SUCH_REQUEST = frozenset({errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})

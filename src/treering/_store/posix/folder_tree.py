@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
-from treering._store.posix import descriptors, folder, open_descriptor
+from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder
+from treering._store.posix.folders import sync_folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 
 Parts = tuple[str, ...]
@@ -235,10 +236,7 @@ class FolderTree:
                 descriptors.sync_folder(self._root.descriptor if start is None else start)
                 return
             path, _ = self._place(parts, "")
-        opened = open_descriptor.open_folder(path)
-        if opened is not None:
-            with opened:
-                descriptors.sync_folder(opened.number)
+        sync_folder(path)
 
     def _place(self, parts: Parts, name: str) -> tuple[str, int | None]:
         """Return what to ask the system for: a name and the descriptor to start from, or a whole path and None."""

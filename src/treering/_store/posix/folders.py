@@ -95,12 +95,17 @@ def remove_folders(made: list[str]) -> None:
             os.rmdir(folder)
 
 
+def sync_folder(path: str) -> None:
+    """Make the names in the folder at a path durable."""
+    opened = open_descriptor.open_folder(path)
+    if opened is not None:
+        with opened:
+            descriptors.sync_folder(opened.number)
+
+
 def sync_parent(path: str) -> None:
     """Make the name of ``path`` in its folder durable."""
-    parent = open_descriptor.open_folder(os.path.dirname(path))
-    if parent is not None:
-        with parent:
-            descriptors.sync_folder(parent.number)
+    sync_folder(os.path.dirname(path))
 
 
 def _is_folder(path: str) -> bool:
