@@ -106,13 +106,12 @@ class _Executor:
         return None
 
     def _get(self, name: str) -> bytes | None:
+        self.unreadable = None
         try:
-            found = self.board.get(name)
+            return self.board.get(name)
         except OSError as error:
             self.unreadable = error
             return None
-        self.unreadable = None
-        return found
 
     def _put(self, name: str, data: bytes) -> None:
         end = self.clock() + timing.current.put_retries

@@ -154,7 +154,7 @@ class PrepareMessage:
             >>> PrepareMessage.decode(message.encode()) == message
             True
         """
-        return json_text(dataclasses.asdict(self) | {"signature": _encode_bytes(self.signature)}).encode()
+        return json_text(dataclasses.asdict(self) | {"signature": base64.b64encode(self.signature).decode()}).encode()
 
     @classmethod
     @functools.lru_cache(maxsize=8)  # whoever polls reads the same few bytes again and again
@@ -197,7 +197,7 @@ class VoteMessage:
         """
         node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.finished}
         if self.payload:
-            node["payload"] = _encode_bytes(self.payload)
+            node["payload"] = base64.b64encode(self.payload).decode()
         if self.failure:
             node["failure"] = self.failure.to_node()
         return json_text(node).encode()
@@ -282,10 +282,6 @@ def _read_numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]
     if any(type(number) is not int or number < 0 for number in numbers):
         raise Corrupt(f"{what} names a process that is not a number")
     return tuple(numbers)
-
-
-def _encode_bytes(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def _decode_bytes(text: str, what: str) -> bytes:

@@ -291,10 +291,8 @@ class _MemoryClaim(Claim):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             found = self._contents.by_name.get(self._name)
             # Where nothing was, the number of this absence: it does not come again.
-            if self._base is not None:
-                self._state = self._base
-            elif found is None:
-                self._state = self._contents.state(self._name)
+            absent = self._base is None and found is None
+            self._state = self._contents.state(self._name) if absent else self._base
             self._contents.set(self._marker, _base_text(self._base))
             self._made = True
 

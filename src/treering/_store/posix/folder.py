@@ -24,16 +24,18 @@ FROM_DESCRIPTOR = (
 )
 """Whether this platform looks names up from an open folder."""
 
-# No hard links here, none to there, none to files of others, or no more to this one.
-_NO_LINKS = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
-)
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+"""A file system without hard links, or with no more to this file, says one of these."""
+# Or there are none to there, or none to files of others.
+_NONE_TO_THERE = NO_LINKS | {errno.EXDEV, errno.EACCES}
 
 # Where links can be told from what they lead to; elsewhere none was there a moment ago.
 _NOT_FOLLOWED = {"follow_symlinks": False} if hasattr(os, "link") and os.link in os.supports_follow_symlinks else {}
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+"""How a file is opened that must not be there."""
+CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""And how anything is: never through a link, and not for programs that are started."""
 
 
 class Folder(Closable):
@@ -124,7 +126,7 @@ class Folder(Closable):
         self, name: str, mode: int = 0o666, flags: int = 0, *, into: OpenDescriptor | None = None
     ) -> OpenDescriptor:
         """Make the file ``name``, which must not be there, and return it open for writing: ``into``, or a new one."""
-        return self._open(name, _NEW | flags, mode, into)
+        return self._open(name, NEW | flags, mode, into)
 
     def open(self, name: str, flags: int) -> OpenDescriptor:
         """Open the file ``name``.
@@ -150,7 +152,7 @@ class Folder(Closable):
         try:
             os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **_NOT_FOLLOWED)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NONE_TO_THERE:
                 raise
             return False
         return True
@@ -180,7 +182,7 @@ class Folder(Closable):
 
     def _open(self, name: str, flags: int, mode: int = 0o666, into: OpenDescriptor | None = None) -> OpenDescriptor:
         opened = OpenDescriptor() if into is None else into
-        opened.open(functools.partial(os.open, dir_fd=self._start), self._at(name), flags | _CAREFUL, mode)
+        opened.open(functools.partial(os.open, dir_fd=self._start), self._at(name), flags | CAREFUL, mode)
         return opened
 
     def _at(self, name: str) -> str:

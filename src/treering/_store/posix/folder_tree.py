@@ -28,8 +28,6 @@ Parts = tuple[str, ...]
 FILE, FOLDER, OTHER = "file", "folder", "other"
 """What a name stands for; a link is something other."""
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _KEPT_OPEN = 64
 _OPEN_TOGETHER = 8
@@ -100,7 +98,7 @@ class FolderTree:
         """Make a file that must not be there and return it open for writing."""
         with self._lock:
             path, start = self._place(parts, name)
-            return _opened(start, path, _NEW)
+            return _opened(start, path, folder.NEW)
 
     def fill(self, parts: Parts, files: Sequence[tuple[str, bytes]]) -> None:
         """Make a folder below folders that are there, and small files in it.
@@ -117,7 +115,7 @@ class FolderTree:
                 some = files[first : first + _OPEN_TOGETHER]
                 paths = [f"{leaf}/{name}" for name, _ in some]
                 with OpenDescriptor() as opened:
-                    flags, mode = itertools.repeat(_NEW | _CAREFUL), itertools.repeat(0o666)
+                    flags, mode = itertools.repeat(folder.NEW | folder.CAREFUL), itertools.repeat(0o666)
                     numbers = opened.open_each(opener, paths, flags, mode)
                     for number, (_, data) in zip(numbers, some, strict=True):
                         written = os.write(number, data)
@@ -291,7 +289,7 @@ class FolderTree:
 
 
 def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:
-    return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | _CAREFUL, 0o666)
+    return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | folder.CAREFUL, 0o666)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING
 from treering._store.api import Claim, Outcome, Version
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
-from treering._store.posix.folder import Folder
+from treering._store.posix.folder import NO_LINKS, Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import stat_of
 
 if TYPE_CHECKING:
     from treering._store.posix.store import PosixStore
-
-# A file system without hard links says one of these.
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 class Journal(Claim):
@@ -123,7 +120,7 @@ class Journal(Claim):
         except OSError as error:
             if self.committed():  # done, and only the answer was lost
                 pass
-            elif error.errno not in _NO_LINKS:
+            elif error.errno not in NO_LINKS:
                 raise
             elif self._folder.find(self._index) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error

@@ -14,6 +14,7 @@ import secrets
 from typing import Self
 
 from treering._store.posix import descriptors, open_descriptor
+from treering._store.posix.folder import CAREFUL, NEW
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering.errors import StoreFailed
 
@@ -100,12 +101,10 @@ class StagedFile:
         self._path = None
 
     def _create(self, mode: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         for _ in range(_ATTEMPTS):
             path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
             self._path, self._file = path, OpenDescriptor()
-            self._file.open(os.open, path, flags, mode)
+            self._file.open(os.open, path, NEW | CAREFUL, mode)
             if self._file.lock() is not False and descriptors.is_at(self.descriptor, path):
                 return
             # A sweeper met the file between its creation and its lock, and took it for a leftover.

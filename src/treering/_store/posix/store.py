@@ -61,9 +61,11 @@ class PosixStore(Store):
         self._made: list[str] = []
 
     @classmethod
-    def over(cls, folder: Folder, clock: Callable[[], float] = time.monotonic) -> PosixStore:
-        """Return the store of a folder that is open, and that the caller closes."""
-        store = cls(Path(folder.path), clock)
+    def over(
+        cls, folder: Folder, clock: Callable[[], float] = time.monotonic, *, path: PurePath | None = None
+    ) -> PosixStore:
+        """Return the store of a folder that is open, and that the caller closes; ``path`` is what messages call it."""
+        store = cls(path or Path(folder.path), clock)
         store._opened, store._target = folder, folder.path
         return store
 
@@ -134,10 +136,7 @@ class PosixStore(Store):
         Raises:
             OSError: there is none; ENOTDIR or ELOOP when it is a link or no folder.
         """
-        store = PosixStore(self.path / name)
-        store._opened = self.folder.below(name)
-        store._target = store._opened.path
-        return store
+        return PosixStore.over(self.folder.below(name), path=self.path / name)
 
     def names(self) -> list[str]:
         """Return all names in the folder."""
