@@ -99,7 +99,8 @@ def gc(
         dataclasses.replace(verdict, kept=True, reasons=(_STAYS,)) if verdict.step in stayed else verdict
         for verdict in verdicts
     ]
-    listing = list_records(path, located(path), records, verdicts, keep=chosen)
+    records = records if chosen is None else dataclasses.replace(records, keep=repr(chosen))
+    listing = list_records(path, located(path), records, verdicts)
     lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
     return NO if stayed else GOOD

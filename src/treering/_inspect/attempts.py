@@ -31,8 +31,6 @@ _NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|
 class NoteFile:
     """A note that processes of a job talk through."""
 
-    name: str
-    """Its name."""
     changed: float
     """When it was put there, as seconds since 1970 by the clock of the file system."""
     process: int | None
@@ -106,18 +104,12 @@ def looked_at(path: str) -> FolderScan:
 def _looked(store: Store, path: str) -> FolderScan:
     locks = store.locks()
     names = sorted(store.names())
-    here = store.find("")
+    saver = locks.holder(store.find(""))
     data = {name: found for name in filter(checkpoint_names.is_data, names) if (found := store.find(name)) is not None}
     staged, trouble = _staged(store, path, locks)
-    return FolderScan(
-        names=names,
-        saved={remains.attempt: remains for remains in _saved(store, names, data, locks)},
-        staged=staged,
-        notes=list(_notes(store, names)),
-        saver=locks.holder(here),
-        locks=locks,
-        trouble=trouble,
-    )
+    saved = {remains.attempt: remains for remains in _saved(store, names, data, locks)}
+    notes = list(_notes(store, names))
+    return FolderScan(names=names, saved=saved, staged=staged, notes=notes, saver=saver, locks=locks, trouble=trouble)
 
 
 def _saved(store: Store, names: Sequence[str], found: Mapping[str, Entry], locks: Locks) -> Iterator[Leftovers]:
@@ -181,13 +173,8 @@ def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:
                     files[within] = files.get(within, 0) + found.st_size
                     count += 1
                     newest = max(newest, found.st_mtime)
-    return Leftovers(
-        attempt=attempt,
-        files=files,
-        count=count,
-        changed=newest,
-        holder=locks.holder(itself and entry_of(attempt, itself)),
-    )
+    holder = locks.holder(itself and entry_of(attempt, itself))
+    return Leftovers(attempt=attempt, files=files, count=count, changed=newest, holder=holder)
 
 
 def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
@@ -202,13 +189,9 @@ def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
         said: PrepareMessage | VoteMessage | DecisionMessage | None = None
         with contextlib.suppress(OSError, Corrupt, LinkRefused):  # no note, or a damaged one
             said = _said(name, _content(store, name))
-        yield NoteFile(
-            name=name,
-            changed=found.modified,
-            process=int(kind[1]) if kind[1] else None,
-            attempt=said.attempt if isinstance(said, PrepareMessage) else checkpoint_names.attempt_of_message(name),
-            said=said,
-        )
+        process = int(kind[1]) if kind[1] else None
+        attempt = said.attempt if isinstance(said, PrepareMessage) else checkpoint_names.attempt_of_message(name)
+        yield NoteFile(changed=found.modified, process=process, attempt=attempt, said=said)
 
 
 def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMessage | None:

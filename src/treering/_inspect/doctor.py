@@ -23,7 +23,6 @@ from treering.errors import NotFound, Unsupported
 
 # A save that is committed while we look makes files of the index before vanish.
 _TRIES: Final = 5
-_LOCKED: Final = f"{LOCK_FILE} is there, which stands for the lock of the folder"
 
 
 def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
@@ -92,9 +91,8 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     attempts = judge_attempts(looked, known, time.time())
     if LOCK_FILE in names:
         lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
-        (notes if lives else problems).append(
-            _LOCKED if lives else f"{_LOCKED}; if no process is saving here, remove it"
-        )
+        what = f"{LOCK_FILE} is there, which stands for the lock of the folder"
+        (notes if lives else problems).append(what if lives else f"{what}; if no process is saving here, remove it")
     return Diagnosis(
         path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=(*notes, *_waiting(looked))
     )

@@ -92,9 +92,8 @@ def judge_attempts(looked: FolderScan, known: Known, now: float) -> list[Attempt
     for attempt, said in notes.items():
         if attempt not in told:
             nothing = Leftovers(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
-            found.append(
-                _attempt(nothing, "messages", _judge_messages(attempt, said, looked, known), said=said, now=now)
-            )
+            judged = _judge_messages(attempt, said, looked, known)
+            found.append(_attempt(nothing, "messages", judged, said=said, now=now))
     return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
 
@@ -243,13 +242,10 @@ def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
     count = min(said.begin.processes, _MOST_PROCESSES) if said.begin is not None else 0
     for process in sorted({*said.parts, *range(1, count)}):
         note, part = said.parts.get(process), said.vote(process)
-        yield ProcessState(
-            process=process,
-            stage=part.stage.value if part else "unreadable" if note else _MISSING,
-            who=part.who if part else None,
-            age=max(now - note.changed, 0.0) if note else None,
-            problem=_problem(part.failure) if part and part.failure else None,
-        )
+        stage, who = (part.stage.value, part.who) if part else ("unreadable" if note else _MISSING, None)
+        age = max(now - note.changed, 0.0) if note else None
+        problem = _problem(part.failure) if part and part.failure else None
+        yield ProcessState(process=process, stage=stage, who=who, age=age, problem=problem)
 
 
 def _problem(failure: Failure) -> str:

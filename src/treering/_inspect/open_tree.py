@@ -64,7 +64,16 @@ def open_latest(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree
 def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open a msgpack file, or one in gzip form."""
     with open_file(path) as file:
-        yield _open_msgpack(*read_msgpack(file))
+        listing, fetch = read_msgpack(file)
+
+        def text(record: LeafRecord) -> str | bytes:
+            data = fetch(record.offset or 0, record.nbytes)
+            try:
+                return data.decode("utf-8") if record.kind == "str" else data
+            except UnicodeDecodeError as error:
+                raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
+
+        yield OpenTree(listing, lambda record: _MsgpackArray(record, fetch), text)
 
 
 @contextlib.contextmanager
@@ -110,17 +119,6 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
     return dataclasses.replace(listing, form=Form.GZIP.value), fetch
 
 
-def _open_msgpack(listing: Listing, fetch: Fetch) -> OpenTree:
-    def text(record: LeafRecord) -> str | bytes:
-        data = fetch(record.offset or 0, record.nbytes)
-        try:
-            return data.decode("utf-8") if record.kind == "str" else data
-        except UnicodeDecodeError as error:
-            raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
-
-    return OpenTree(listing, lambda record: _MsgpackArray(record, fetch), text)
-
-
 class _MsgpackArray:
     """An array in a msgpack file, in one piece or several. A slice reads the rows that it needs."""
 
@@ -142,14 +140,12 @@ class _MsgpackArray:
         from treering._values.boxes import slices
 
         box, steps, rest = box_and_rest(key, self.shape)
-        if not self.shape:
-            scalar: NDArray[Any] = np.frombuffer(self._read(0, self.dtype.itemsize), self.dtype).reshape(())[rest]
-            return scalar
         row = self.dtype.itemsize * math.prod(self.shape[1:])
-        first, last = box[0]
-        rows = np.frombuffer(self._read(first * row, last * row), self.dtype).reshape(last - first, *self.shape[1:])
-        array: NDArray[Any] = rows[slices(((0, last - first), *box[1:]), steps)][rest]
-        return array
+        first, last = box[0] if box else (0, 1)
+        rows = np.frombuffer(self._read(first * row, last * row), self.dtype)
+        array = rows.reshape(last - first, *self.shape[1:]) if box else rows.reshape(())
+        selected: NDArray[Any] = (array[slices(((0, last - first), *box[1:]), steps)] if box else array)[rest]
+        return selected
 
     def _read(self, start: int, stop: int) -> bytes:
         """Read bytes ``start`` to ``stop`` of the array, from whichever pieces hold them."""

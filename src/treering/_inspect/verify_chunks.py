@@ -15,7 +15,7 @@ from treering._format.findings import Finding, describe_size
 from treering._leaves.documents.record import OpenBranch
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
+from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, StoreFailed
 
@@ -42,11 +42,6 @@ class LeafFiles:
     """Bytes of each chunk file; empty where no record says them."""
     first: int
     """Where in the checksums of the record those of this leaf begin."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it is one file of one block."""
-        return len(self.sizes) == 1 and self.sizes[0] <= SMALLEST_BLOCK
 
     def file(self, number: int) -> str:
         """Return the name of a chunk file, below the directory; that of the ``.zarray`` for a negative number."""

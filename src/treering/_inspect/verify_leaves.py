@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.findings import Finding, Verification
-from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles
-from treering._inspect.verify_reading import check_reading
+from treering._inspect.diff import blocks_of
+from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles, cannot_be_read
 from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
 from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
-from treering._store.failures import LinkRefused
+from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._values import boxes as box_sums
+from treering._values.boxes import Box
+from treering._values.checksums import SMALLEST_BLOCK
 from treering._values.human import join_first
 from treering._values.leaves_names import ZARRAY
-from treering.errors import Corrupt
+from treering.errors import Corrupt, StoreFailed
 
 _SHOWN: Final = 8
 _UNCHECKED: Final = "was written by another program and has no checksums, so its arrays were not checked"
+# A hostile .zarray of a few bytes may name more chunk files than anybody can count.
+_MOST_FINDINGS: Final = 100
+# Each reading of another program's array looks at the names in its folder.
+_BATCH_BOXES: Final = 256
+_BATCH_BYTES: Final = 8 << 20
 
 
 def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
@@ -83,18 +94,14 @@ def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progr
     known = findings.leaves()
     for leaf in leaves:
         if leaf.leaf not in known:
-            check_reading(source, leaf, findings)
+            _check_reading(source, leaf, findings)
     unchecked = [branch.record.prefix for branch in branches if not branch.verified]
     notes = describe_state(folder, read)
     if unchecked:
         notes.insert(0, _unchecked_note(unchecked, len(read)))
+    count, note = len(source.index.keys), "; ".join(notes) or None
     return Verification(
-        path=path,
-        findings=(*broken, *findings),
-        leaves=len(source.index.keys),
-        nbytes=nbytes,
-        checked=not unchecked,
-        note="; ".join(notes) or None,
+        path=path, findings=(*broken, *findings), leaves=count, nbytes=nbytes, checked=not unchecked, note=note
     )
 
 
@@ -128,7 +135,7 @@ def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progr
     """Compare the files of all leaves that a record describes, large ones in two threads; return how many bytes."""
     small, large = Work(), Work()
     for leaf in leaves:
-        if leaf.is_small:
+        if len(leaf.sizes) == 1 and leaf.sizes[0] <= SMALLEST_BLOCK:
             small.jobs.append(functools.partial(check.check_small, leaf))
             small.nbytes += leaf.sizes[0]
         elif leaf.branch.verified:
@@ -137,3 +144,103 @@ def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progr
     total = small.nbytes + large.nbytes
     run_all(large, Tally(total, progress), small)
     return total
+
+
+# ------------------------------------------------------------------------------------------- leaves read as a load does
+
+
+def _check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> None:
+    """Read a leaf that is compressed, a text, or another program's; of the others every byte has its checksum.
+
+    Args:
+        source: what a load would read it from.
+        leaf: the leaf; its files are those that were written, as far as a record says.
+        findings: what is wrong is added here.
+
+    Raises:
+        Unsupported: a compressor that cannot be undone here.
+    """
+    told_all = leaf.branch.verified and leaf.zarr.plain
+    if (told_all or _read_chunks(source, leaf, findings)) and source.index.type_of(leaf.leaf).kind == "str":
+        _read_text(source, leaf, findings)
+
+
+def _read_chunks(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> bool:
+    """Read all chunks, some together; return whether they are good."""
+    bad: set[int] = set()
+    for batch in _batches(leaf):
+        # Of a large chunk the first bad part is enough.
+        boxes = [box for number, box in batch if number not in bad]
+        if not boxes or _problem(source, leaf, boxes) is None:
+            continue
+        for number in dict.fromkeys(number for number, _ in batch if number not in bad):
+            problem = _problem(source, leaf, [box for owner, box in batch if owner == number], number)
+            if problem is None:
+                continue
+            bad.add(number)
+            more = ", and there may be more like it" if len(bad) > _MOST_FINDINGS else ""
+            findings.add(leaf, number, (0, _size_of(source, leaf, number)), problem + more)
+            if more:
+                return False
+    return not bad
+
+
+def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number: int | None = None) -> str | None:
+    """Read boxes of a leaf, those of one chunk where its number is given; say what is wrong."""
+    try:
+        if number is not None and not leaf.branch.verified:
+            source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt).close()
+        source.arrays.read([ReadRequest(leaf.leaf, boxes)], None)
+    except DataFileMissing:
+        return "lacks a chunk file"
+    except (Corrupt, LinkRefused, StoreFailed) as error:
+        return cannot_be_read(error)
+    return None
+
+
+def _batches(leaf: LeafFiles) -> Iterator[list[tuple[int, Box]]]:
+    """Yield boxes of some MiB together, each with the number of its chunk."""
+    batch: list[tuple[int, Box]] = []
+    held = 0
+    nbytes = chunk_bytes(leaf.zarr)
+    itemsize = nbytes // math.prod(leaf.zarr.chunks)
+    for number in range(chunk_count(leaf.zarr)):
+        for box in _parts(leaf, chunk_box(leaf.zarr, number), itemsize):
+            batch.append((number, box))
+            held += box_sums.size_of(box) * itemsize
+            if held >= _BATCH_BYTES or len(batch) == _BATCH_BOXES:
+                yield batch
+                batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _parts(leaf: LeafFiles, box: Box, itemsize: int) -> Iterator[Box]:
+    """Cut a chunk into boxes of a few MiB, where its bytes are those of the array."""
+    if not leaf.zarr.plain:
+        yield box
+        return
+    for part in blocks_of(box_sums.shape_of(box), itemsize):
+        yield tuple((low + side.start, low + side.stop) for (low, _), side in zip(box, part, strict=True))
+
+
+def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
+    if leaf.branch.verified:
+        return leaf.sizes[number]
+    try:
+        with source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt) as file:
+            return file.size
+    except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
+        return 0
+
+
+def _read_text(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> None:
+    """Decode a text: its bytes may be those that were written, and yet be no UTF-8."""
+    request = ReadRequest(leaf.leaf, (box_sums.whole(source.index.type_of(leaf.leaf).shape or ()),))
+    source.arrays.read([request], None)
+    try:
+        bytes(request.arrays[0]).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        number, place = divmod(error.start, leaf.zarr.chunks[0])
+        span = (place, place + 1) if leaf.zarr.plain else (0, leaf.sizes[number])
+        findings.add(leaf, number, span, "is not UTF-8, as text must be")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -52,10 +53,8 @@ def load_or_initialise(
         return fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
     group = LoadGroup(path, timeout=timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
-    items = group.retry_on_overwrite(
-        lambda: read_source(path, mapped=False),
-        lambda source: load_items(source, fresh.like, asked, group, wording=_WORDING),
-    )
+    load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
+    items = group.retry_on_overwrite(functools.partial(read_source, path, mapped=False), load)
     tree = fresh.complete(items.tree, items.kept)
     restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
     return tree, items.kept

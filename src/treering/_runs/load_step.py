@@ -43,9 +43,8 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: Loa
 
     def read(latest: int | None) -> Any:
         if latest is None:
-            raise NotFound(
-                f"the run {run.shown!r} has no step yet", hint="load_or_init starts a run if nothing was saved"
-            )
+            hint = "load_or_init starts a run if nothing was saved"
+            raise NotFound(f"the run {run.shown!r} has no step yet", hint=hint)
         return _load(run, latest, like, options)
 
     return _of_latest(run, read)
@@ -79,10 +78,8 @@ def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | 
         raise NotFound(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
     close = near(metric, names)
     there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric"
-    raise NotFound(
-        f"no step of the run {run.shown!r} has the metric {metric!r}",
-        hint=f"did you mean {close!r}?" if close else there,
-    )
+    hint = f"did you mean {close!r}?" if close else there
+    raise NotFound(f"no step of the run {run.shown!r} has the metric {metric!r}", hint=hint)
 
 
 def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
@@ -153,10 +150,8 @@ def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
     group = LoadGroup(path, timeout=run.timeout, is_shared=is_shared)
     with showing(options.progress):
-        items = group.retry_on_overwrite(
-            lambda: _open_step(run, step, path, mapped=options.mapped),
-            lambda source: load_items(source, like, options, group),
-        )
+        load = functools.partial(load_items, like=like, options=options, group=group)
+        items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, mapped=options.mapped), load)
     # Only now all of it was checked, and the other processes have theirs.
     return restore_states(items)
 

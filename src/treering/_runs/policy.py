@@ -72,9 +72,8 @@ def unknown_metrics(rules: Policy | None, records: Records) -> dict[str, str | N
         >>> unknown_metrics(KeepBest("los"), Records(keep=None, save_every=None, steps=(), unreadable={}))
         {}
     """
-    return (
-        find_unmeasured(rules, {name for record in records.steps for name in record.metrics}) if records.steps else {}
-    )
+    names = {name for record in records.steps for name in record.metrics}
+    return find_unmeasured(rules, names) if records.steps else {}
 
 
 def find_unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, str | None]:

@@ -22,7 +22,7 @@ from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import Format, NotFound
-from treering.retention import Policy, Verdict
+from treering.retention import Verdict
 
 if TYPE_CHECKING:
     from treering._runs.run_state import RunState
@@ -57,18 +57,11 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
     for metric, close in unknown_metrics(rules, records).items():
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
-    return list_records(shown or os.fspath(path), located(path), records, judge(records, rules), notes=notes)
+    listing = list_records(shown or os.fspath(path), located(path), records, judge(records, rules))
+    return dataclasses.replace(listing, notes=(*notes, *listing.notes))
 
 
-def list_records(
-    shown: str,
-    path: Path,
-    records: Records,
-    verdicts: Sequence[Verdict],
-    *,
-    keep: Policy | None = None,
-    notes: Sequence[str] = (),
-) -> RunListing:
+def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Verdict]) -> RunListing:
     """Put what is known of the steps of a run, and what rules say of them, into a listing.
 
     Args:
@@ -76,33 +69,25 @@ def list_records(
         path: the folder.
         records: what is known of the steps.
         verdicts: what becomes of them.
-        keep: the rules that said so, where they are not the run's own.
-        notes: what is good to know beside.
     """
     of = {verdict.step: verdict for verdict in verdicts}
     steps = [
         RunStep(
-            step=record.step,
-            path=os.fspath(step_path(path, record.step)),
-            saved=record.saved,
-            nbytes=record.nbytes,
-            seconds=record.seconds,
-            metrics=record.metrics,
-            temporary=record.temporary,
-            kept=of[record.step].kept,
-            reasons=of[record.step].reasons,
+            step=one.step,
+            path=os.fspath(step_path(path, one.step)),
+            saved=one.saved,
+            nbytes=one.nbytes,
+            seconds=one.seconds,
+            metrics=one.metrics,
+            temporary=one.temporary,
+            kept=of[one.step].kept,
+            reasons=of[one.step].reasons,
         )
-        for record in records.steps
-        if record.step in of
+        for one in records.steps
+        if one.step in of
     ]
     unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
-    return RunListing(
-        path=shown,
-        steps=steps,
-        keep=records.keep if keep is None else repr(keep),
-        save_every=records.save_every,
-        notes=(*notes, *unread),
-    )
+    return RunListing(path=shown, steps=steps, keep=records.keep, save_every=records.save_every, notes=unread)
 
 
 def run_text(run: RunState) -> str:

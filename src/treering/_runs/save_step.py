@@ -165,11 +165,9 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
         what = f"step {step} of the run {run.shown!r} is there already"
         raise Exists(what, hint=f"a loop that resumes from it begins at {step + 1}; overwrite=True replaces it")
     if not overwrite and later:
-        raise Exists(
-            f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}",
-            hint="run.branch(step, path) continues from an older step in a new run; overwrite=True continues here, "
-            f"and removes the steps after {step}",
-        )
+        here = f"overwrite=True continues here, and removes the steps after {step}"
+        hint = f"run.branch(step, path) continues from an older step in a new run; {here}"
+        raise Exists(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
     return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
 
 

@@ -143,10 +143,8 @@ class SaveSchedule:
         others = [number for number, one in enumerate(heard) if one["step"] != heard[0]["step"]]
         if others:
             there = ", ".join(str(one) for one in sorted({heard[number]["step"] for number in others})[:3])
-            raise Mismatch(
-                f"could not {doing}: process 0 is at step {heard[0]['step']}, {format_processes(others)} at {there}",
-                hint="call save at the same steps on all processes",
-            )
+            what = f"process 0 is at step {heard[0]['step']}, {format_processes(others)} at {there}"
+            raise Mismatch(f"could not {doing}: {what}", hint="call save at the same steps on all processes")
         self._met_at = _SyncPoint(step=step, ask=step + heard[0]["ahead"], time=self._clock())
         return heard[0]["passed"], next((one["signum"] for one in heard if one["signum"] is not None), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from treering._printable import kind_of
 from treering._store.run_folder import HIGHEST_STEP
 from treering.errors import Unsupported
 
+_Given: TypeAlias = Mapping[str, Any] | None
 _NUMBERS: Final = (int, float, np.generic, np.ndarray, jax.Array)
 # Of numpy: truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
 _KINDS: Final = "biufV"
@@ -43,13 +44,7 @@ def require_step_number(step: Any) -> int:
 
 
 def step_metadata(
-    step: int,
-    saved: float,
-    *,
-    metrics: Mapping[str, Any] | None,
-    metadata: Mapping[str, Any] | None,
-    temporary: bool,
-    mark: str | None = None,
+    step: int, saved: float, *, metrics: _Given, metadata: _Given, temporary: bool, mark: str | None = None
 ) -> dict[str, Any]:
     """Return the metadata of a step's checkpoint: the user's, and the run's own note.
 
@@ -75,7 +70,7 @@ def step_metadata(
     return add_note(metadata or {}, note)
 
 
-def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+def _numbers(metrics: _Given) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
         raise Unsupported(f"metrics is {kind_of(metrics)}, not a dict of numbers")
     return {_name(name): _number(name, value) for name, value in (metrics or {}).items()}
