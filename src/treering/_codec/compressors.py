@@ -102,7 +102,5 @@ def check_chunk_file(array: ZarrArray, nbytes: int) -> None:
     if codec not in _RATIOS:
         raise Unsupported(f"the chunks are compressed with {show(codec)}, which treering cannot decompress")
     if nbytes * _RATIOS[codec] < wanted:
-        raise Corrupt(
-            f"a chunk has {pluralize(wanted, 'bytes')}, which no {codec} of {pluralize(nbytes, 'bytes')} holds",
-            hint=DAMAGED,
-        )
+        packed = pluralize(nbytes, "bytes")
+        raise Corrupt(f"a chunk has {pluralize(wanted, 'bytes')}, which no {codec} of {packed} holds", hint=DAMAGED)

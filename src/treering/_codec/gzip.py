@@ -96,11 +96,9 @@ def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             waiting = reader.unconsumed_tail
             total += len(piece)
             if total > limit:
-                most = pluralize(limit, "bytes")
-                raise Corrupt(
-                    f"the gzip data of {pluralize(len(view), 'bytes')} decompresses to more than {most}",
-                    hint="pass max_bytes= if you trust it",
-                )
+                given, most = pluralize(len(view), "bytes"), pluralize(limit, "bytes")
+                problem = f"the gzip data of {given} decompresses to more than {most}"
+                raise Corrupt(problem, hint="pass max_bytes= if you trust it")
             pieces.append(piece)
         if reader.eof:
             # Another member may follow, after padding with zeros as tapes have it.

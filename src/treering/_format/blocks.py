@@ -91,8 +91,5 @@ def damage_error(index: Index, chunk: int, block: int, found: int) -> Corrupt:
     stop = min(start + size, chunks.offset[chunk] + chunks.nbytes[chunk])
     wanted = index.checksums[first_blocks(chunks)[chunk] + block]
     name = index.files[chunks.file[chunk]].name or "the file"
-    return Corrupt(
-        f"leaf {format_chunk(index, chunk)} is damaged: bytes {start} to {stop} of {name} "
-        f"have the checksum {found:016x} instead of {wanted:016x}",
-        hint=DAMAGE_HINT,
-    )
+    damaged, sums = f"is damaged: bytes {start} to {stop} of {name}", f"{found:016x} instead of {wanted:016x}"
+    return Corrupt(f"leaf {format_chunk(index, chunk)} {damaged} have the checksum {sums}", hint=DAMAGE_HINT)

@@ -147,17 +147,13 @@ def _check_sizes(index: Index) -> None:
         wanted = size_of(box) * itemsize_of(kind.dtype)
         if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
-            raise Corrupt(
-                f"leaf {index.keys[leaf]!r:.200}{place} takes {pluralize(wanted, 'bytes')}, "
-                f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
-            )
+            found = f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
+            raise Corrupt(f"leaf {index.keys[leaf]!r:.200}{place} takes {pluralize(wanted, 'bytes')}, {found}")
         fit.add(one)
     whole_again: set[tuple[int, tuple[Box, ...]]] = set()
     for leaf, boxes in parts.items():
         cut = (index.leaf_types[leaf], tuple(boxes))
-        if cut in whole_again:
-            continue
-        wrong = find_cover_error(index.type_of(leaf).shape or (), boxes)
+        wrong = None if cut in whole_again else find_cover_error(index.type_of(leaf).shape or (), boxes)
         if wrong is not None:
             raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
         whole_again.add(cut)

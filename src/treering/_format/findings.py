@@ -35,9 +35,8 @@ class Finding:
     """What is wrong, as the end of a sentence that begins with the leaf or the file."""
 
     def __str__(self) -> str:
-        place = "" if self.start is None else f"bytes {self.start} to {self.stop}"
-        if self.start is not None and self.stop is None:
-            place = f"byte {self.start}"
+        place = f"byte {self.start}" if self.stop is None else f"bytes {self.start} to {self.stop}"
+        place = "" if self.start is None else place
         file, problem = printable(self.file), printable(self.problem)
         if self.key is None:
             return f"{file} {problem}" + (f": {place}" if place else "")

@@ -35,9 +35,6 @@ DTYPES: Final[Mapping[str, str]] = (
 )
 """Our name of a dtype -> its name in safetensors. Four and six bit floats are packed there, so theirs are not ours."""
 
-# What stands in a header for a dtype that safetensors lacks, by item size; larger items have an axis of these.
-_RAW: Final = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
-
 DATA_NOTE: Final = "data of a checkpoint; its index is treering.json"
 """What the header of a checkpoint's data file says it is."""
 
@@ -190,13 +187,11 @@ def header_text(
 
 def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
     """Return the entry of an array up to its offsets."""
-    name = kind.dtype or ""
-    shown = DTYPES.get(name)
-    if shown is None:
-        itemsize = itemsize_of(name)
-        shown = _RAW.get(itemsize, "U64")
-        if itemsize not in _RAW:
-            shape = (*shape, itemsize // 8)
+    shown = DTYPES.get(kind.dtype or "")
+    if shown is None:  # unsigned ints of the size stand for it; larger items have an axis of these
+        itemsize = itemsize_of(kind.dtype)
+        shown = f"U{8 * min(itemsize, 8)}"
+        shape = (*shape, itemsize // 8) if itemsize > 8 else shape  # noqa: PLR2004
     return f'{{"dtype":"{shown}","shape":{json_text(list(shape))},"data_offsets":'
 
 

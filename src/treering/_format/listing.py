@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from treering._codec.msgpack.scan import Scanner
 from treering._format.blocks import leaf_bytes
-from treering._format.index import Container, Index, LeafType, OpaqueLeaf
+from treering._format.index import Container, Index, OpaqueLeaf
 from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
 from treering._format.structure import assemble, zip_children
 from treering._values.dtypes import Dtype
@@ -68,7 +68,8 @@ def _leaves(index: Index) -> Iterator[Any]:
     """Walk through the leaves: records of those that lie in files, the other values themselves."""
     chunks, files = index.chunks, index.files
     sizes = [leaf_bytes(kind) for kind in index.types]
-    kinds = [_kind(kind, index) for kind in index.types]
+    # A file of another writer does not say whether its arrays were jax's or numpy's.
+    is_said = [index.verified or kind.kind in _TEXT_KINDS for kind in index.types]
     at, count = 0, len(chunks)
     owner = chunks.leaf
     # In a leaves directory nobody notes who wrote which chunk.
@@ -86,7 +87,7 @@ def _leaves(index: Index) -> Iterator[Any]:
         is_text = kind.kind in _TEXT_KINDS
         rows = range(first, at)
         yield LeafRecord(
-            kind=kinds[number],
+            kind=kind.kind if is_said[number] else _ARRAYS_OF_OTHERS,
             dtype=None if is_text else kind.dtype,
             shape=None if is_text else kind.shape,
             nbytes=sizes[number],
@@ -135,11 +136,6 @@ def _place_leaves(index: Index, places: Sequence[Place]) -> Iterator[Any]:
             chunk_shape=place.chunk_shape,
             compressor=place.compressor,
         )
-
-
-def _kind(kind: LeafType, index: Index) -> str:
-    # A file of another writer does not say whether its arrays were jax's or numpy's.
-    return kind.kind if index.verified or kind.kind in _TEXT_KINDS else _ARRAYS_OF_OTHERS
 
 
 class _Records:

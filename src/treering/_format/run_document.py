@@ -149,10 +149,10 @@ def remove_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _note(node: Any) -> StepNote:
     what = "the note of a step"
-    branch = node.get("branch") if type(node) is dict else None
-    mark = node.get("mark") if type(node) is dict else None
+    step = read_step(node, what)
+    branch, mark = node.get("branch"), node.get("mark")
     return StepNote(
-        step=read_step(node, what),
+        step=step,
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
@@ -212,8 +212,7 @@ def parse_run(data: bytes) -> RunDocument:
 
 def _document(document: Any) -> RunDocument:
     steps = tuple(map(_record, member(document, "steps", list, RUN_DOCUMENT)))
-    numbers = [record.step for record in steps]
-    if any(later <= step for step, later in itertools.pairwise(numbers)):
+    if any(later.step <= record.step for record, later in itertools.pairwise(steps)):
         raise Corrupt("its steps do not ascend")
     return RunDocument(_text(document, "keep"), _text(document, "save_every"), steps)
 

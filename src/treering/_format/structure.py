@@ -379,7 +379,5 @@ def as_dicts(structure: Iterable[Token]) -> list[Token]:
         >>> as_dicts([Container(node="list", keys=(0, 1)), 2])[0].keys
         ('0', '1')
     """
-    return [
-        Container(node="dict", keys=tuple(map(key_text, token.keys))) if isinstance(token, Container) else token
-        for token in structure
-    ]
+    keys = (tuple(map(key_text, token.keys)) if isinstance(token, Container) else token for token in structure)
+    return [each if isinstance(each, int) else Container(node="dict", keys=each) for each in keys]

@@ -10,7 +10,7 @@ from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.wire import MAX_DEPTH
-from treering._codec.msgpack.write import Piece, encode
+from treering._codec.msgpack.write import Encoder, Piece
 from treering._store.pieces import Readable, is_lasting
 from treering._tree.state_dict import partial_state_dict
 from treering._values.keys import Trail, unwind
@@ -20,7 +20,7 @@ from treering.errors import Format, TreeringError
 
 def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
     """Return the pieces of the msgpack form of a tree of dicts and lists."""
-    return encode(state, adopt=adopt, to_host=to_host, chunk_size=chunk_size, sort_keys=sort_keys)
+    return Encoder(adopt, to_host, max(0, chunk_size), sort_keys).encode(state)
 
 
 def pack(pytree: Any, *, chunk_size: int, sort_keys: bool) -> bytes:

@@ -46,10 +46,8 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
     at, length, _ = window.blob_header(at)
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != length:
-        raise Corrupt(
-            f"an array of shape {shape} and dtype {dtype.name} needs {pluralize(wanted, 'bytes')}, "
-            f"its header claims {length}"
-        )
+        needed = pluralize(wanted, "bytes")
+        raise Corrupt(f"an array of shape {shape} and dtype {dtype.name} needs {needed}, its header claims {length}")
     if at + length != start + nbytes:
         raise Corrupt(f"an array's payload of {pluralize(nbytes, 'bytes')} holds {at - start} + {length}")
     return shape, dtype, at
@@ -96,14 +94,14 @@ def chunked_array(container: dict[Any, Any]) -> tuple[tuple[int, ...], list[Any]
     if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape) or not possible(shape):
         raise Corrupt(f"a chunked array claims the shape {shape!r:.200}")
     parts = _numbered(container["chunks"], "chunks")
-    lengths = [_flat_length(part) for part in parts]
+    shapes = [getattr(part, "shape", None) for part in parts]
+    if not all(isinstance(each, tuple) and len(each) == 1 for each in shapes):
+        raise Corrupt("a piece of a chunked array is not a flat array")
     if not parts or any(part.dtype != parts[0].dtype for part in parts):
         raise Corrupt("a chunked array's pieces are missing or differ in dtype")
-    if sum(lengths) != math.prod(shape):
-        raise Corrupt(
-            f"a chunked array of shape {shape} needs {pluralize(math.prod(shape), 'items')}, "
-            f"its pieces hold {sum(lengths)}"
-        )
+    needed, found = math.prod(shape), sum(part.shape[0] for part in parts)
+    if found != needed:
+        raise Corrupt(f"a chunked array of shape {shape} needs {pluralize(needed, 'items')}, its pieces hold {found}")
     return shape, parts
 
 
@@ -111,11 +109,3 @@ def _numbered(container: Any, role: str) -> list[Any]:
     if not isinstance(container, dict) or list(container) != [str(number) for number in range(len(container))]:
         raise Corrupt(f"a chunked array's {role} are not numbered from 0 on")
     return list(container.values())
-
-
-def _flat_length(part: Any) -> int:
-    shape = getattr(part, "shape", None)
-    if not isinstance(shape, tuple) or len(shape) != 1:
-        raise Corrupt("a piece of a chunked array is not a flat array")
-    length: int = shape[0]
-    return length

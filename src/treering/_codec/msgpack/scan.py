@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import msgpack
 
 from treering._codec.msgpack.arrays import array_payload, chunked_array
-from treering._codec.msgpack.window import Window
+from treering._codec.msgpack.window import Fetch, Window
 from treering._codec.msgpack.wire import (
     CHUNK_MARKER,
     EXT_ARRAY,
@@ -40,13 +40,6 @@ _CONTAINER_RATIO: Final = 64
 
 # Python's hashes of numbers can be made to collide, so that a dict of them takes time with the square.
 _MOST_RARE_KEYS: Final = 1000
-
-_ARRAY_CODES: Final = (EXT_ARRAY, EXT_SCALAR)
-
-
-def container_allowance(nbytes: int) -> int:
-    """Return how much memory the containers in ``nbytes`` of input may take, by estimate."""
-    return _CONTAINER_ALLOWANCE + _CONTAINER_RATIO * nbytes
 
 
 class LeafBuilder(Protocol):
@@ -122,13 +115,7 @@ class Scanner:
     """
 
     def __init__(
-        self,
-        first: bytes,
-        size: int,
-        fetch: Callable[[int, int], bytes],
-        leaves: LeafBuilder,
-        *,
-        allowance: int | None = None,
+        self, first: bytes, size: int, fetch: Fetch, leaves: LeafBuilder, *, allowance: int | None = None
     ) -> None:
         self._window = Window(first, size, fetch)
         self._leaves = leaves
@@ -136,7 +123,8 @@ class Scanner:
         self._frames: list[_OpenContainer] = [_OpenContainer(False, [], 1, 1, 0, False)]
         # Payload length -> the last array header of that length, its shape, dtype and own length.
         self._headers: dict[int, tuple[bytes, tuple[int, ...], Any, int]] = {}
-        self._allowance = container_allowance(size) if allowance is None else allowance
+        # How much memory the containers may still take, by estimate.
+        self._allowance = _CONTAINER_ALLOWANCE + _CONTAINER_RATIO * size if allowance is None else allowance
         self._rare_keys = 0
         # Offset in the source of the item being read.
         self._at = 0
@@ -151,15 +139,13 @@ class Scanner:
         try:
             return self._run()
         except (IndexError, struct.error):
-            size = self._window.size
-            problem = (
-                f"the data is cut short: it ends after {pluralize(size, 'bytes')}" if size else "the input is empty"
-            )
-            raise self._locate(Corrupt(problem), self._at) from None
+            count = pluralize(self._window.size, "bytes")
+            problem = f"the data is cut short: it ends after {count}" if self._window.size else "the input is empty"
+            raise self._locate(Corrupt(problem)) from None
         except UnicodeDecodeError as error:
-            raise self._locate(Corrupt(f"a str is not valid UTF-8: {error.reason}"), self._at) from None
+            raise self._locate(Corrupt(f"a str is not valid UTF-8: {error.reason}")) from None
         except TreeringError as error:
-            raise self._locate(error, self._at) from error.__cause__
+            raise self._locate(error) from error.__cause__
 
     def _run(self) -> object:
         frames, window = self._frames, self._window
@@ -249,9 +235,8 @@ class Scanner:
             raise Corrupt(f"the file nests more than {MAX_DEPTH} containers")
         self._allowance -= _CONTAINER_BYTES[is_map]
         if self._allowance < 0:
-            raise Corrupt(
-                f"the {window.size} bytes hold so many nested containers that they would fill many times that in memory"
-            )
+            problem = "hold so many nested containers that they would fill many times that in memory"
+            raise Corrupt(f"the {window.size} bytes {problem}")
         frame = _OpenContainer(is_map, {} if is_map else [], total, total, offset, is_map)
         self._frames.append(frame)
         return frame
@@ -339,7 +324,9 @@ class Scanner:
         if code == EXT_TUPLE:
             self._open_tuple(start, start + nbytes)
             return
-        value = self._array(code, start, nbytes) if code in _ARRAY_CODES else self._rare_ext(code, start, nbytes)
+        value = (
+            self._array(code, start, nbytes) if code in (EXT_ARRAY, EXT_SCALAR) else self._rare_ext(code, start, nbytes)
+        )
         frame.put(value)
         window.next = start + nbytes
 
@@ -377,14 +364,10 @@ class Scanner:
 
     # ---- failures
 
-    def _path(self) -> tuple[str, ...]:
+    def _locate(self, error: TreeringError) -> TreeringError:
+        """Return an error that says where it is."""
         inner = self._frames[1:]
         keys = (frame.key if frame.is_map else frame.total - frame.remaining - 1 for frame in inner)
-        return tuple(str(key) for key in keys if key is not _NO_KEY)
-
-    def _locate(self, error: TreeringError, offset: int) -> TreeringError:
-        if error.offset is None:
-            error.offset = offset
-        if error.path is None:
-            error.path = self._path() or None
+        error.offset = self._at if error.offset is None else error.offset
+        error.path = error.path or tuple(str(key) for key in keys if key is not _NO_KEY) or None
         return error

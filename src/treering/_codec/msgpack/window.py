@@ -18,6 +18,9 @@ _FIRST_STEP: Final = 4 * 1024
 _SLACK: Final = 1024  # more than any key of one length byte, ext header and inner array header together
 _NEVER: Final = 2**63
 
+Fetch = Callable[[int, int], bytes]
+"""``fetch(offset, n)`` returns exactly ``n`` bytes of a source."""
+
 _NUMBERS: Final = {0xCA + number: struct.Struct(f">{code}") for number, code in enumerate("fdBHIQbhiq")}
 
 
@@ -39,7 +42,7 @@ class Window:
 
     __slots__ = ("_fetch", "_step", "base", "data", "next", "safe", "size")
 
-    def __init__(self, first: bytes, size: int, fetch: Callable[[int, int], bytes]) -> None:
+    def __init__(self, first: bytes, size: int, fetch: Fetch) -> None:
         self.data = first
         self.base = 0
         self.size = size
@@ -73,9 +76,8 @@ class Window:
         """Raise where the source ends before ``nbytes`` from ``at`` on."""
         end = self.base + at + nbytes
         if end > self.size:
-            raise Corrupt(
-                f"the data is cut short: it ends after {pluralize(self.size, 'bytes')}; at least {end} were needed"
-            )
+            count = pluralize(self.size, "bytes")
+            raise Corrupt(f"the data is cut short: it ends after {count}; at least {end} were needed")
 
     def unsigned(self, at: int, width: int) -> int:
         """Return the big-endian number of ``width`` bytes."""

@@ -75,54 +75,25 @@ class IntTooLarge(Unsupported, OverflowError):
     """flax raises OverflowError for an int beyond 64 bits."""
 
 
-def encode(
-    tree: object,
-    *,
-    adopt: Callable[[object], ArrayLike | None],
-    to_host: Callable[[ArrayLike], NDArray[Any]],
-    chunk_size: int,
-    sort_keys: bool,
-) -> list[Piece]:
-    """Return the pieces whose concatenation is the msgpack form of ``tree``.
-
-    Args:
-        tree: dicts and lists around leaves; dict keys are scalars, in the order in which they shall stand.
-        adopt: called with each leaf of a type unknown here; an array-like to store in its place, or None to refuse.
-        to_host: makes a numpy array of what ``adopt`` gave.
-        chunk_size: arrays of more bytes than this become chunk maps, except inside lists (as flax does).
-        sort_keys: write every dict in the order of its sorted keys instead of its own.
-
-    Raises:
-        Unsupported: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
-            as flax would raise.
-    """
-    encoder = _Encoder(adopt, to_host, max(0, chunk_size), sort_keys)
-    try:
-        encoder.run(tree)
-    except TreeringError as error:
-        if error.path is None:
-            error.path = encoder.path()
-        raise
-    return encoder.pieces
-
-
 def pieces_size(pieces: list[Piece]) -> int:
     """Return how many bytes the pieces are together."""
     return sum(len(piece) if isinstance(piece, bytes) else piece.nbytes for piece in pieces)
 
 
 @dataclasses.dataclass(slots=True)
-class _Encoder:
-    """State of one ``encode`` call: the pieces so far and the containers that are open."""
+class Encoder:
+    """Makes the msgpack form of one tree: the pieces so far and the containers that are open."""
 
-    _adopt: Callable[[object], ArrayLike | None]
-    _to_host: Callable[[ArrayLike], NDArray[Any]]
-    _chunk_size: int
-    _sort_keys: bool
+    adopt: Callable[[object], ArrayLike | None]
+    """Called with each leaf of a type unknown here; an array-like to store in its place, or None to refuse."""
+    to_host: Callable[[ArrayLike], NDArray[Any]]
+    """Makes a numpy array of what ``adopt`` gave."""
+    chunk_size: int
+    """Arrays of more bytes than this become chunk maps, except inside lists (as flax does)."""
+    sort_keys: bool
+    """Write every dict in the order of its sorted keys instead of its own."""
     pieces: list[Piece] = dataclasses.field(default_factory=list)
-    _headers: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, int, bool]] = dataclasses.field(
-        default_factory=dict
-    )
+    _headers: dict[tuple[Any, ...], tuple[bytes, int, bool]] = dataclasses.field(default_factory=dict)
     """What stands before a small array, by shape and dtype: header, bytes, are they in wire order already."""
     _keys: dict[str, bytes] = dataclasses.field(default_factory=dict)
     _adopted: set[type] = dataclasses.field(default_factory=set)
@@ -132,11 +103,24 @@ class _Encoder:
     _at: list[object] = dataclasses.field(default_factory=list)
     _key: object = None
 
-    def path(self) -> tuple[str, ...]:
-        """Return the key path of the item being written."""
-        return tuple(str(key) for key in [*self._at, self._key][1:])
+    def encode(self, tree: object) -> list[Piece]:
+        """Return the pieces whose concatenation is the msgpack form of ``tree``.
 
-    def run(self, tree: object) -> None:
+        Args:
+            tree: dicts and lists around leaves; dict keys are scalars, in the order in which they shall stand.
+
+        Raises:
+            Unsupported: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
+                as flax would raise.
+        """
+        try:
+            self._run(tree)
+        except TreeringError as error:
+            error.path = error.path or tuple(str(key) for key in [*self._at, self._key][1:])
+            raise
+        return self.pieces
+
+    def _run(self, tree: object) -> None:
         frames, append = self._frames, self.pieces.append
         headers, ndarray = self._headers, np.ndarray
         frames.append((iter([(None, tree)]), False, True))
@@ -196,7 +180,7 @@ class _Encoder:
             self._frames.append((iter(enumerate(container)), False, False))
 
     def _order_items(self, container: dict[Any, object]) -> Iterable[tuple[Any, object]]:
-        if not self._sort_keys:
+        if not self.sort_keys:
             return container.items()
         try:
             return [(key, container[key]) for key in sorted(container)]
@@ -208,7 +192,7 @@ class _Encoder:
     def _other(self, value: object, chunkable: bool) -> None:
         """Write a leaf that is none of the common exact types."""
         if type(value) in self._adopted:
-            self._array(self._adopt(value), chunkable)  # type: ignore[arg-type]
+            self._array(self.adopt(value), chunkable)  # type: ignore[arg-type]
         elif isinstance(value, np.generic):
             self.pieces.append(self._scalar(value))
         elif type(value) is complex:
@@ -220,7 +204,7 @@ class _Encoder:
         elif isinstance(value, np.ndarray):
             self._array(value, chunkable)
         else:
-            array = self._adopt(value)
+            array = self.adopt(value)
             if array is None:
                 raise Unsupported(
                     f"can not serialize {type(value).__name__!r} object",
@@ -240,25 +224,25 @@ class _Encoder:
         known = self._headers.get((shape, dtype))
         if known is None:
             wire = check_writable(dtype)
-            if chunkable and math.prod(shape) * wire.itemsize > self._chunk_size:
+            if chunkable and math.prod(shape) * wire.itemsize > self.chunk_size:
                 self._chunks(array, wire.name, wire.itemsize)
                 return
             header, nbytes = array_header(EXT_ARRAY, shape, wire.name, wire.itemsize)
             known = (header, nbytes, holds_wire_bytes(dtype))
-            if nbytes <= min(SMALL_ARRAY, self._chunk_size):
+            if nbytes <= min(SMALL_ARRAY, self.chunk_size):
                 self._headers[shape, dtype] = known
         header, nbytes, plain = known
         self.pieces.append(header)
         if nbytes > SMALL_ARRAY:
             self.pieces.append(Block(array, 0, math.prod(shape), nbytes))
             return
-        host = self._to_host(array)
+        host = self.to_host(array)
         self.pieces.append(host.tobytes() if plain else b"".join(wire_blocks(host, 0, host.size)))
 
     def _chunks(self, array: ArrayLike, dtype_name: str, itemsize: int) -> None:
         """Write an array above the limit as flax does: a map of the shape and of flat chunks."""
         total = math.prod(array.shape)
-        step = max(1, int(self._chunk_size / itemsize))
+        step = max(1, int(self.chunk_size / itemsize))
         append = self.pieces.append
         append(map_header(3) + _pack(CHUNK_MARKER) + b"\xc3" + _pack("shape"))
         append(_pack({str(axis): length for axis, length in enumerate(array.shape)}))
