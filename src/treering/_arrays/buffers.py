@@ -45,10 +45,8 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     try:
         room = np.empty(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
-        raise NoMemory(
-            f"there is not enough memory for {bytes_text(nbytes)}",
-            hint="load a part with only=, or slices of it with open",
-        ) from error
+        hint = "load a part with only=, or slices of it with open"
+        raise NoMemory(f"there is not enough memory for {bytes_text(nbytes)}", hint=hint) from error
     skip = -room.ctypes.data % ALIGNMENT
     return room[skip : skip + nbytes]
 

@@ -172,11 +172,9 @@ def _wrap_key(data: Any, delivery: Delivery) -> Any:
     try:
         return jax.random.wrap_key_data(data, impl=delivery.fit.impl)
     except (TypeError, ValueError) as error:
-        raise Unsupported(
-            f"this jax has no keys {delivery.fit.impl!r} of {data.dtype.name}{list(data.shape)}",
-            path=split_key(delivery.key),
-            hint="register the implementation, or read the numbers with treering.open",
-        ) from error
+        what = f"this jax has no keys {delivery.fit.impl!r} of {data.dtype.name}{list(data.shape)}"
+        hint = "register the implementation, or read the numbers with treering.open"
+        raise Unsupported(what, path=split_key(delivery.key), hint=hint) from error
 
 
 def _keep_on_host(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:

@@ -88,9 +88,8 @@ def state_digest(source: Source) -> str:
     index = source.index
     head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))
     keys = "\0".join(index.keys)
-    return digest(
-        [head.encode("utf-8", "surrogatepass"), keys.encode("utf-8", "surrogatepass"), pack_checksums(index.checksums)]
-    )
+    texts = [text.encode("utf-8", "surrogatepass") for text in (head, keys)]
+    return digest([*texts, pack_checksums(index.checksums)])
 
 
 # ------------------------------------------------------------------------------------------------------- of shardings

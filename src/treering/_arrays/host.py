@@ -51,9 +51,8 @@ def require_alive(value: jax.Array) -> None:
     if getattr(getattr(value.sharding, "spec", None), "unreduced", None):
         raise Unsupported("the array is unreduced: its devices hold partial sums", hint="reshard it before")
     if value.is_deleted():
-        raise Unsupported(
-            "the array has been deleted, probably because it was donated to a jitted function", hint="save it before"
-        )
+        what = "the array has been deleted, probably because it was donated to a jitted function"
+        raise Unsupported(what, hint="save it before")
 
 
 def jax_holds(dtype: np.dtype[Any]) -> bool:

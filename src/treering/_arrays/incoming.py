@@ -317,9 +317,8 @@ def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
 
 def stored_chunks(index: Index, leaf: int) -> tuple[StoredChunk, ...]:
     """Return how a leaf lies whose chunks have rows in an index."""
-    return tuple(
-        StoredChunk(box=index.box_of(chunk), block=index.chunks.block[chunk]) for chunk in _chunks_of(index, leaf)
-    )
+    block = index.chunks.block
+    return tuple(StoredChunk(box=index.box_of(chunk), block=block[chunk]) for chunk in _chunks_of(index, leaf))
 
 
 def _chunks_of(index: Index, leaf: int) -> range:

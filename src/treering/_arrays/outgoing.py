@@ -95,9 +95,8 @@ class DescribedLeaves:
         shape = leaf_type.shape or ()
         nbytes = leaf_bytes(leaf_type)
         # An array without items is planned by its boxes alone.
-        return LeafLayout(
-            nbytes_per_item=nbytes // math.prod(shape) if nbytes else 1, shape=shape, boxes=self.held_by(leaf)
-        )
+        per_item = nbytes // math.prod(shape) if nbytes else 1
+        return LeafLayout(nbytes_per_item=per_item, shape=shape, boxes=self.held_by(leaf))
 
 
 def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedLeaves:

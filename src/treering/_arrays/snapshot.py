@@ -54,9 +54,7 @@ def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> De
     for _, kind, parts in chosen:
         for _, data in parts:
             taking.begin(data, kind)
-    sources = {
-        number: tuple([HeldBox(box, taking.hold(data, kind)) for box, data in parts]) for number, kind, parts in chosen
-    }
+    sources = {n: tuple([HeldBox(box, taking.hold(data, kind)) for box, data in parts]) for n, kind, parts in chosen}
     values = {number: bytearray(v) if type(v) is bytearray else v for number, v in leaves.values.items()}
     return dataclasses.replace(leaves, sources=sources, values=values)
 
@@ -103,16 +101,14 @@ class _HostCopies:
 
     def hold(self, data: Any, kind: int) -> NDArray[Any] | None:
         """Return a host array that nobody else writes into, of what was begun."""
-        host: NDArray[Any]
         if data is None:
             return None
         coming = self._coming.get(id(data))
         if coming is not None:
             return coming.wait()
         if isinstance(data, jax.Array):
-            host = np.asarray(data)
-            return host if views_survive() else host.copy()
-        host = data if self._texts[kind] else np.array(data, order="C")
+            return np.asarray(data) if views_survive() else np.asarray(data).copy()
+        host: NDArray[Any] = data if self._texts[kind] else np.array(data, order="C")
         return host
 
     def _is_view(self, data: jax.Array, kind: int) -> bool:

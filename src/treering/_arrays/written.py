@@ -170,10 +170,8 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
         table += parts[process][start:stop]
     wrong = [process for process, part in enumerate(parts) if len(part) != taken[process]]
     if wrong:
-        error = ProcessFailed(
-            f"{format_processes(wrong)} sent checksums for other chunks than planned here",
-            hint="run the same version of treering on all processes, with the same tree",
-        )
+        hint = "run the same version of treering on all processes, with the same tree"
+        error = ProcessFailed(f"{format_processes(wrong)} sent checksums for other chunks than planned here", hint=hint)
         error.processes = tuple(wrong)
         raise error
     return table

@@ -165,9 +165,8 @@ def _instead_of(place: Path) -> str | None:
     if place.parts[:1] and place.parts[0].startswith("~"):
         return "'~' is not expanded here; os.path.expanduser does it"
     way = [place, *place.parents]
-    missing, folder = next(
-        ((below, above) for below, above in itertools.pairwise(way) if _leads_on(above)), (place, place)
-    )
+    breaks = (pair for pair in itertools.pairwise(way) if _leads_on(pair[1]))
+    missing, folder = next(breaks, (place, place))
     close = near(missing.name, root_of(folder).names(folder))
     return f"did you mean {os.fspath(folder / close)!r}?" if close else None
 
@@ -183,10 +182,8 @@ def _folder(place: Path) -> Form:
     holds_arrays = _holds_arrays(place)
     around = next((above for above in absolute(place).parents if is_seen(above / _LEAVES[0])), None)
     if around is not None and (holds_arrays or is_seen(place / ".zarray")):
-        raise NotFound(
-            f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}",
-            hint="pass that one; a glob or at= selects this part",
-        )
+        hint = "pass that one; a glob or at= selects this part"
+        raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
     other = other_folder(place)
     if other is not None:
         raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)

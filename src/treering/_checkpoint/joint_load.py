@@ -198,10 +198,10 @@ class LoadGroup:
             Reopen: somebody found that the tree had been replaced.
             TreeringError: somebody failed, or did not come.
         """
-        payload = encode_reply(said, failure)
+        payload, board = encode_reply(said, failure), PathMessageBoard.of(self.path)
         try:
             rows = allgather_with_deadline(
-                payload, self._processes, timeout=self._timeout, board=PathMessageBoard.of(self.path), doing=self._doing
+                payload, self._processes, timeout=self._timeout, board=board, doing=self._doing
             )
         except BaseException:  # an interrupt too: the call is counted as given up
             self.over = True
@@ -267,9 +267,8 @@ class LoadGroup:
         return [leaves.pop(id(delivery)) for delivery in deliveries]
 
     def _run(self, work: Callable[[], T], /) -> T:
-        return run_in_order(
-            work, self._processes, timeout=self._timeout, board=PathMessageBoard.of(self.path), doing=self._doing
-        )
+        board = PathMessageBoard.of(self.path)
+        return run_in_order(work, self._processes, timeout=self._timeout, board=board, doing=self._doing)
 
     # ------------------------------------------------------------------------------------------------------ again
 

@@ -85,9 +85,8 @@ class LoadOptions:
         pairs: Mapping[Any, Any] = rename or {}
         odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
         if odd:
-            raise Unsupported(
-                f"rename= has the key {odd[0]!r:.100}", hint="a key is one text with its parts joined by '/'"
-            )
+            hint = "a key is one text with its parts joined by '/'"
+            raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint=hint)
         if not isinstance(self.cast, bool | np.bool_):
             raise Unsupported(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
@@ -98,10 +97,8 @@ class LoadOptions:
             raise Unsupported(f'extra={self.extra!r:.100} is neither "error" nor "ignore"')
         _require_tree(like)
         if like is None and (rename or self.cast or self.missing == "keep" or self.extra == "ignore"):
-            raise Unsupported(
-                "rename=, cast=, missing= and extra= need `like`, and there is none",
-                hint="pass like=, for example jax.eval_shape(init)",
-            )
+            hint = "pass like=, for example jax.eval_shape(init)"
+            raise Unsupported("rename=, cast=, missing= and extra= need `like`, and there is none", hint=hint)
 
 
 def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:

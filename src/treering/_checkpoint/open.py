@@ -155,10 +155,8 @@ class Checkpoint(Mapping[str, Any]):
     def box(self, number: int, box: tuple[tuple[int, int], ...], steps: tuple[int, ...] | None = None) -> NDArray[Any]:
         """Return one box of a stored leaf, or each so manyth item of it along its axes, read and checked."""
         if self._closed:
-            raise ClosedCheckpoint(
-                f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it",
-                hint="read what you need before it is closed, inside the `with` block",
-            )
+            hint = "read what you need before it is closed, inside the `with` block"
+            raise ClosedCheckpoint(f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it", hint=hint)
         request = ReadRequest(number, (box,), steps=steps)
         try:
             self._source.arrays.read([request], None)
@@ -194,9 +192,8 @@ class Checkpoint(Mapping[str, Any]):
         arrays = sum(leaf_bytes(self.index.type_of(number)) for number in range(len(self)))
         shown = [f"  {printable(key)}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        return "\n".join(
-            [f"Checkpoint({self._path!r}: {pluralize(len(self), 'leaves')}, {bytes_text(arrays)})", *shown, *more]
-        )
+        title = f"Checkpoint({self._path!r}: {pluralize(len(self), 'leaves')}, {bytes_text(arrays)})"
+        return "\n".join([title, *shown, *more])
 
     def _short(self, number: int) -> str:
         leaf_type = self.index.type_of(number)

@@ -55,15 +55,10 @@ class TreePlan:
             leaves = self.leaves
             rows = _shared_out(leaves, _rows(leaves))
             common.layout = lay_out_files(_MAKING, self.flat.keys, leaves.types, leaves.leaf_types, rows)
-        chunks, headers = common.layout
-        count = len(headers)
-        return SaveLayout(
-            leaves=self.leaves,
-            chunks=chunks,
-            headers=[of_attempt(header, attempt) for header in headers],
-            names=[data_name(attempt, number, count) for number in range(count)],
-            writers=[0] * count,
-        )
+        chunks, made = common.layout
+        headers = [of_attempt(header, attempt) for header in made]
+        names = [data_name(attempt, number, len(made)) for number in range(len(made))]
+        return SaveLayout(leaves=self.leaves, chunks=chunks, headers=headers, names=names, writers=[0] * len(made))
 
     def divided(self) -> DividedSave:
         """Return who writes what, in a save by several processes."""

@@ -34,17 +34,15 @@ def plan_deliveries(
     for number, (match, sharding) in enumerate(zip(matches, placements, strict=True)):
         if match.fit is KEPT:
             continue
-        leaf_type = index.type_of(match.leaf)
+        leaf_type, key = index.type_of(match.leaf), index.keys[match.leaf]
         if leaf_type.stored:
             shape = leaf_type.shape or ()
             request = request_for(match.leaf, shape, sharding)
             nbytes = by_type[index.leaf_types[match.leaf]]
             dtype = None if request.boxes else source.arrays.dtype_of(match.leaf)
-            deliveries.append(
-                Delivery(number, index.keys[match.leaf], request, shape, nbytes, match.fit, sharding, dtype)
-            )
+            deliveries.append(Delivery(number, key, request, shape, nbytes, match.fit, sharding, dtype))
         else:
-            result[number] = convert_value(index.values[match.leaf], match.fit, sharding, index.keys[match.leaf])
+            result[number] = convert_value(index.values[match.leaf], match.fit, sharding, key)
     return result, deliveries
 
 

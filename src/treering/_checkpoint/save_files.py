@@ -63,12 +63,8 @@ class MsgpackSave:
         """Return the same with arrays that nobody changes any more."""
         given = {id(piece.array): piece.array for piece in self._pieces if isinstance(piece, Block)}
         held = {key: np.array(array) for key, array in given.items()}
-        return MsgpackSave(
-            [
-                dataclasses.replace(piece, array=held[id(piece.array)]) if isinstance(piece, Block) else piece
-                for piece in self._pieces
-            ]
-        )
+        pieces = (dataclasses.replace(p, array=held[id(p.array)]) if isinstance(p, Block) else p for p in self._pieces)
+        return MsgpackSave(list(pieces))
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""
@@ -164,6 +160,5 @@ def _read_again(
 def _join_parts(leaves: DescribedLeaves) -> DescribedLeaves:
     """Let every leaf be one box: readers of safetensors know no parts."""
     shapes = [kind.shape or () for kind in leaves.types]
-    return dataclasses.replace(
-        leaves, sources={n: (HeldBox(whole(shapes[leaves.leaf_types[n]]), leaves.whole_of(n)),) for n in leaves.sources}
-    )
+    boxes = {number: whole(shapes[leaves.leaf_types[number]]) for number in leaves.sources}
+    return dataclasses.replace(leaves, sources={n: (HeldBox(box, leaves.whole_of(n)),) for n, box in boxes.items()})

@@ -88,7 +88,8 @@ def make_index(
     """Return the index of what was written, without the digests of its files."""
     leaves = layout.leaves
     writers = layout.writers if processes > 1 else [None] * len(layout.names)
-    files = zip(layout.names, layout.sizes(), layout.headers, writers, strict=True)
+    rows = zip(layout.names, layout.sizes(), layout.headers, writers, strict=True)
+    files = [DataFile(name=name, nbytes=n, header=len(header), digest=None, process=p) for name, n, header, p in rows]
     return Index(
         attempt=attempt,
         written=versions(),
@@ -101,10 +102,7 @@ def make_index(
         values=leaves.values,
         chunks=layout.chunks,
         checksums=checksums,
-        files=[
-            DataFile(name=name, nbytes=size, header=len(header), digest=None, process=process)
-            for name, size, header, process in files
-        ],
+        files=files,
         replaces=(),
         metadata=metadata,
     )
@@ -163,14 +161,11 @@ class _CheckpointShare:
             self._plan = divide_save(self._flat.keys, leaves, self._call.processes.count)
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
-        call = self._call
-        self._metadata = self._options.json_metadata()
+        call, options = self._call, self._options
+        self._metadata = options.json_metadata()
+        path, live = options.path, call.live_attempts
         folder = CheckpointFolder(
-            self._options.path,
-            overwrite=self._options.overwrite,
-            names_in=read_names,
-            attempt=call.attempt,
-            live=call.live_attempts,
+            path, overwrite=options.overwrite, names_in=read_names, attempt=call.attempt, live=live
         )
         held.enter_context(contextlib.closing(folder))
         self._folder = held.enter_context(folder)

@@ -182,10 +182,7 @@ def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[
                 if theirs not in (mine, _NOTHING):
                     differing.setdefault(number, []).append(process)
     if differing:
-        lines = [
-            f"leaf {keys[number]!r:.200} differs on {format_processes(differing[number])}"
-            for number in sorted(differing)
-        ]
+        lines = [f"leaf {keys[n]!r:.200} differs on {format_processes(differing[n])}" for n in sorted(differing)]
         what = "leaves that each process holds alone differ from those of process 0:"
         raise _mismatch(what, lines, len(lines), 'host_local="first" saves what process 0 has')
 

@@ -77,10 +77,8 @@ def check_data_file(index: Index, number: int, file: Reader) -> None:
     if wrong is not None:
         raise Corrupt(f"{os.fspath(file.path)!r} {wrong[1]}")
     if entry.digest is not None and file_digest(index, number, read_pieces(file, entry.header)) != entry.digest:
-        raise Corrupt(
-            f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}",
-            hint="use another copy; `treering verify` lists all damage",
-        )
+        hint = "use another copy; `treering verify` lists all damage"
+        raise Corrupt(f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}", hint=hint)
 
 
 def read_pieces(file: Reader, end: int) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ _Slot = tuple[Any, Any, Any, Trail]
 
 _SMALL_BYTES: Final = 1024 * 1024
 _TOGETHER: Final = 256
+_NO_PREFIX: Final = "shardings is not a prefix of the tree"
 
 
 def place(state: Any, target: Any, shardings: Any) -> Any:
@@ -84,11 +85,8 @@ def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any
         return prefix[key], below
     if isinstance(wanted, dict) and key not in wanted:
         return None
-    raise Mismatch(
-        "shardings is not a prefix of the tree: it has no entry for this leaf",
-        path=unwind(trail),
-        hint="None there means the default device",
-    )
+    hint = "None there means the default device"
+    raise Mismatch(f"{_NO_PREFIX}: it has no entry for this leaf", path=unwind(trail), hint=hint)
 
 
 def _put_all(slots: list[_Slot]) -> None:
@@ -97,13 +95,11 @@ def _put_all(slots: list[_Slot]) -> None:
     shardings = []
     for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True):
         if isinstance(sharding, dict):
-            raise Mismatch("shardings is not a prefix of the tree: it continues below this array", path=unwind(trail))
+            raise Mismatch(f"{_NO_PREFIX}: it continues below this array", path=unwind(trail))
         if not jax_holds(array.dtype):
-            raise Unsupported(
-                f"jax cannot hold {array.dtype.name} as configured, and treering casts nothing",
-                path=unwind(trail),
-                hint="set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert",
-            )
+            what = f"jax cannot hold {array.dtype.name} as configured, and treering casts nothing"
+            hint = "set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert"
+            raise Unsupported(what, path=unwind(trail), hint=hint)
         shardings.append(_with_devices(array, sharding, trail))
     try:
         # None inside a list of shardings would be no leaf for jax, so equal ones are given once.
@@ -134,9 +130,8 @@ def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:
     try:
         return jax.device_put(array, sharding)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise Mismatch(
-            f"an array of shape {array.shape} cannot be placed on {sharding}: {error}", path=unwind(trail)
-        ) from error
+        what = f"an array of shape {array.shape} cannot be placed on {sharding}: {error}"
+        raise Mismatch(what, path=unwind(trail)) from error
 
 
 def restore_into(target: Any, state: Any, *, strict: bool, to_jax: bool, shardings: Any) -> Any:

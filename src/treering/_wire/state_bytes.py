@@ -48,9 +48,8 @@ def unpack(encoded: Readable, *, allowance: int | None = None) -> Any:
 def refuse_gzip(first: bytes) -> None:
     """Tell a gzip file from a damaged msgpack one."""
     if first[:2] == b"\x1f\x8b":
-        raise Format(
-            "this is gzip, not bare msgpack", offset=0, hint="read it with from_compressed_bytes or decompress_bytes"
-        )
+        hint = "read it with from_compressed_bytes or decompress_bytes"
+        raise Format("this is gzip, not bare msgpack", offset=0, hint=hint)
 
 
 def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
