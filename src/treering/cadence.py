@@ -11,8 +11,7 @@ import dataclasses
 import datetime
 
 from treering._values.human import duration_text
-from treering._values.intervals import interval_of, interval_text
-from treering.errors import Unsupported
+from treering._values.intervals import interval_text, parse_every
 
 __all__ = ["AnyTime", "Cadence", "Decision", "LastSave", "SaveEvery"]
 
@@ -108,12 +107,7 @@ class SaveEvery(Cadence):
     """The time."""
 
     def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
-        if (steps is None) == (interval is None):
-            raise Unsupported("SaveEvery takes steps= or interval=", hint="join two with | to save when either does")
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise Unsupported(f"steps is {steps!r:.100}, but must be an int, 1 or more")
-        object.__setattr__(self, "steps", steps)
-        object.__setattr__(self, "interval", None if interval is None else interval_of(interval, "interval"))
+        parse_every(self, steps, interval, "save when either does")
 
     @property
     def seconds(self) -> float | None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from treering._values.intervals import interval_of, interval_text
+from treering._values.intervals import interval_text, parse_every, require_count
 from treering.errors import Unsupported
 
 __all__ = [
@@ -129,7 +129,7 @@ class KeepLast(Policy):
     """How many."""
 
     def __post_init__(self) -> None:
-        _require_count(self.n, "n")
+        require_count(self.n, "n")
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
         """Return the last steps; see `Policy.kept`."""
@@ -162,12 +162,7 @@ class KeepEvery(Policy):
     """The time from one to the next."""
 
     def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
-        if (steps is None) == (interval is None):
-            raise Unsupported("KeepEvery takes steps= or interval=", hint="join two with | to keep what either keeps")
-        if steps is not None:
-            _require_count(steps, "steps")
-        object.__setattr__(self, "steps", steps)
-        object.__setattr__(self, "interval", None if interval is None else interval_of(interval, "interval"))
+        parse_every(self, steps, interval, "keep what either keeps")
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
         """Return one step of each stretch; see `Policy.kept`."""
@@ -213,7 +208,7 @@ class KeepBest(Policy):
 
     def __post_init__(self) -> None:
         _require_metric(self.metric, self.mode)
-        _require_count(self.n, "n")
+        require_count(self.n, "n")
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
         """Return the best steps; see `Policy.kept`."""
@@ -334,11 +329,6 @@ def _number(fact: StepFacts) -> int:
 
 def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
     return dict.fromkeys(steps, (repr(rule),))
-
-
-def _require_count(given: object, name: str) -> None:
-    if type(given) is not int or given < 1:
-        raise Unsupported(f"{name} is {given!r:.100}, but must be an int, 1 or more")
 
 
 def _require_metric(metric: object, mode: object) -> None:

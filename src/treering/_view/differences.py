@@ -25,7 +25,7 @@ _LONGEST_SIDE = 100
 _LOOSE_KINDS = frozenset({"jax", "numpy", "numpy scalar", "array"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that two checkpoints do not have in common; its text is one line.
 
@@ -50,16 +50,15 @@ class Difference:
 
     def __str__(self) -> str:
         key = visible(self.key, _LONGEST_KEY) or "(the root)"
-        if self.what == "metadata":
-            key = f"metadata {key}"
-        if self.a is None or self.b is None:
-            side, text = ("A", self.a) if self.b is None else ("B", self.b)
-            return f"{key}: only in {side}: {_short(text or '')}"
-        sides = f"{_short(self.a)} in A, {_short(self.b)} in B"
-        if self.what == "metadata":
-            return f"{key}: {sides}"
-        detail = f"{self.detail}: " if self.detail else ""
-        return f"{key}: {self.what}: {detail}{sides}"
+        a, b = (None if side is None else visible(side, _LONGEST_SIDE) for side in (self.a, self.b))
+        if a is None or b is None:
+            sides = f"only in A: {a}" if b is None else f"only in B: {b}"
+        elif self.what == "metadata":
+            sides = f"{a} in A, {b} in B"
+        else:
+            detail = f"{self.detail}: " if self.detail else ""
+            sides = f"{self.what}: {detail}{a} in A, {b} in B"
+        return f"{'metadata ' if self.what == 'metadata' else ''}{key}: {sides}"
 
 
 def compare_listings(a: Listing, b: Listing) -> Iterator[Difference]:
@@ -149,47 +148,42 @@ def _place(key: str, a: Any, b: Any, *, exact: bool, nodes: bool) -> Iterator[Di
         there = b if a is ABSENT else a
         # A branch that only one side has shows in its leaves, unless it is empty.
         if not is_branch(there) or (nodes and not there):
-            sides = [None if node is ABSENT else _text(node) for node in (a, b)]
-            yield Difference(key=key, what="missing", a=sides[0], b=sides[1])
-    elif is_branch(a) and is_branch(b):
-        if nodes:
-            yield from _branches(key, a, b)
-    elif is_branch(a) or is_branch(b):
-        yield Difference(key=key, what="node", a=_text(a), b=_text(b))
-    else:
+            left, right = (None if node is ABSENT else _text(node) for node in (a, b))
+            yield Difference(key, "missing", left, right)
+    elif is_branch(a) != is_branch(b):
+        yield Difference(key, "node", _text(a), _text(b))
+    elif not is_branch(a):
         yield from _leaves(key, a, b, exact=exact)
+    elif nodes:
+        yield from _branches(key, a, b)
 
 
 def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
     if _text(a).removeprefix("empty ") != _text(b).removeprefix("empty "):
-        yield Difference(key=key, what="node", a=_text(a), b=_text(b))
+        yield Difference(key, "node", _text(a), _text(b))
     left, right = (dict(node.static) if isinstance(node, Named) else {} for node in (a, b))
     for name in {**left, **right}:
         if name not in left or name not in right or not same_value(left[name], right[name]):
-            sides = [_held(side[name]) if name in side else "not there" for side in (left, right)]
-            sides = _apart(left.get(name), right.get(name), sides)
-            yield Difference(key=f"{key}.{name}", what="static", a=sides[0], b=sides[1])
+            texts = [_static_text(side[name]) if name in side else "not there" for side in (left, right)]
+            yield Difference(f"{key}.{name}", "static", *_tell_apart(left.get(name), right.get(name), texts))
 
 
 def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
     left, right = record_of(a), record_of(b)
-    kinds = [_kind(left, exact=exact), _kind(right, exact=exact)]
-    if kinds[0] != kinds[1]:
-        yield Difference(key=key, what="kind", a=_describe_leaf(left, a), b=_describe_leaf(right, b))
+    is_same_kind = _kind(left, exact=exact) == _kind(right, exact=exact)
+    if not is_same_kind:
+        yield Difference(key, "kind", _describe_leaf(left, a), _describe_leaf(right, b))
     if left.dtype is not None and right.dtype is not None:
         if left.dtype != right.dtype:
-            yield Difference(key=key, what="dtype", a=left.dtype, b=right.dtype)
+            yield Difference(key, "dtype", left.dtype, right.dtype)
         if left.shape != right.shape:
-            yield Difference(key=key, what="shape", a=str(list(left.shape or ())), b=str(list(right.shape or ())))
-    elif kinds[0] == kinds[1]:
-        if isinstance(a, LeafRecord) or isinstance(b, LeafRecord):
-            if left.nbytes != right.nbytes:
-                yield Difference(
-                    key=key, what="size", a=pluralize(left.nbytes, "bytes"), b=pluralize(right.nbytes, "bytes")
-                )
-        elif not same_value(a, b):
-            sides = _apart(a, b, [_value(a), _value(b)])
-            yield Difference(key=key, what="value", a=sides[0], b=sides[1])
+            yield Difference(key, "shape", str(list(left.shape or ())), str(list(right.shape or ())))
+    elif is_same_kind and (isinstance(a, LeafRecord) or isinstance(b, LeafRecord)):
+        if left.nbytes != right.nbytes:
+            yield Difference(key, "size", pluralize(left.nbytes, "bytes"), pluralize(right.nbytes, "bytes"))
+    elif is_same_kind and not same_value(a, b):
+        texts = ["None" if leaf is None else value_text(leaf) or record_of(leaf).kind for leaf in (a, b)]
+        yield Difference(key, "value", *_tell_apart(a, b, texts))
 
 
 def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
@@ -201,9 +195,9 @@ def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
 
 def _metadata(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
     for key, left, right in _members(a, b):
-        sides = [None if side is ABSENT else json_text({"": side})[len('{"": ') : -1] for side in (left, right)]
-        if None in sides or json.dumps(left, sort_keys=True) != json.dumps(right, sort_keys=True):
-            yield Difference(key=key, what="metadata", a=sides[0], b=sides[1])
+        one, other = (None if side is ABSENT else json_text(side) for side in (left, right))
+        if one is None or other is None or json.dumps(left, sort_keys=True) != json.dumps(right, sort_keys=True):
+            yield Difference(key, "metadata", one, other)
 
 
 def _members(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -212,11 +206,10 @@ def _members(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, 
     while waiting:
         key, depth, left, right = waiting.pop()
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            below = [
+            waiting += [
                 (child_key(key, depth, name), depth + 1, left.get(name, ABSENT), right.get(name, ABSENT))
-                for name in {**left, **right}
+                for name in reversed({**left, **right})
             ]
-            waiting += reversed(below)
         else:
             yield key, left, right
 
@@ -240,28 +233,18 @@ def _describe_leaf(leaf: LeafRecord, node: Any) -> str:
     return f"{leaf.kind}{impl} {leaf.dtype}{list(leaf.shape or ())}"
 
 
-def _value(leaf: Any) -> str:
-    return "None" if leaf is None else value_text(leaf) or record_of(leaf).kind
-
-
-def _held(static: Any) -> str:
+def _static_text(static: Any) -> str:
     return static.text if isinstance(static, ForeignKey) else repr(static)
 
 
-def _apart(a: Any, b: Any, sides: list[str]) -> list[str]:
+def _tell_apart(a: Any, b: Any, texts: list[str]) -> list[str]:
     """Add their digests to values whose texts are the same."""
-    return (
-        [f"{side} ({_digests(value)})" for side, value in zip(sides, (a, b), strict=True)]
-        if sides[0] == sides[1]
-        else sides
-    )
+    if texts[0] != texts[1]:
+        return texts
+    return [f"{text} ({_digests(value)})" for text, value in zip(texts, (a, b), strict=True)]
 
 
 def _digests(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(filter(None, map(_digests, value)))
     return (value.digest if isinstance(value, ForeignKey | OpaqueLeaf) else None) or ""
-
-
-def _short(text: str) -> str:
-    return visible(text, _LONGEST_SIDE)
