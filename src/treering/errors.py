@@ -91,11 +91,8 @@ class TreeringError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        places = []
-        if self.path:
-            places.append(f"leaf {_shown_path(self.path)!r}")
-        if self.offset is not None:
-            places.append(f"byte {self.offset}")
+        places = [f"leaf {_shown_path(self.path)!r}"] if self.path else []
+        places += [] if self.offset is None else [f"byte {self.offset}"]
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""
         return printable(f"{self.message}{where}{hint}", lines=True)

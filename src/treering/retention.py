@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import datetime
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -32,6 +33,7 @@ __all__ = [
 _NEWEST = "the newest"
 _ALL = "all are kept"
 _NO_RULE = "no rule keeps it"
+_number = operator.attrgetter("step")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,11 +300,8 @@ def retained(policy: Policy | None, facts: Sequence[StepFacts]) -> list[Verdict]
         reasons = kept.get(fact.step, ())
         if position == len(ordered):
             reasons = (_NEWEST, *reasons) if policy is not None or not reasons else reasons
-        if reasons:
-            verdicts.append(Verdict(step=fact.step, kept=True, reasons=reasons))
-        else:
-            why = f"temporary, and {ordered[position].step} came after it" if fact.temporary else _NO_RULE
-            verdicts.append(Verdict(step=fact.step, kept=False, reasons=(why,)))
+        why = f"temporary, and {ordered[position].step} came after it" if fact.temporary and not reasons else _NO_RULE
+        verdicts.append(Verdict(step=fact.step, kept=bool(reasons), reasons=reasons or (why,)))
     return verdicts
 
 
@@ -321,10 +320,6 @@ def removable(policy: Policy | None, facts: Sequence[StepFacts]) -> list[int]:
 def _kept(policy: Policy | None, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
     lasting = [fact for fact in facts if not fact.temporary]
     return {fact.step: (_ALL,) for fact in lasting} if policy is None else policy.kept(lasting)
-
-
-def _number(fact: StepFacts) -> int:
-    return fact.step
 
 
 def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:

@@ -357,12 +357,12 @@ def _let_in(first: Store, second: Store) -> Iterator[tuple[int, Store]]:
 
 def _version(store: Store, name: str) -> object:
     found = store.read(name)
-    return None if found is None else found.version
+    return found and found.version
 
 
 def _content(store: Store, name: str) -> bytes | None:
     found = store.read(name)
-    return None if found is None else found.data
+    return found and found.data
 
 
 def _require(held: bool, broken: str) -> None:

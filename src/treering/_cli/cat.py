@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -147,16 +146,14 @@ def _edges(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
 
     shown = 2 * _EDGE + 1
     axes: list[list[tuple[Selected, slice | None]]] = []
-    shape: list[int] = []
     for part in parts:
         if isinstance(part, int):
             axes.append([(part, None)])
         elif len(part) <= shown:
             axes.append([(part, slice(0, len(part)))])
-            shape.append(len(part))
         else:
             axes.append([(part[:_EDGE], slice(0, _EDGE)), (part[-_EDGE:], slice(shown - _EDGE, shown))])
-            shape.append(shown)
+    shape = [min(len(part), shown) for part in parts if not isinstance(part, int)]
     array = np.zeros(shape, view.dtype)
     for corner in itertools.product(*axes):
         into = tuple(place for _, place in corner if place is not None)
@@ -184,24 +181,16 @@ def _write_npy(view: ArrayView, parts: list[Selected]) -> None:
     if sys.stdout.isatty():
         raise Unsupported("a .npy file cannot be shown on a terminal", hint="write it to a file: --npy > array.npy")
     dtype = view.dtype
-    stored = dtype if np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)) == dtype else None
-    if stored is None:
+    stored = np.dtype(np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)))
+    if stored != dtype:
         stored = np.dtype(f"u{dtype.itemsize}")
         note(f".npy has no {dtype.name}: written as {stored.name}; .view(ml_dtypes.{dtype.name}) gives it back")
-    kept = [part for part in parts if not isinstance(part, int)]
-    shape = tuple(map(len, kept))
+    shape = tuple(len(part) for part in parts if not isinstance(part, int))
     out = sys.stdout.buffer
     header = {"descr": np.lib.format.dtype_to_descr(stored), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(out, header)
     for box in blocks_of(shape, dtype.itemsize):
-        out.write(_bytes(view, parts, box))
+        sides = iter(box)
+        inner = [part if isinstance(part, int) else part[next(sides)] for part in parts]
+        out.write(memoryview(np.ascontiguousarray(_read(view, inner)).reshape(-1).view(np.uint8)))
     out.flush()
-
-
-def _bytes(view: ArrayView, parts: list[Selected], box: tuple[slice, ...]) -> memoryview:
-    """Read one box of a selection."""
-    import numpy as np
-
-    sides: Iterator[slice] = iter(box)
-    inner = [part if isinstance(part, int) else part[next(sides)] for part in parts]
-    return memoryview(np.ascontiguousarray(_read(view, inner)).reshape(-1).view(np.uint8))

@@ -38,22 +38,18 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
     if _is_mixed(listing):
         shown = join_first([repr(prefix) if prefix else "no prefix" for prefix in listing.unverified], _MOST_BRANCHES)
         notes.append(("unverified", f"{shown}: written by another program, without checksums"))
-    notes += [("note", text) for text in listing.notes]
-    if listing.written:
-        notes.append(("written", _written(listing)))
-    if listing.shares:
-        notes.append(("split", _shares(listing)))
-    if listing.meshes:
-        notes.append(("meshes" if len(listing.meshes) > 1 else "mesh", "; ".join(listing.meshes)))
-    if isinstance(listing.root, Named):
+    sizes = [f"{file.name} ({bytes_text(file.nbytes)})" for file in listing.files]
+    more = [
+        *(("note", text) for text in listing.notes),
+        ("written", _written(listing) if listing.written else ""),
+        ("split", _shares(listing) if listing.shares else ""),
+        ("meshes" if len(listing.meshes) > 1 else "mesh", "; ".join(listing.meshes)),
         # The tree has no line for its root.
-        notes.append(("root", listing.root.class_name))
-    if listing.files:
-        sizes = [f"{file.name} ({bytes_text(file.nbytes)})" for file in listing.files]
-        notes.append(("files", join_first(sizes, _MOST_FILES)))
-    if listing.metadata:
-        notes.append(("metadata", json_text(listing.metadata)))
-    return notes
+        ("root", listing.root.class_name if isinstance(listing.root, Named) else ""),
+        ("files", join_first(sizes, _MOST_FILES)),
+        ("metadata", json_text(listing.metadata) if listing.metadata else ""),
+    ]
+    return [*notes, *((label, text) for label, text in more if text)]
 
 
 def form_text(listing: Listing) -> str:

@@ -89,7 +89,8 @@ def record_of(leaf: Any) -> LeafRecord:
     """
     if isinstance(leaf, LeafRecord):
         return leaf
-    return LeafRecord(kind=_kind_of(leaf), dtype=None, shape=None, nbytes=_value_bytes(leaf), offset=None, value=leaf)
+    kind = "opaque" if isinstance(leaf, OpaqueLeaf) else "none" if leaf is None else type(leaf).__name__.lower()
+    return LeafRecord(kind=kind, dtype=None, shape=None, nbytes=_value_bytes(leaf), offset=None, value=leaf)
 
 
 def value_text(leaf: Any) -> str | None:
@@ -100,12 +101,6 @@ def value_text(leaf: Any) -> str | None:
         ('7', "'text'", None)
     """
     return None if leaf is None or isinstance(leaf, LeafRecord) else format_value(leaf, _LONGEST_VALUE)[:_LONGEST_VALUE]
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, OpaqueLeaf):
-        return "opaque"
-    return "none" if value is None else type(value).__name__.lower()
 
 
 def format_value(value: Any, longest: int) -> str:

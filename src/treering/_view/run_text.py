@@ -137,17 +137,12 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
         keep    2  1.00 KiB  newest
         1 of 2 steps would be removed, 1.00 KiB; --yes removes them
     """
-    rows = [
-        (
-            "keep" if step.kept else "remove",
-            str(step.step),
-            bytes_text(step.nbytes),
-            _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE),
-        )
-        for step in listing.steps
-    ]
-    for step, cells in zip(listing.steps, align(rows, right=(1, 2)), strict=True):
-        yield _GAP.join((look.paint("" if step.kept else RED, cells[0]), *cells[1:])).rstrip()
+    rows = []
+    for step in listing.steps:
+        why = _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
+        rows.append(("keep" if step.kept else "remove", str(step.step), bytes_text(step.nbytes), why))
+    for step, (verb, *cells) in zip(listing.steps, align(rows, right=(1, 2)), strict=True):
+        yield _GAP.join((look.paint("" if step.kept else RED, verb), *cells)).rstrip()
     going = [step for step in listing.steps if not step.kept]
     count = f"{len(going):,} of {pluralize(len(listing.steps), 'steps', ',')}"
     if not going:
