@@ -24,7 +24,7 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(folder, "FROM_DESCRIPTOR", False)
     if request.param == "no O_NOFOLLOW either":
         monkeypatch.delattr(os, "O_NOFOLLOW")
-        monkeypatch.setattr(folder, "_CAREFUL", os.O_CLOEXEC)
+        monkeypatch.setattr(folder, "CAREFUL", os.O_CLOEXEC)
     return str(request.param)
 
 

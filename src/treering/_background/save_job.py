@@ -248,8 +248,7 @@ class PendingSave:
             Cancelled: it was called off.
             TreeringError: what ``save`` raises.
         """
-        error = self.exception(timeout)
-        if error is not None:
+        if (error := self.exception(timeout)) is not None:
             raise error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -98,10 +98,8 @@ def raise_unreported(path: str | os.PathLike[str]) -> None:
     Raises:
         TreeringError: an earlier save failed; the message names it.
     """
-    if _current["writer"].failed:
-        failed = _current["writer"].take_failed(settled(path))
-        if failed:
-            raise deferred_error(failed)
+    if _current["writer"].failed and (failed := _current["writer"].take_failed(settled(path))):
+        raise deferred_error(failed)
 
 
 def settle(path: str | os.PathLike[str]) -> None:

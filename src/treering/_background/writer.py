@@ -40,8 +40,7 @@ def async_bytes(environment: Mapping[str, str] = os.environ) -> int:
         >>> async_bytes({"TREERING_ASYNC_BYTES": "1000000"}), async_bytes({}) > 0
         (1000000, True)
     """
-    text = environment.get(_VARIABLE)
-    if text:
+    if text := environment.get(_VARIABLE):
         if not (text.isascii() and text.isdigit()):
             raise Unsupported(f"{_VARIABLE} is {text!r:.100}, but must be a number of bytes")
         return int(text)
@@ -241,8 +240,7 @@ def _release_frames(error: BaseException) -> None:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop()
-        if one is not None and id(one) not in seen:
+        if (one := left.pop()) is not None and id(one) not in seen:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             left += [one.__cause__, one.__context__]

@@ -246,8 +246,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
 
 
 def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
-    silent = signs.silent()
-    if silent:
+    if silent := signs.silent():
         what = f"{format_processes(silent)} did not arrive within {timeout:g} s"
     elif silent is None:
         what = (

@@ -102,7 +102,8 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
             process 0 writes.
         StoreFailed: process 0 cannot write there.
     """
-    job = _this_job(processes)
+    with _lock:  # after ``jax.distributed`` was begun anew, it is another job
+        job = _latest_job(jax.devices()[0], processes)
     with job.lock:
         job.number += 1
         number = job.number
@@ -114,12 +115,6 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
     if job.name is None:
         raise RuntimeError("the job has no name")
     return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)
-
-
-def _this_job(processes: Processes) -> _Job:
-    """Return what is known of the job that runs; after ``jax.distributed`` was begun anew, it is another one."""
-    with _lock:
-        return _latest_job(jax.devices()[0], processes)
 
 
 class _JobHandshake:

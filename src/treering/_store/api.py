@@ -304,8 +304,7 @@ class Store(Closable):
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Walk through all that begins with ``prefix``, at any depth, in no order; names are relative to the place."""
         for name in self.names():
-            found = self.find(name)
-            if found is not None and found.is_file:
+            if (found := self.find(name)) is not None and found.is_file:
                 if name.startswith(prefix):
                     yield found
             elif found is not None and found.kind is Kind.PLACE and _may_lead(f"{name}/", prefix):

@@ -66,8 +66,7 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
 
 
 def _hint(reason: int, shown: str) -> str | None:
-    hint = _HINTS.get(reason)
-    if hint and reason in _NO_ROOM and _holds_something(shown):
+    if (hint := _HINTS.get(reason)) and reason in _NO_ROOM and _holds_something(shown):
         return f"{hint}; the path is unchanged"
     return hint
 

@@ -164,8 +164,7 @@ class MemoryStore(Store):
         """Return what is known of ``name``, which may be ``place/name``; None for nothing."""
         key = self._prefix + name
         with self._contents.lock:
-            found = self._contents.by_name.get(key)
-            if found is not None:
+            if (found := self._contents.by_name.get(key)) is not None:
                 return Entry(name, len(found.data), found.modified, found.version)
             below = self._contents.below(f"{key}/")
         return Entry(name, 0, 0.0, 0, Kind.PLACE) if below else None
@@ -255,8 +254,7 @@ class MemoryStore(Store):
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
         """Give the document ``name``, of that version, the name ``new``."""
         with self._contents.lock:
-            found = self._found(name)
-            if found is None or found.version != expected:
+            if (found := self._found(name)) is None or found.version != expected:
                 return Outcome.LOST
             self._contents.set(self._prefix + new, found.data)
             self._contents.pop(self._prefix + name)

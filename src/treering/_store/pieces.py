@@ -73,7 +73,6 @@ def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memor
 def write_all(descriptor: int, piece: memoryview) -> None:
     """Write a whole piece at the descriptor's position, however often the system takes only a part."""
     while piece:
-        written = os.write(descriptor, piece)
-        if not written:
+        if not (written := os.write(descriptor, piece)):
             raise OSError(errno.EIO, "the system accepts no more bytes and gives no reason")
         piece = piece[written:]

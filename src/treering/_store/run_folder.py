@@ -160,11 +160,9 @@ class RunFolder(Closable):
             LinkRefused: the index is a link.
             StoreFailed: the system refuses.
         """
-        folder = self.open_step(step)
-        if folder is None:
-            return None
-        with folder, contextlib.suppress(NotFound), folder.open_file(INDEX) as file:
-            return file.size, file.read(0, min(file.size, HEAD_BYTES))
+        if (folder := self.open_step(step)) is not None:
+            with folder, contextlib.suppress(NotFound), folder.open_file(INDEX) as file:
+                return file.size, file.read(0, min(file.size, HEAD_BYTES))
         return None
 
     def read_index(self, step: int) -> bytes | None:
@@ -175,11 +173,9 @@ class RunFolder(Closable):
             Format: it is larger than any index.
             StoreFailed: the system refuses.
         """
-        folder = self.open_step(step)
-        if folder is None:
-            return None
-        with folder, contextlib.suppress(NotFound):
-            return index_document(folder).data
+        if (folder := self.open_step(step)) is not None:
+            with folder, contextlib.suppress(NotFound):
+                return index_document(folder).data
         return None
 
     def index_nbytes(self, step: int) -> int | None:
@@ -268,8 +264,7 @@ class RunFolder(Closable):
         """
         path = self.path / RUN_DOCUMENT
         with naming(os.fspath(path), "write"):
-            found = self._store.find(RUN_DOCUMENT)
-            if found is not None and not found.is_file:
+            if (found := self._store.find(RUN_DOCUMENT)) is not None and not found.is_file:
                 raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
             self._store.replace(RUN_DOCUMENT, data, sweep=sweep)
 
@@ -284,8 +279,7 @@ class RunFolder(Closable):
         return None
 
     def _has_index(self, step: int) -> bool:
-        found = self._find(step)
-        if found is None or found.kind is not Kind.LINK:
+        if (found := self._find(step)) is None or found.kind is not Kind.LINK:
             return found is not None and found.is_file
         # A snapshot of a hub has links for files; which of them are followed, opening knows.
         with contextlib.suppress(LinkRefused):

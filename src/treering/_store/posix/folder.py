@@ -134,10 +134,8 @@ class Folder(Closable):
         Raises:
             OSError: ELOOP when it is a link.
         """
-        if not hasattr(os, "O_NOFOLLOW"):
-            found = self.find(name)
-            if found is not None and stat.S_ISLNK(found.st_mode):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if not hasattr(os, "O_NOFOLLOW") and (found := self.find(name)) is not None and stat.S_ISLNK(found.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         return self._open(name, flags)
 
     def link(self, name: str, new: str) -> None:
@@ -146,8 +144,7 @@ class Folder(Closable):
 
     def link_from(self, source: Folder, name: str) -> bool:
         """Give the file ``name`` of another folder the same name here; False where there can be no such link."""
-        found = source.find(name)
-        if found is None or not stat.S_ISREG(found.st_mode):
+        if (found := source.find(name)) is None or not stat.S_ISREG(found.st_mode):
             return False
         try:
             os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **_NOT_FOLLOWED)
@@ -207,8 +204,7 @@ class FolderLock:
         Raises:
             OSError: the system refused to say.
         """
-        answer = self._folder.lock()
-        if answer is not None:
+        if (answer := self._folder.lock()) is not None:
             return answer
         with contextlib.suppress(FileExistsError):
             self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._file)

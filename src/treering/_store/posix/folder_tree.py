@@ -143,8 +143,7 @@ class FolderTree:
 
     def kind(self, parts: Parts, name: str) -> str | None:
         """Say what a name stands for; None when it is not there."""
-        found = self.find(parts, name)
-        if found is None:
+        if (found := self.find(parts, name)) is None:
             return None
         return FILE if stat.S_ISREG(found.st_mode) else FOLDER if stat.S_ISDIR(found.st_mode) else OTHER
 
@@ -276,8 +275,7 @@ class FolderTree:
             self._close(known)
 
     def _close(self, parts: Parts) -> None:
-        opened = self._open.pop(parts, None)
-        if opened is not None:
+        if (opened := self._open.pop(parts, None)) is not None:
             with contextlib.suppress(OSError):
                 opened.close()
 

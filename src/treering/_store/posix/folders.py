@@ -97,8 +97,7 @@ def remove_folders(made: list[str]) -> None:
 
 def sync_folder(path: str) -> None:
     """Make the names in the folder at a path durable."""
-    opened = open_descriptor.open_folder(path)
-    if opened is not None:
+    if (opened := open_descriptor.open_folder(path)) is not None:
         with opened:
             descriptors.sync_folder(opened.number)
 
@@ -110,7 +109,6 @@ def sync_parent(path: str) -> None:
 
 def _is_folder(path: str) -> bool:
     """Whether a folder is there; False when nothing is. A file there is an error, and so is not knowing."""
-    found = descriptors.stat_at(path)
-    if found is not None and not stat.S_ISDIR(found.st_mode):
+    if (found := descriptors.stat_at(path)) is not None and not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{path!r} is a file, not a folder")
     return found is not None

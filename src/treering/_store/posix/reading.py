@@ -185,8 +185,7 @@ class LocalFile(Reader):
 
     def _fill(self, offset: int, view: memoryview) -> None:
         while view:
-            count = self._read_some_into(offset, view)
-            if not count:
+            if not (count := self._read_some_into(offset, view)):
                 raise self._cut_short(offset)
             offset += count
             view = view[count:]
@@ -239,8 +238,7 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
         try:
             return folder.open(name, flags)
         except OSError as error:
-            found = folder.find(name)
-            if found is None or not stat.S_ISLNK(found.st_mode):
+            if (found := folder.find(name)) is None or not stat.S_ISLNK(found.st_mode):
                 raise
             return _open_blob(folder, name, flags, error)
 

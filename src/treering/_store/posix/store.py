@@ -221,8 +221,7 @@ class PosixStore(Store):
             # Each who swaps locks the file that goes; after the rename another one is there.
             while current.lock() is False:
                 time.sleep(timing.current.swap_pause)
-            found = self.read(name)
-            if found is None:
+            if (found := self.read(name)) is None:
                 return gone
             if found.version != expected or found.version != FileVersion(os.fstat(current.number)):
                 return Outcome.LOST
@@ -289,8 +288,7 @@ class PosixStore(Store):
 
     def held(self, marker: str) -> Held:
         """Whether the lock of a marker is held, where this machine shows all locks."""
-        found = self.find(marker)
-        if found is None:
+        if (found := self.find(marker)) is None:
             return Held.NO
         locks = self.locks()
         if locks.holder(found) is not None:
@@ -306,8 +304,7 @@ class PosixStore(Store):
             folder.replace(name, new)
         except OSError:
             # On a network file system it may be done, and only the answer lost.
-            found = self.find(new)
-            if found is None or found.version != expected:
+            if (found := self.find(new)) is None or found.version != expected:
                 raise
         return Outcome.DONE
 
