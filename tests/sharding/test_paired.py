@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from treering._arrays.apply_sharding import pair_leaves
+from treering.errors import NotSharded
+from treering.sharding import apply_sharding_tree, validate_sharding_tree
 
 
 class Pair(NamedTuple):
@@ -25,7 +27,16 @@ class Other(NamedTuple):
     right: Any
 
 
-X, F = "an array", print
+PLACED = object()
+
+
+def place(array: Any) -> Any:
+    """Stand for a sharding: an array becomes what this returns."""
+    assert isinstance(array, np.ndarray)
+    return PLACED
+
+
+X, F = np.zeros(3), place
 MESH = Mesh(np.array(jax.devices()), ("d",))
 PLACES = [None, P("d"), P(), NamedSharding(MESH, P("d")), SingleDeviceSharding(jax.devices()[0]), jax.devices()[0], F]
 
@@ -44,7 +55,10 @@ ALIKE = {
     "a dict for an OrderedDict": (collections.OrderedDict(a=X), {"a": F}),
     "bare leaves": (X, F),
     "none for none": ({"a": None}, {"a": None}),
-    "a function that is a tree": ({"a": X}, {"a": jax.tree_util.Partial(print, jnp.zeros(2))}),
+    "a function that is a tree": (
+        {"a": X},
+        {"a": jax.tree_util.Partial(lambda held, array: place(array), jnp.zeros(2))},
+    ),
     "a tree that is a function": (jax.tree_util.Partial(print, X), jax.tree_util.Partial(print, F)),
 }
 
@@ -63,29 +77,65 @@ UNLIKE = {
 }
 
 
+def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of a tree whose dict keys jax cannot sort."""
+    if isinstance(tree, dict):
+        return [leaf for child in tree.values() for leaf in leaves_of(child)]
+    return jax.tree.leaves(tree)
+
+
+def differences(tree: Any, places: Any) -> list[str]:
+    """Return what is said of trees that do not fit; the tree stays as it is then."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert apply_sharding_tree(tree, places) is tree
+    (warning,) = caught
+    assert warning.category is NotSharded
+    first, *lines = str(warning.message).split("\n  ")
+    assert first == "arrays and sharding tree differ, so nothing was sharded:"
+    return lines
+
+
 @pytest.mark.parametrize("name", ALIKE)
 def test_trees_that_fit(name: str) -> None:
     tree, places = ALIKE[name]
-    pairs, unlike = pair_leaves(tree, places)
-    assert unlike == []
-    assert all(leaf is None or leaf == X for _, leaf, _ in pairs)
-    assert all(callable(place) or place is None for _, _, place in pairs)
+    assert validate_sharding_tree(places, tree)
+    placed = apply_sharding_tree(tree, places)
+    assert type(placed) is type(tree) or tree is X
+    assert len(leaves_of(placed)) == len(leaves_of(tree))
+    assert all(leaf is PLACED for leaf in leaves_of(placed))
 
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_trees_that_do_not(name: str) -> None:
     tree, places, want = UNLIKE[name]
-    assert pair_leaves(tree, places)[1] == want
+    assert not validate_sharding_tree(places, tree)
+    assert differences(tree, places) == want
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: type(place).__name__)
 def test_every_kind_of_place_is_a_leaf(place: Any) -> None:
-    assert pair_leaves({"a": [X]}, {"a": [place]}) == ([(("a", "0"), X, place)], [])
+    assert validate_sharding_tree({"a": [place]}, {"a": [X]})
+    (found,) = apply_sharding_tree({"a": [np.zeros(8, np.float32)]}, {"a": [place]}, MESH)["a"]
+    if place is F:
+        assert found is PLACED
+    else:
+        wanted = NamedSharding(MESH, place or P()) if place is None or isinstance(place, P) else place
+        assert found.devices() == (wanted.device_set if hasattr(wanted, "device_set") else {wanted})
+        assert found.is_fully_replicated is (place in (None, P()) or len(found.devices()) == 1)
 
 
-def test_pairs_come_in_the_order_of_the_tree() -> None:
-    pairs, _ = pair_leaves({"b": [X, None], "a": X}, {"a": 1, "b": {"1": 2, "0": 3}})
-    assert pairs == [(("b", "0"), X, 3), (("b", "1"), None, 2), (("a",), X, 1)]
+def test_arrays_are_placed_in_the_order_of_the_tree() -> None:
+    calls: list[tuple[int, Any]] = []
+
+    def note(number: int) -> Any:
+        return lambda array: calls.append((number, array))
+
+    first, second, third = np.zeros(1, "f4"), np.zeros(2, "f4"), np.zeros(3, "f4")
+    tree = {"b": [first, None, second], "a": third}
+    apply_sharding_tree(tree, {"a": note(1), "b": {"1": note(4), "2": note(2), "0": note(3)}})
+    assert [number for number, _ in calls] == [3, 2, 1]
+    assert [array.shape for _, array in calls] == [(1,), (2,), (3,)]
 
 
 def test_a_tree_that_holds_itself_ends() -> None:
@@ -93,10 +143,10 @@ def test_a_tree_that_holds_itself_ends() -> None:
     endless["a"] = endless
     other: dict[str, Any] = {}
     other["a"] = other
-    [line] = pair_leaves(endless, other)[1]
+    [line] = differences(endless, other)
     assert "may hold itself" in line
 
 
 def test_keys_that_clash_as_text_are_no_crash() -> None:
-    [line] = pair_leaves({1: X, "1": X}, {"1": F})[1]
+    [line] = differences({1: X, "1": X}, {"1": F})
     assert "have the same text" in line
