@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -63,6 +63,31 @@ def refuse_removals(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
         replace(name, new, **options)
 
     monkeypatch.setattr(os, "replace", refuse)
+
+
+class _Entries:
+    """What ``os.scandir`` gives, without some names."""
+
+    def __init__(self, entries: Any, hidden: re.Pattern[str]) -> None:
+        self._entries = entries
+        self._hidden = hidden
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entries.close()
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]:
+        return (entry for entry in self._entries if not self._hidden.fullmatch(entry.name))
+
+
+def hide_names(monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
+    """Let folders not list such names yet, as those of a network file system do; a file that is asked for is there."""
+    hidden = re.compile(pattern)
+    listdir, scandir = os.listdir, os.scandir
+    monkeypatch.setattr(os, "listdir", lambda *path: [name for name in listdir(*path) if not hidden.fullmatch(name)])
+    monkeypatch.setattr(os, "scandir", lambda *path: _Entries(scandir(*path), hidden))
 
 
 def fail_sync(monkeypatch: pytest.MonkeyPatch, start: str) -> None:

@@ -1,8 +1,10 @@
-"""StoredArrays: any boxes of a leaf, from any chunks, checked, with covering blocks read and nothing twice."""
+"""Reading: any boxes of a leaf, from any chunks, checked, with nothing read twice; and leaves of any kind."""
 
 from __future__ import annotations
 
+import base64
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +16,58 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
-from treering._arrays import incoming, jobs
-from treering._arrays.incoming import ReadRequest
-from treering._checkpoint.open import Checkpoint
-from treering._store.posix.reading import LocalFile
-from treering._values.boxes import Box, slices
+from tests.system_calls import spans_read
 from treering.errors import Corrupt
 
-SHAPE = (24, 40, 8)
-ARRAY = np.arange(24 * 40 * 8, dtype="i4").reshape(SHAPE)
-STEPS = st.none() | st.tuples(*(st.integers(1, length + 1) for length in SHAPE))
+SHAPE = (96, 160, 144)
+"""More than two slabs and than what two threads read, in one chunk or in eight."""
+ARRAY = np.arange(96 * 160 * 144, dtype="i4").reshape(SHAPE)
 SPECS = [(), ("x",), (None, "x"), (None, None, "y"), ("y", "x"), (("x", "y"), None, None)]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> list[Checkpoint]:
-    """The array cut in chunks of many ways, and files that stay open as long as this module."""
+def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The array cut in chunks of many ways."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     folder = tmp_path_factory.mktemp("chunks")
     for number, spec in enumerate(SPECS):
         placed = jax.device_put(ARRAY, NamedSharding(mesh, PartitionSpec(*spec)))
         treering.save(folder / str(number), {"w": placed, "other": np.arange(3)})
-    return [treering.open(folder / str(number)) for number in range(len(SPECS))]
+    return [folder / str(number) for number in range(len(SPECS))]
 
 
-def boxes() -> st.SearchStrategy[list[Box]]:
-    def side(length: int) -> st.SearchStrategy[tuple[int, int]]:
-        return st.tuples(st.integers(0, length), st.integers(0, length)).map(lambda pair: (min(pair), max(pair)))
+@pytest.fixture(scope="module")
+def opened(saved: list[Path]) -> list[Any]:
+    """Files that stay open as long as this module."""
+    return list(map(treering.open, saved))
 
-    return st.lists(st.tuples(*map(side, SHAPE)), min_size=1, max_size=4, unique=True)
+
+def sides(length: int) -> st.SearchStrategy[slice]:
+    ends = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
+    whole = st.just([0, length])
+    return st.builds(lambda pair, step: slice(*pair, step), ends | whole, st.none() | st.integers(1, length + 1))
 
 
-@quick(150)
-@given(boxes(), STEPS, st.integers(0, len(SPECS) - 1), st.sampled_from([64, 4096, 2 << 20]))
-def test_any_boxes_from_any_chunks(
-    opened: list[Checkpoint], wanted: list[Box], steps: tuple[int, ...] | None, number: int, slab: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(incoming, "_SLAB_BYTES", slab)
-        patch.setattr(jobs, "_TWO_THREADS_FROM", 10_000)
-        patch.setattr(incoming, "_SMALL_BYTES", 1000)
-        request = ReadRequest(0, wanted, steps=steps)
-        opened[number]._source.arrays.read([request], None)
-    assert len(request.arrays) == len(wanted)
-    for box, array in zip(wanted, request.arrays, strict=True):
-        assert np.array_equal(array, ARRAY[slices(box, steps)])
-        assert array.dtype == ARRAY.dtype
+@quick(120)
+@given(st.tuples(*map(sides, SHAPE)), st.integers(0, len(SPECS) - 1))
+def test_any_box_from_any_chunks(opened: list[Any], wanted: tuple[slice, ...], number: int) -> None:
+    found = opened[number]["w"][wanted]
+    assert np.array_equal(found, ARRAY[wanted])
+    assert found.dtype == ARRAY.dtype
+
+
+@pytest.mark.parametrize("before", SPECS, ids=str)
+def test_many_boxes_from_any_chunks(saved: list[Path], before: tuple[Any, ...]) -> None:
+    mesh = Mesh(np.array(jax.devices()[::-1]).reshape(2, 2, 2), ("x", "y", "z"))
+    path = saved[SPECS.index(before)]
+    for spec in (("y", ("z", "x")), (None, None, ("x", "y", "z")), ("x", "y", "z")):
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        found = treering.load(path, only="w", shardings=sharding)["w"]
+        assert found.sharding == sharding
+        for shard in found.addressable_shards:
+            assert np.array_equal(shard.data, ARRAY[shard.index])
 
 
 def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
@@ -73,21 +80,14 @@ def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
 
 def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     treering.save(tmp_path / "c", {f"n{n}": np.full(32, n) for n in range(1000)})
-    calls: list[int] = []
-    read_into = LocalFile.read_into
-
-    def counted(self: LocalFile, jobs: Any) -> None:
-        calls.append(sum(len(view) for _, view in jobs))
-        read_into(self, jobs)
-
-    monkeypatch.setattr(LocalFile, "read_into", counted)
+    spans = spans_read(monkeypatch)
     found = treering.load(tmp_path / "c")
-    assert sum(calls) == 256_000
-    assert len(calls) <= 4
+    assert sum(count for _, count in spans) == 256_000
+    assert len(spans) <= 4
     assert all((found[f"n{n}"] == n).all() for n in range(1000))
-    calls.clear()
+    spans.clear()
     treering.load(tmp_path / "c", only=["n10", "n500"])
-    assert calls == [256, 256]
+    assert [count for _, count in spans] == [256, 256]
 
 
 def test_every_block_is_checked(tmp_path: Path) -> None:
@@ -104,3 +104,74 @@ def test_every_block_is_checked(tmp_path: Path) -> None:
                 ckpt["w"][at]
             with pytest.raises(Corrupt, match="'w'"):
                 ckpt["w"][...]
+
+
+# ---------------------------------------------------------------------------------------------------- of every kind
+
+LONG = 5000
+"""A text so long lies in a data file."""
+
+
+@pytest.mark.parametrize("text", ["ring", "\ud800 half", "ü\0ñ", "𝄞"])
+def test_long_texts(text: str, tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", {"text": text * LONG})
+    found = treering.load(tmp_path / "c")["text"]
+    assert type(found) is str
+    assert found == text * LONG
+
+
+def test_a_long_text_that_is_none(tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", {"text": "a" * LONG})
+    (file,) = (tmp_path / "c").glob("*.safetensors")
+    text = b"aa\xff" + b"a" * (LONG - 3)
+    content = file.read_bytes()
+    assert content.count(b"a" * LONG) == 1
+    file.write_bytes(content.replace(b"a" * LONG, text))
+    index = tmp_path / "c" / INDEX
+    document = index.read_bytes()
+    before, after = (struct.pack("<Q", *block_checksums(data)) for data in (b"a" * LONG, text))
+    header = content[:4096]
+    for old, new in (
+        (base64.b64encode(before), base64.b64encode(after)),
+        (digest(header, before).encode(), digest(header, after).encode()),
+    ):
+        assert document.count(old) == 1
+        document = document.replace(old, new)
+    index.write_bytes(signed_again(document))
+    with pytest.raises(Corrupt, match="UTF-8") as caught:
+        treering.load(tmp_path / "c")
+    assert caught.value.offset == 2
+    assert caught.value.path == ("text",)
+
+
+def test_long_bytes_of_both_kinds(tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", {"bytes": b"ab" * LONG, "bytearray": bytearray(b"ab" * LONG)})
+    found = treering.load(tmp_path / "c")
+    assert found == {"bytes": b"ab" * LONG, "bytearray": bytearray(b"ab" * LONG)}
+    assert (type(found["bytes"]), type(found["bytearray"])) == (bytes, bytearray)
+    found["bytearray"] += b"c"
+    assert found["bytearray"][-2:] == b"bc"
+
+
+def test_scalars_of_numpy(tmp_path: Path) -> None:
+    treering.save(tmp_path / "c", [np.int16(2)])
+    (found,) = treering.load(tmp_path / "c")
+    assert type(found) is np.int16
+    assert found == 2
+
+
+def test_arrays_in_memory_give_boxes(tmp_path: Path) -> None:
+    """The leaves of a msgpack file are all read when it is opened."""
+    array = np.arange(12).reshape(3, 4)
+    treering.save(tmp_path / "c.msgpack", {"a": array, "b": 5, "c": np.float32(2)})
+    with treering.open(tmp_path / "c.msgpack") as opened:
+        assert opened["a"].shape == (3, 4)
+        assert opened["a"].dtype == array.dtype
+        part = opened["a"][1:3, :2]
+        assert np.array_equal(part, array[1:, :2])
+        assert part.flags.c_contiguous
+        assert np.array_equal(opened["a"][...], array)
+        assert opened["b"] == 5
+    calls: list[tuple[int, int]] = []
+    treering.load(tmp_path / "c.msgpack", progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1] > 0

@@ -1,83 +1,124 @@
-"""Jobs in two threads: the first error ends all, progress comes from one thread and ends at its total."""
+"""Reading in two threads: the first error ends all, progress comes from one thread and ends at its total."""
 
 from __future__ import annotations
 
-import itertools
+import os
 import threading
-from collections import deque
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from treering._arrays import jobs
-from treering._arrays.jobs import Tally, Work, run_all
+import treering
 from treering.errors import Corrupt
+from treering.leaves import tree_serialize_leaves
+
+MIB = 1 << 20
 
 
-def test_progress_ends_at_its_total_whoever_comes_in_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_ends_at_its_total_whoever_comes_in_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller's thread runs out of work while the other one still reads."""
+    treering.save(tmp_path / "c", {"w": np.zeros(4 * MIB, np.uint8)})
     started, finish = threading.Event(), threading.Event()
     main = threading.current_thread()
+    preadv = os.preadv
 
-    def job() -> int:
+    def ordered(*arguments: Any) -> int:
+        count = preadv(*arguments)
         if threading.current_thread() is main:
             assert started.wait(10)
             finish.set()
         else:
             started.set()
             assert finish.wait(10)
-        return 50
+        return count
 
-    monkeypatch.setattr(jobs, "_TWO_THREADS_FROM", 1)
-    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "preadv", ordered)
     for _ in range(5):
         started.clear()
         finish.clear()
-        calls.clear()
-        run_all(Work(deque([job, job]), 100), Tally(100, lambda done, total: calls.append((done, total))))
-        assert calls[-1] == (100, 100)
+        calls: list[tuple[int, int]] = []
+        treering.load(tmp_path / "c", progress=lambda done, total: calls.append((done, total)))  # noqa: B023 - at once
+        assert calls[-1] == (4 * MIB, 4 * MIB)
         assert calls == sorted(calls)
 
 
-def test_the_first_error_stops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_TWO_THREADS_FROM", 1)
+def test_the_first_error_stops_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    treering.save(tmp_path / "c", {"w": np.zeros(48 * MIB, np.uint8)})
+    (file,) = (tmp_path / "c").glob("*.safetensors")
+    with file.open("r+b") as data:
+        for at in (0, 2 * MIB):
+            data.seek(4096 + at)
+            data.write(b"x")
     ran: list[int] = []
+    preadv = os.preadv
 
-    def bad() -> int:
-        raise Corrupt("damaged")
+    def counted(*arguments: Any) -> int:
+        ran.append(preadv(*arguments))
+        return ran[-1]
 
-    def good() -> int:
-        ran.append(1)
-        return 1
-
-    todo = Work(deque([bad, bad, *itertools.repeat(good, 10_000)]), 10_002)
+    monkeypatch.setattr(os, "preadv", counted)
     threads = threading.active_count()
-    with pytest.raises(Corrupt, match="damaged"):
-        run_all(todo, Tally(10_002, None))
-    assert len(ran) < 10_000
+    with pytest.raises(Corrupt, match="'w' is damaged"):
+        treering.load(tmp_path / "c")
+    assert 0 < sum(ran) < 24 * MIB
     assert threading.active_count() == threads
 
 
-def test_own_jobs_run_in_this_thread_only_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_TWO_THREADS_FROM", 1)
-    seen: set[int] = set()
+# ---------------------------------------------------------------------------- many short ones, which run in one thread
 
-    def mine() -> int:
-        seen.add(threading.get_ident())
-        return 1
+SMALL = 1600
+MAIN = threading.main_thread().ident
 
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """What is read from now on: whether it is of a large leaf, and by which thread."""
+    found: list[tuple[bool, int]] = []
+
+    def watch(name: str) -> None:
+        real = getattr(os, name)
+
+        def watched(descriptor: int, wanted: Any, *arguments: Any) -> Any:
+            nbytes = wanted if isinstance(wanted, int) else sum(map(len, wanted))
+            kind = Path(f"/proc/self/fd/{descriptor}").readlink().name.count(".")
+            if nbytes >= SMALL and kind < 2:
+                found.append((kind == 1, threading.get_ident()))
+            return real(descriptor, wanted, *arguments)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("pread", "preadv", "read"):
+        watch(name)
+    return found
+
+
+def save_leaves(path: Path) -> None:
+    """Save small leaves of one axis, whose chunks are all named "0", and a large one of two."""
+    tree = {f"n{n:03}": np.full(200, n) for n in range(100)} | {"large": np.arange(4 * MIB).reshape(4096, -1)}
+    tree_serialize_leaves(path, tree, chunk_bytes=MIB)
+
+
+def test_small_leaves_are_read_in_this_thread_only_and_count(tmp_path: Path, reads: list[tuple[bool, int]]) -> None:
+    save_leaves(tmp_path)
+    reads.clear()
     calls: list[tuple[int, int]] = []
-    own = Work(deque(itertools.repeat(mine, 200)), 200)
-    shared = Work(deque(itertools.repeat(lambda: 2, 100)), 200)
-    run_all(shared, Tally(400, lambda done, total: calls.append((done, total))), own)
-    assert seen == {threading.get_ident()}
-    assert calls[-1] == (400, 400)
+    found = treering.load(tmp_path, progress=lambda done, total: calls.append((done, total)))
+    assert all((found[f"n{n:03}"] == n).all() for n in range(100))
+    small = [thread for large, thread in reads if not large]
+    assert len(small) >= 100
+    assert set(small) == {MAIN}
+    nbytes = 100 * SMALL + 32 * MIB
+    assert calls[-1] == (nbytes, nbytes)
+    assert calls == sorted(calls)
 
 
-def test_an_error_of_its_own_jobs_leaves_the_shared_ones_undone() -> None:
-    def bad() -> int:
-        raise Corrupt("damaged")
-
-    shared = Work(deque([lambda: 1]), 1)
-    with pytest.raises(Corrupt, match="damaged"):
-        run_all(shared, Tally(2, None), Work(deque([bad]), 1))
-    assert len(shared.jobs) == 1
+def test_an_error_of_a_small_leaf_leaves_large_ones_unread(tmp_path: Path, reads: list[tuple[bool, int]]) -> None:
+    save_leaves(tmp_path)
+    (chunk,) = tmp_path.rglob("n000/0")
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    reads.clear()
+    with pytest.raises(Corrupt, match="n000"):
+        treering.load(tmp_path)
+    assert len([large for large, _ in reads if large]) < 32

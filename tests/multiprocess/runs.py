@@ -15,9 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
-from treering._background.saves import wait_for
-from treering._runs import load_step, run_state, save_step
-from treering.errors import StoreFailed
+from tests.system_calls import hide_names, refuse_removals
 
 _GENEROUS = 60.0
 
@@ -59,7 +57,7 @@ def goes_through(folder: str) -> dict[str, Any]:
     note("older", lambda: saved(2, data=Data(20)))
     with pytest.MonkeyPatch.context() as patch:
         if number == 1:  # its view of the file system is behind
-            patch.setattr(load_step, "steps_of", lambda _: [1])
+            hide_names(patch, "step_0000000[2-9]")
         data = Data(0)
         like: dict[str, Any] = {"state": tree(), "data": data}
         note("latest", lambda: int(run.load(like=like)["state"]["step"]))
@@ -92,22 +90,25 @@ def _resumed(run: tr.Run) -> list[Any]:
 
 def fails_afterwards(folder: str) -> list[dict[str, Any]]:
     """Let process 0 fail at what comes after a commit: only it knows, and tells the others at the next call."""
-    run = tr.Run(Path(folder) / "run", timeout=_GENEROUS)
+    run = tr.Run(Path(folder) / "run", keep=tr.KeepLast(1), timeout=_GENEROUS)
 
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise StoreFailed("no rights to remove")
+    def wait_for_the_end() -> None:
+        """Wait for the end of what is being saved without asking how it ended: saves are written one by one."""
+        path = Path(folder) / f"own {jax.process_index()}"
+        tr.save_async(path, 1, overwrite=True, processes="this").result(_GENEROUS)
 
     found = [told(lambda: run.save(1, tree(1)).result(_GENEROUS))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save_step, "collect_after", refuse)
+        refuse_removals(patch)
         run.save(2, tree(2))
-        wait_for(run.path, _GENEROUS)
+        wait_for_the_end()
         found.append(told(lambda: run.load(like=tree())))
         found.append(told(lambda: int(run.load(like=tree())["step"])))
         run.save(3, tree(3))
-        wait_for(run.path, _GENEROUS)
+        wait_for_the_end()
     found.append(told(lambda: run.save(4, tree(4)).result(_GENEROUS)))
     found.append(told(lambda: run.save(4, tree(4)).result(_GENEROUS)))
+    run.wait(_GENEROUS)
     return [*found, told(run.steps)]
 
 
@@ -118,5 +119,5 @@ def counts_from_what_process_0_sees(folder: str) -> list[bool]:
         run.save(9, tree(9))
     with pytest.MonkeyPatch.context() as patch, tr.Run(path, save_every=tr.SaveEvery(steps=10)) as run:
         if jax.process_index() == 1:
-            patch.setattr(run_state, "latest_of", lambda _: None)
+            hide_names(patch, "step_00000009")
         return [bool(run.save(step, tree(step))) for step in (11, 12, 13)]

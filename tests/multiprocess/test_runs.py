@@ -42,11 +42,11 @@ def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
     for found in (zero, one):
         good, load, again, late, once_more, steps = found
         assert "error" not in good, good
-        assert (load["error"], "no rights to remove" in load["message"]) == ("StoreFailed", True), load
+        assert (load["error"], "the program is gone" in load["message"]) == ("StoreFailed", True), load
         assert again.get("result") == 2, again
-        assert (late["error"], "no rights to remove" in late["message"]) == ("StoreFailed", True), late
+        assert (late["error"], "the program is gone" in late["message"]) == ("StoreFailed", True), late
         assert "error" not in once_more, once_more
-        assert steps["result"] == [1, 2, 3, 4]
+        assert steps["result"] == [4]
     assert "process 0" in one[1]["message"]
 
 
