@@ -47,7 +47,9 @@ def opened(saved: list[Path]) -> list[Any]:
 def sides(length: int) -> st.SearchStrategy[slice]:
     ends = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
     whole = st.just([0, length])
-    return st.builds(lambda pair, step: slice(*pair, step), ends | whole, st.none() | st.integers(1, length + 1))
+    return st.builds(
+        lambda pair, step: slice(pair[0], pair[1], step), ends | whole, st.none() | st.integers(1, length + 1)
+    )
 
 
 @quick(120)

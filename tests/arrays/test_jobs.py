@@ -68,7 +68,7 @@ def test_the_first_error_stops_the_rest(tmp_path: Path, monkeypatch: pytest.Monk
 
 # ---------------------------------------------------------------------------- many short ones, which run in one thread
 
-SMALL = 1600
+SMALL = 64_000
 MAIN = threading.main_thread().ident
 
 
@@ -96,7 +96,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
 
 def save_leaves(path: Path) -> None:
     """Save small leaves of one axis, whose chunks are all named "0", and a large one of two."""
-    tree = {f"n{n:03}": np.full(200, n) for n in range(100)} | {"large": np.arange(4 * MIB).reshape(4096, -1)}
+    tree = {f"n{n:03}": np.full(SMALL // 8, n) for n in range(100)} | {"large": np.arange(4 * MIB).reshape(4096, -1)}
     tree_serialize_leaves(path, tree, chunk_bytes=MIB)
 
 
