@@ -51,9 +51,7 @@ def fit_leaf(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys:
         return _fit_array(kind, like, like_kind, cast=cast)
     if kind.kind in ARRAY_KINDS:
         return _fit_number(kind, like_kind, cast=cast)
-    if like_kind == kind.kind:
-        return Fit(kind.kind)
-    if {kind.kind, like_kind} == {"bytes", "bytearray"}:
+    if like_kind == kind.kind or {kind.kind, like_kind} == {"bytes", "bytearray"}:
         return Fit(kind.kind)
     if cast and kind.kind in _NUMBERS and like_kind in _NUMBERS[_NUMBERS.index(kind.kind) :]:
         return Fit(like_kind, python=type(like))
@@ -127,10 +125,8 @@ def _castable(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 def _rank(dtype: np.dtype[Any]) -> int | None:
     """Return the place of a dtype's category among those of numbers; None for times, which numpy calls integers."""
-    if dtype.kind in "mM":
-        return None
-    found = (rank for rank, category in enumerate(_RANKS) if jax.numpy.issubdtype(dtype, category))
-    return next(found, None)
+    ranks = (rank for rank, category in enumerate(_RANKS) if jax.numpy.issubdtype(dtype, category))
+    return None if dtype.kind in "mM" else next(ranks, None)
 
 
 def _category(dtype: str | None) -> str:

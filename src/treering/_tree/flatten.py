@@ -115,8 +115,10 @@ class _FlattenWalk:
                     continue
                 inner = self._begin(key, child)
                 if inner is not None:
-                    _check_level(key, len(levels) + 1)
                     levels.append((inner, f"{prefix}{part}/"))
+                    if len(levels) > MAX_LEVELS:
+                        deep = f"the tree is more than {MAX_LEVELS} containers deep"
+                        raise Unsupported(deep, path=split_key(key), hint="it may hold itself")
                     break
             else:
                 levels.pop()
@@ -161,13 +163,6 @@ class _FlattenWalk:
             raise Unsupported(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 
-def _check_level(key: str, level: int) -> None:
-    if level > MAX_LEVELS:
-        raise Unsupported(
-            f"the tree is more than {MAX_LEVELS} containers deep", path=split_key(key), hint="it may hold itself"
-        )
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenNode:
     """A node opened by one level."""
@@ -200,25 +195,22 @@ def open_node(x: Any) -> OpenNode | None:
     if kind is list or kind is tuple:
         return OpenNode(Container(node=kind.__name__, keys=tuple(range(len(x)))), x, kind)
     if kind is StandIn:
-        return _other(x.class_name, x.fields, x.static, functools.partial(_stand_in, x))
+        return _other(x.class_name, x.fields, x.static, functools.partial(_close_stand_in, _open_stand_in(x)[1]))
     if is_namedtuple(x):
         head = Container(node="namedtuple", keys=tuple(x._fields), class_name=class_name(kind))
         return OpenNode(head, tuple(x), kind._make)
     if kind is jax.tree_util.Partial:
         fields = {"args": x.args, "keywords": x.keywords}
-        return _other(class_name(kind), fields, {"func": x.func}, functools.partial(_partial, x.func))
-    if kind in LEAF_TYPES:
+        return _other(class_name(kind), fields, {"func": x.func}, lambda found: kind(x.func, *found[0], **found[1]))
+    # jax would warn that an iterator is a leaf.
+    if kind in LEAF_TYPES or (isinstance(x, Iterator) and kind.__module__ == "builtins"):
         return None
-    if isinstance(x, Iterator) and kind.__module__ == "builtins":
-        return None  # jax would warn that it is a leaf
     node = open_pytree_node(x)
     if node is not None:
         return _open_jax_node(x, node)
     if kind in REGISTRY or flax_serves(kind):
         return _open_handled(x)
-    if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        return _open_dataclass(x)
-    return None
+    return _open_dataclass(x) if dataclasses.is_dataclass(x) and not isinstance(x, type) else None
 
 
 def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
@@ -230,8 +222,7 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
     found = tuple(keys)
     if all(type(key) is str for key in found):
         return found
-    held: list[Any] = []
-    texts: dict[str, Any] = {}
+    held: dict[str, tuple[Any, Any]] = {}
     for key in found:
         try:
             value = key_value(key)
@@ -240,13 +231,12 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
             if isinstance(error, Unsupported):
                 raise
             raise Unsupported(f"a dict key has no text: {error}") from error
-        if text in texts:
+        if text in held:
             raise Unsupported(
-                f"the dict keys {texts[text]!r:.200} and {key!r:.200} have the same text", hint="rename one of them"
+                f"the dict keys {held[text][0]!r:.200} and {key!r:.200} have the same text", hint="rename one of them"
             )
-        texts[text] = key
-        held.append(value)
-    return tuple(held)
+        held[text] = key, value
+    return tuple(value for _, value in held.values())
 
 
 def _other(name: str, fields: Mapping[Any, Any], static: Mapping[str, Any], rebuild: Rebuild) -> OpenNode:
@@ -257,14 +247,6 @@ def _other(name: str, fields: Mapping[Any, Any], static: Mapping[str, Any], rebu
         statics[KEYS] = keys
     head = Container(node="other", keys=tuple(map(key_text, keys)), class_name=name, static=tuple(statics.items()))
     return OpenNode(head, list(fields.values()), rebuild)
-
-
-def _stand_in(x: StandIn, children: list[Any]) -> StandIn:
-    return StandIn(x.class_name, dict(zip(x.fields, children, strict=True)), x.static)
-
-
-def _partial(func: Callable[..., Any], children: list[Any]) -> Any:
-    return jax.tree_util.Partial(func, *children[0], **children[1])  # type: ignore[no-untyped-call]
 
 
 def _open_jax_node(x: Any, node: Node) -> OpenNode:

@@ -239,12 +239,10 @@ def open_pytree_node(x: Any) -> Node | None:
 def _dict_maker(x: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any] | None:
     """Return what makes another dict of ``x``'s kind, for the kinds whose keys jax would sort or refuse."""
     kind = type(x)
-    if kind is collections.OrderedDict:
-        return collections.OrderedDict
     if kind is collections.defaultdict:
         return functools.partial(collections.defaultdict, x.default_factory)
-    frozen = sys.modules.get("flax.core.frozen_dict")
-    return frozen.FrozenDict if frozen is not None and kind is frozen.FrozenDict else None
+    frozen = getattr(sys.modules.get("flax.core.frozen_dict"), "FrozenDict", None)
+    return kind if kind in (collections.OrderedDict, frozen) else None
 
 
 def key_by_text(xs: Mapping[Any, Any]) -> dict[str, Any]:
@@ -271,7 +269,4 @@ def _text(key: Any) -> str:
 
 
 def _key_text(entry: Any) -> str:
-    for name in ("key", "name", "idx"):
-        if hasattr(entry, name):
-            return str(getattr(entry, name))
-    return str(entry)
+    return str(next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry))

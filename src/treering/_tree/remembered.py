@@ -120,7 +120,11 @@ def _collect_children(level: _DepthLevel, above: Sequence[Any]) -> list[Any] | N
     children = list(itertools.chain.from_iterable(itertools.chain(map(dict.values, dicts), items)))
     for place, head, count in level.others:
         node = open_node(above[place])
-        if node is None or len(node.children) != count or not _same_head(node.container, head):
+        if (
+            node is None
+            or len(node.children) != count
+            or not same_value(_facts(node.container), _facts(head), in_file=True)
+        ):
             return None
         children += node.children
     return children if len(children) == len(level.types) and _same(map(type, children), level.types) else None
@@ -190,10 +194,6 @@ def _in_order(inside: dict[int, range]) -> Iterator[int]:
             left += reversed(inside[node])
         else:
             yield node
-
-
-def _same_head(one: Container, other: Container) -> bool:
-    return same_value(_facts(one), _facts(other), in_file=True)
 
 
 def _facts(head: Container) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ program runs, as some schedules of optax show.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -191,10 +192,9 @@ class _Digests:
         if dataclasses.is_dataclass(x):
             names = [field.name for field in dataclasses.fields(x) if field.compare and hasattr(x, field.name)]
             return self._parts(x, [each for name in names for each in (name, getattr(x, name))])
-        try:
+        node = None
+        with contextlib.suppress(Unsupported):
             node = None if isinstance(x, Iterator) else open_pytree_node(x)
-        except Unsupported:
-            node = None
         if isinstance(x, Mapping) and (node is None or node.aux is None):
             return _hash_parts(class_name(type(x)), *sorted(self._pairs(x)))
         if node is None:
@@ -208,12 +208,10 @@ class _Digests:
         if name is None:
             raise _NoForm(f"a {class_name(type(x))} without a name")
         if not (isinstance(x, type) or _importable(x)):
-            self._leave_out(f"the inside of {name}")
+            inside = f"the inside of {name}"
+            if inside not in self.left_out and len(self.left_out) < _MOST_NAMED:
+                self.left_out.append(inside)
         return _hash_parts("code", name.encode())
-
-    def _leave_out(self, what: str) -> None:
-        if what not in self.left_out and len(self.left_out) < _MOST_NAMED:
-            self.left_out.append(what)
 
     def _array(self, x: Any) -> bytes:
         if isinstance(x, jax.Array):

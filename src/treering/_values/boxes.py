@@ -70,9 +70,8 @@ def slices(box: Box, steps: Sequence[int] | None = None) -> tuple[slice, ...]:
         >>> slices(((0, 4), (2, 8)))
         (slice(0, 4, None), slice(2, 8, None))
     """
-    if steps is None:
-        return tuple(slice(start, stop) for start, stop in box)
-    return tuple(slice(start, stop, step) for (start, stop), step in zip(box, steps, strict=True))
+    each = [None] * len(box) if steps is None else steps
+    return tuple(slice(start, stop, step) for (start, stop), step in zip(box, each, strict=True))
 
 
 def intersection(a: Box, b: Box) -> Box | None:

@@ -35,6 +35,7 @@ SUB_BYTE = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "int1", "int2", "
 """Types of fewer than 8 bits."""
 
 _EXTENDED_SIZES = {"bfloat16": 2} | dict.fromkeys((*SUB_BYTE, *(f"float8_{kind}" for kind in _FLOAT8)), 1)
+_SIZES = NUMPY_SIZES | _EXTENDED_SIZES | _LONG_DOUBLES
 
 _TIME_NAME = re.compile(r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _LONGEST_NAME = 64
@@ -61,12 +62,8 @@ class Dtype:
 @functools.lru_cache(maxsize=256)
 def lookup(name: str) -> Dtype | None:
     """Return the dtype called ``name``, or None where no file may hold it."""
-    for table in (NUMPY_SIZES, _EXTENDED_SIZES, _LONG_DOUBLES):
-        if name in table:
-            return Dtype(name, table[name])
-    if len(name) <= _LONGEST_NAME and _TIME_NAME.fullmatch(name):
-        return Dtype(name, 8)
-    return None
+    size = _SIZES.get(name, 8 if len(name) <= _LONGEST_NAME and _TIME_NAME.fullmatch(name) else None)
+    return None if size is None else Dtype(name, size)
 
 
 def itemsize_of(name: str | None) -> int:

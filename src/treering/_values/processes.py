@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from treering.errors import Unsupported
 
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
 _SHOWN: Final = 20
+_PAIR: Final = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +50,13 @@ def format_processes(processes: Iterable[int]) -> str:
         >>> format_processes([2]), format_processes(range(1, 1024)), format_processes([0, 2, 3, 4, 9])
         ('process 2', 'processes 1-1023', 'processes 0, 2-4 and 9')
     """
-    runs: list[tuple[int, int]] = []
-    for number in sorted(set(processes)):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
+    numbers = sorted(set(processes))
+    if len(numbers) == 1:
+        return f"process {numbers[0]}"
     texts: list[str] = []
-    for first, last in runs:
-        if last > first + 1:
-            texts.append(f"{first}-{last}")
-        else:
-            texts += map(str, range(first, last + 1))
-    if len(texts) == 1 and runs[0][0] == runs[0][1]:
-        return f"process {texts[0]}"
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        together = [number for _, number in run]
+        texts += [f"{together[0]}-{together[-1]}"] if len(together) > _PAIR else map(str, together)
     if len(texts) > _SHOWN:
         texts = [*texts[: _SHOWN - 1], f"{len(texts) - _SHOWN + 1} more"]
     return "processes " + " and ".join(part for part in (", ".join(texts[:-1]), texts[-1]) if part)
