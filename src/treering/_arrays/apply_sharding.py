@@ -219,7 +219,8 @@ def pair_leaves(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any
                 raise TooDeep(f"more than {MAX_DEPTH} containers deep; it may hold itself")
             alike = type(x) is type(place) or dict in (type(x), type(place))
             if children is None or below is None or not alike:
-                unlike.append(f"{_shown(trail)}: {_describe(x, children)}, and its place is {_describe(place, below)}")
+                what, where = (kind_of(a) if b is not None else "a leaf" for a, b in ((x, children), (place, below)))
+                unlike.append(f"{_shown(trail)}: {what}, and its place is {where}")
                 continue
             if children.keys() != below.keys():  # a tree read from a file has the text of each key
                 children, below = key_by_text(children), key_by_text(below)
@@ -244,10 +245,6 @@ def _children(x: Any) -> Mapping[Any, Any] | None:
         return None
     node = open_pytree_node(x)
     return None if node is None else node.children
-
-
-def _describe(x: Any, children: Mapping[Any, Any] | None) -> str:
-    return f"{kind_of(x)}" if children is not None else "a leaf"
 
 
 def _shown(trail: Trail) -> str:

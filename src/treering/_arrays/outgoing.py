@@ -215,13 +215,10 @@ class Describer:
         key = (leaf.sharding, leaf.shape)
         if key not in self._held:
             alone = all(process_of(device) == self._processes.this for device in leaf.sharding.device_set)
-            self._held[key] = None if alone else self._spread(*key)
+            held = () if alone else held_boxes(leaf.sharding.devices_indices_map(leaf.shape), leaf.shape, process_of)
+            # Plans take leaves of one tuple together, and all processes have to see the same ones as one.
+            self._held[key] = None if alone else self._equal.setdefault(held, held)
         return self._held[key]
-
-    def _spread(self, sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> HeldBoxes:
-        held = held_boxes(sharding.devices_indices_map(shape), shape, process_of)
-        # Plans take leaves of one tuple together, and all processes have to see the same ones as one.
-        return self._equal.setdefault(held, held)
 
     def _own_boxes(self, leaf: jax.Array) -> tuple[HeldBox, ...]:
         """Return the distinct boxes of a spread array that this process holds."""

@@ -95,15 +95,14 @@ class DividedSave:
     plan: SavePlan
     """The plan of all."""
 
-    def files(self, attempt: str, processes: Iterable[int], limit: int = FILE_BYTES) -> SaveLayout:
+    def files(self, attempt: str, processes: Iterable[int]) -> SaveLayout:
         """Lay out the files of some processes.
 
         Args:
             attempt: the attempt.
             processes: whose, ascending.
-            limit: bytes beyond which no file is begun.
         """
-        counts = file_counts(self.plan, limit)
+        counts = file_counts(self.plan, FILE_BYTES)
         firsts = list(itertools.accumulate(counts, initial=0))
         rows: list[list[Row]] = []
         names: list[str] = []
@@ -111,7 +110,7 @@ class DividedSave:
         for process in processes:
             found: dict[int, list[Row]] = {}
             mine, sizes = self._rows_of(process)
-            for row, file in zip(mine, files_by_position(sizes, counts[process], limit), strict=True):
+            for row, file in zip(mine, files_by_position(sizes, counts[process], FILE_BYTES), strict=True):
                 found.setdefault(file, []).append(row)
             rows += found.values()
             names += [data_name(attempt, firsts[process] + file, firsts[-1]) for file in found]

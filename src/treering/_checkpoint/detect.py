@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from treering._codec.gzip import unzip_first
+from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
 from treering._store.resolve import absolute, find_at, is_folder, is_seen, is_url, located, open_file, root_of
 from treering._store.run_folder import RunFolder
@@ -26,7 +26,6 @@ _HEADER_PREFIX: Final = 8
 # First bytes of msgpack's maps and arrays, and of the extensions that are arrays here. Any other byte is a bare number
 # or text, and many a file that is no msgpack at all begins with one.
 _HOLDERS: Final = frozenset([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])
-_GZIP: Final = b"\x1f\x8b"
 _ZIPPED_BYTES: Final = 4096
 
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
@@ -106,7 +105,7 @@ def detect(path: str | os.PathLike[str]) -> Form:
         with open_file(place) as file:
             size = file.size
             first = file.read(0, min(size, _FIRST_BYTES))
-            zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == _GZIP else None
+            zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == GZIP_MAGIC else None
     except NotFound as error:
         error.hint = _instead_of(place)
         raise

@@ -28,8 +28,6 @@ from treering._values.telemetry import phase
 
 _KEPT: Final = 4
 
-_MAKING: Final = "0" * 16
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TreePlan:
@@ -54,7 +52,7 @@ class TreePlan:
         if common.layout is None:
             leaves = self.leaves
             rows = _shared_out(leaves, _rows(leaves))
-            common.layout = lay_out_files(_MAKING, self.flat.keys, leaves.types, leaves.leaf_types, rows)
+            common.layout = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, rows)
         chunks, made = common.layout
         headers = [of_attempt(header, attempt) for header in made]
         names = [data_name(attempt, number, len(made)) for number in range(len(made))]
