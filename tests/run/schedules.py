@@ -64,10 +64,9 @@ class Job:
         self.signals = [Noted() for _ in range(count)]
         for one in self.signals:
             one.waited_for = watching
-        self.schedules = [
-            SaveSchedule(cadence, signals, path=Path("runs/a"), timeout=60.0, clock=clock)
-            for signals, clock in zip(self.signals, self.clocks, strict=True)
-        ]
+        self.schedules = [SaveSchedule(cadence, each, path=Path("runs/a"), timeout=60.0) for each in self.signals]
+        for one_schedule, clock in zip(self.schedules, self.clocks, strict=True):
+            one_schedule._clock = clock
         self.meetings: list[int] = []
         self._rows: list[bytes] | None = None
         patch.setattr(schedule, "allgather_with_deadline", self._assembled)

@@ -123,8 +123,8 @@ def test_what_goes_and_what_decides_it_is_read(tmp_path: Path, keep: Policy, mon
 
     monkeypatch.setattr(RunFolder, "read_head", seen)
     after(path, 9, keep)
-    needed = find_deciders(keep, facts, going)
-    assert heads == {*going, *needed.of_value} - {9}
+    _, by_value = find_deciders(keep, facts, going)
+    assert heads == {*going, *by_value} - {9}
 
 
 # --------------------------------------------------------------------------------------------- a cache that is wrong
@@ -334,8 +334,8 @@ def test_the_steps_that_decide_are_enough(facts: list[StepFacts], keep: Policy |
     """Rules that are asked about these and one step that goes say the same of it."""
     going = removable(keep, facts)
     assert going == [verdict.step for verdict in retained(keep, facts) if not verdict.kept]
-    needed = find_deciders(keep, facts, going)
-    enough = [fact for fact in facts if fact.step in {*needed.of_presence, *needed.of_value}]
+    needed = set[int]().union(*find_deciders(keep, facts, going))
+    enough = [fact for fact in facts if fact.step in needed]
     lasting = [fact for fact in enough if not fact.temporary]
     for fact in facts:
         if fact.step in going and not fact.temporary and keep is not None:
@@ -348,4 +348,4 @@ def test_a_rule_of_the_users_own_is_decided_by_all() -> None:
             return {fact.step: ("odd",) for fact in facts if fact.step % 2}
 
     facts = [StepFacts(step=step, saved=0.0) for step in range(5)]
-    assert find_deciders(Odd() | KeepSteps(2), facts, removable(Odd() | KeepSteps(2), facts)).of_value == set(range(5))
+    assert find_deciders(Odd() | KeepSteps(2), facts, removable(Odd() | KeepSteps(2), facts))[1] == set(range(5))

@@ -57,7 +57,7 @@ class Leftovers:
     """The process of this machine that holds the lock of its journal or of its folder; None where none is seen."""
     journal: bool = False
     """Whether its journal is there, which proves that its data files are no checkpoint's."""
-    index_itself: bool = False
+    is_index: bool = False
     """Whether that journal is the index under another name: a power cut came between two steps of the commit."""
 
 
@@ -122,22 +122,18 @@ def _saved(store: Store, names: Sequence[str], found: Mapping[str, Entry], locks
     for attempt in sorted({*data, *journals}):
         own = data.get(attempt, {})
         files = {name: entry.size if entry.is_file else 0 for name, entry in own.items()}
-        newest = max((entry.modified for entry in own.values()), default=0.0)
         journal = store.find(journals[attempt]) if attempt in journals else None
         same = journal is not None and index is not None and journal.version == index.version
         if journal is not None:
-            newest = max(newest, journal.modified)
+            own[journals[attempt]] = journal
             files[journals[attempt]] = 0 if same else journal.size
-        if files:
-            yield Leftovers(
-                attempt=attempt,
-                files=files,
-                count=len(files),
-                changed=newest,
-                holder=locks.holder(journal),
-                journal=journal is not None,
-                index_itself=same,
-            )
+        if not files:
+            continue
+        newest = max(entry.modified for entry in own.values())
+        holder, proved = locks.holder(journal), journal is not None
+        yield Leftovers(
+            attempt=attempt, files=files, count=len(files), changed=newest, holder=holder, journal=proved, is_index=same
+        )
 
 
 def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers], str | None]:

@@ -17,7 +17,6 @@ from treering._inspect.doctor_attempts import Known, judge_attempts
 from treering._store.open_folder import shown_names
 from treering._store.resolve import find_at, is_seen
 from treering._values import checkpoint_names, leaves_names, timing
-from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.human import duration_text
 from treering.errors import NotFound, Unsupported
 
@@ -66,6 +65,7 @@ def _still(looked: FolderScan) -> object:
 
 def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     names = set(looked.names)
+    has_lock_file = checkpoint_names.LOCK_FILE in names
     known, problems, notes = Known(), list[str](), list[str]()
     removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]
     committed = None
@@ -77,7 +77,7 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
         committed, known, problems = state(path)
     elif not names:
         notes.append("the folder is empty")
-    elif not (looked.saved or looked.staged or looked.notes or LOCK_FILE in names or looked.trouble or removed):
+    elif not (looked.saved or looked.staged or looked.notes or has_lock_file or looked.trouble or removed):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known
             raise NotFound(f"there are no files of treering in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
@@ -89,9 +89,9 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     if looked.trouble is not None:
         problems.append(f"staged files cannot be inspected: {looked.trouble}")
     attempts = judge_attempts(looked, known, time.time())
-    if LOCK_FILE in names:
+    if has_lock_file:
         lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
-        what = f"{LOCK_FILE} is there, which stands for the lock of the folder"
+        what = f"{checkpoint_names.LOCK_FILE} is there, which stands for the lock of the folder"
         (notes if lives else problems).append(what if lives else f"{what}; if no process is saving here, remove it")
     return Diagnosis(
         path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=(*notes, *_waiting(looked))

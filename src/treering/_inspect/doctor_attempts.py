@@ -13,10 +13,8 @@ from treering._format.diagnosis import Attempt, Life, ProcessState
 from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
 from treering._store.api import Locks
 from treering._store.posix.seen_locks import started
-from treering._values import timing
+from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import attempt_of_tombstone
-from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering._values.leaves_names import PENDING, RECORD
 from treering._values.processes import format_processes
 from treering.errors import ProcessFailed
 
@@ -132,7 +130,7 @@ def _of_checkpoints(looked: FolderScan, known: Known, notes: Mapping[str, _Notes
 
 
 def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
-    if remains.index_itself or remains.attempt in known.attempts:
+    if remains.is_index or remains.attempt in known.attempts:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
         return _Judgement(Life.OVER, reason, "the next save removes that name: nothing to do")
     life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
@@ -170,7 +168,7 @@ def _of_leaves(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], no
 
 
 def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
-    if PENDING in remains.files and remains.holder is None:
+    if leaves_names.PENDING in remains.files and remains.holder is None:
         advice = "treering.leaves.index_leaves adds it to the index"
         return _Judgement(Life.OVER, "it was saved without an index, and waits for one", advice)
     life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
@@ -180,7 +178,7 @@ def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _N
         reason = f"it is committed, but not all of its files are moved to their key paths; {reason}"
         advice = "treering can read it; the next save, or treering.leaves.index_leaves, moves the rest"
         return _Judgement(life, reason, advice)
-    if RECORD in remains.files and (known.damaged or LEAVES_INDEX not in looked.names):
+    if leaves_names.RECORD in remains.files and (known.damaged or leaves_names.INDEX not in looked.names):
         reason = f"there is no readable index, so it is unknown whether it named this save; {reason}"
         return _Judgement(life, reason, "treering.leaves.index_leaves rebuilds the index from the files")
     return _Judgement(life, reason, _SWEPT if life is Life.DEAD else _LOOK)

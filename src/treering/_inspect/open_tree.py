@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import read_source
@@ -20,25 +21,15 @@ from treering._store.resolve import open_file
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+    from treering._checkpoint.open import LeafView
 
 Fetch = Callable[[int, int], bytes]
 
 
-class ArrayView(Protocol):
-    """An array that still lies in its file; slicing it reads."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its numpy dtype."""
-
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Read what a tuple of integers, slices and ``...`` selects."""
+ArrayView: TypeAlias = "LeafView | MsgpackArray"
+"""An array that still lies in its file; slicing it reads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
             except UnicodeDecodeError as error:
                 raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
 
-        yield OpenTree(listing, lambda record: _MsgpackArray(record, fetch), text)
+        yield OpenTree(listing, lambda record: MsgpackArray(record, fetch), text)
 
 
 @contextlib.contextmanager
@@ -119,7 +110,7 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
     return dataclasses.replace(listing, form=Form.GZIP.value), fetch
 
 
-class _MsgpackArray:
+class MsgpackArray:
     """An array in a msgpack file, in one piece or several. A slice reads the rows that it needs."""
 
     def __init__(self, record: LeafRecord, fetch: Fetch) -> None:
@@ -149,11 +140,9 @@ class _MsgpackArray:
 
     def _read(self, start: int, stop: int) -> bytes:
         """Read bytes ``start`` to ``stop`` of the array, from whichever pieces hold them."""
-        pieces: list[bytes] = []
-        at = 0
-        for offset, nbytes in self._parts:
-            low, high = max(start, at), min(stop, at + nbytes)
-            if low < high:
-                pieces.append(self._fetch(offset + low - at, high - low))
-            at += nbytes
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        begins = itertools.accumulate((nbytes for _, nbytes in self._parts), initial=0)
+        spans = [
+            (offset - at, max(start, at), min(stop, at + nbytes))
+            for (offset, nbytes), at in zip(self._parts, begins, strict=False)
+        ]
+        return b"".join([self._fetch(shift + low, high - low) for shift, low, high in spans if low < high])

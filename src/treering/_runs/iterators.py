@@ -86,7 +86,8 @@ def load_items(
             parts[name] = _whole(source, part, stored, options)
     as_saved = LoadOptions(progress=options.progress)
     pieces = [plan_load(source, one, None, as_saved) for one in parts.values()]
-    kept = _keys_below(like, [name for name in objects if name not in parts])
+    fresh = [_stored_key(name, LoadOptions()) for name in objects if name not in parts]
+    kept = [key for key in flatten_like(like).keys if any(_below(key, item) for item in fresh)] if fresh else []
     if _WHOLE not in objects:
         rest, left, asked = like, part, options
         if objects:
@@ -115,11 +116,6 @@ def _stored_key(name: Any, options: LoadOptions) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
     key = "" if name is _WHOLE else escape_part(key_text(name))
     return (options.rename or {}).get(key, key)
-
-
-def _keys_below(like: Any, names: Sequence[Any]) -> list[str]:
-    items = [_stored_key(name, LoadOptions()) for name in names]
-    return [key for key in flatten_like(like).keys if any(_below(key, item) for item in items)] if items else []
 
 
 def _below(key: str, stored: str) -> bool:

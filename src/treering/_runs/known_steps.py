@@ -94,15 +94,15 @@ class KnownSteps:
         while True:
             known = list(self._facts.values())
             going = retention.removable(keep, known)
-            needed = find_deciders(keep, known, going)
-            there = needed.of_presence if len(needed.of_presence) <= _FEW else needed.of_presence - self._seen
+            by_presence, by_value = find_deciders(keep, known, going)
+            there = by_presence if len(by_presence) <= _FEW else by_presence - self._seen
             # Were the newest one gone, the step that was just saved might go in its favour.
             newest = [max(self._records)] if going else []
-            doubtful = {*going, *needed.of_value, *there, *newest} - checked
+            doubtful = {*going, *by_value, *there, *newest} - checked
             if not doubtful:
                 return {step: self._records[step].digest for step in going}
             for step in sorted(doubtful):
-                self._check(run, step, by_size=step not in going and step not in needed.of_value)
+                self._check(run, step, by_size=step not in going and step not in by_value)
             checked |= doubtful
 
     def drop(self, steps: Iterable[int]) -> None:
@@ -178,17 +178,7 @@ class KnownSteps:
 # -------------------------------------------------------------------------------------------------- which steps decide
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Deciders:
-    """Steps that decide something."""
-
-    of_presence: set[int] = dataclasses.field(default_factory=set)
-    """By being there."""
-    of_value: set[int] = dataclasses.field(default_factory=set)
-    """By a metric, or by when they were saved."""
-
-
-def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> Deciders:
+def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> tuple[set[int], set[int]]:
     """Return the steps by which a policy decides that others go.
 
     Args:
@@ -196,29 +186,31 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
         facts: all steps.
         going: the steps that go.
 
+    Returns:
+        The steps that decide by being there, and those that decide by a metric, or by when they were saved.
+
     Example:
         >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": step}) for step in (1, 2, 3, 4, 5)]
         >>> find_deciders(retention.KeepLast(2) | retention.KeepBest("loss"), facts, [2, 3])
-        Deciders(of_presence={4, 5}, of_value={1})
+        ({4, 5}, {1})
     """
-    found = Deciders()
     if not going:
-        return found
-    found.of_presence.add(max(fact.step for fact in facts))
+        return set(), set()
+    by_presence, by_value = {max(fact.step for fact in facts)}, set[int]()
     lasting = [fact for fact in facts if not fact.temporary]
     for rule in policy.rules if isinstance(policy, retention.AnyRule) else (policy,):
         if isinstance(rule, retention.KeepLast):
-            found.of_presence.update(rule.kept(lasting))
+            by_presence.update(rule.kept(lasting))
         elif isinstance(rule, retention.KeepBest):
             best = retention.best_steps(lasting, rule.metric, rule.mode)[: rule.n]
             # Where all are nan, one that has the metric decides that it is measured.
             having = [] if best else [fact.step for fact in lasting if rule.metric in fact.metrics][-1:]
-            found.of_value.update(best, having)
+            by_value.update(best, having)
         elif isinstance(rule, retention.KeepEvery):
-            found.of_value.update(_before(sorted(rule.kept(lasting)), going) if rule.interval is not None else ())
+            by_value.update(_before(sorted(rule.kept(lasting)), going) if rule.interval is not None else ())
         elif not isinstance(rule, retention.KeepSteps | None):  # a user's own
-            found.of_value.update(fact.step for fact in facts)
-    return found
+            by_value.update(fact.step for fact in facts)
+    return by_presence, by_value
 
 
 def _before(chosen: Sequence[int], going: Sequence[int]) -> set[int]:

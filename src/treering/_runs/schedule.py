@@ -34,7 +34,6 @@ class SaveSchedule:
         signals: those that let the next step be saved.
         path: the run's folder.
         timeout: seconds to wait for other processes.
-        clock: seconds of a clock that is never set back.
 
     Example:
         >>> from treering.cadence import SaveEvery
@@ -44,20 +43,13 @@ class SaveSchedule:
         [100, 200]
     """
 
-    def __init__(
-        self,
-        save_every: Cadence | None,
-        signals: Signals,
-        *,
-        path: Path,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, save_every: Cadence | None, signals: Signals, *, path: Path, timeout: float) -> None:
         self._cadence = save_every
+        self._seconds = None if save_every is None else save_every.seconds
         self._signals = signals
         self._path = path
         self._timeout = timeout
-        self._clock = clock
+        self._clock: Callable[[], float] = time.monotonic
         self._step: int | None = None
         self._since = 0.0
         self._before: tuple[int | None, float] = None, 0.0
@@ -86,7 +78,7 @@ class SaveSchedule:
         signum: int | None = None
         if processes.count == 1:
             passed, signum = self._clock() - self._since, self._signals.noted
-        elif self._needs_others() and not told:
+        elif (self._signals.watching or self._seconds is not None) and not told:
             by_steps = self._apply_rules(step, 0.0, force=force)
             if not by_steps.save and self._met_at.step <= step < self._met_at.ask:
                 reason = f"{self._cadence!r}: all processes check again at step {self._met_at.ask}"
@@ -105,9 +97,6 @@ class SaveSchedule:
         """
         self._step, self._since = self._before
 
-    def _needs_others(self) -> bool:
-        return self._signals.watching or (self._cadence is not None and self._cadence.seconds is not None)
-
     def _apply_rules(self, step: int, passed: float, *, force: bool) -> Decision:
         """Return what the rules say, so many seconds after the last save."""
         if self._cadence is None:
@@ -124,8 +113,7 @@ class SaveSchedule:
             return decision
         reason = "jax was told that a machine is going away" if signum is None else f"{signal_text(signum)} came"
         # Out of turn, where there are such steps at all: it goes when the next one is there.
-        out_of_turn = self._cadence is not None and self._cadence.seconds is not None
-        temporary = decision.temporary if decision.save else out_of_turn
+        temporary = decision.temporary if decision.save else self._seconds is not None
         return Decision(save=True, temporary=temporary, reason=reason, final=True, signum=signum)
 
     # ------------------------------------------------------------------------------------------------------ meetings
@@ -151,8 +139,8 @@ class SaveSchedule:
     def _ahead(self, step: int, now: float) -> int:
         """Return after how many steps all meet again, by the time that steps took since the last meeting."""
         seconds = timing.current.decide_longest
-        if self._cadence is not None and self._cadence.seconds is not None:
-            seconds = min(seconds, self._cadence.seconds * timing.current.decide_share)
+        if self._seconds is not None:
+            seconds = min(seconds, self._seconds * timing.current.decide_share)
         steps, passed = step - self._met_at.step, now - self._met_at.time
         if self._met_at.ask == 0 or steps <= 0:
             return 1

@@ -73,13 +73,11 @@ def step_metadata(
 def _numbers(metrics: _Given) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
         raise Unsupported(f"metrics is {kind_of(metrics)}, not a dict of numbers")
-    return {_name(name): _number(name, value) for name, value in (metrics or {}).items()}
-
-
-def _name(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        raise Unsupported(f"the metric {name!r:.100} has no name: names are str")
-    return name
+    given: Mapping[Any, Any] = metrics or {}
+    for name in given:
+        if not isinstance(name, str) or not name:
+            raise Unsupported(f"the metric {name!r:.100} has no name: names are str")
+    return {name: _number(name, value) for name, value in given.items()}
 
 
 def _number(name: str, value: Any) -> float:
