@@ -116,9 +116,8 @@ def _parse(data: bytes) -> ZarrArray:
         raise Corrupt(f".zarray: the shape has {pluralize(len(shape), 'axes')} and a chunk has {len(chunks)}")
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
-        raise Unsupported(
-            ".zarray names filters, which treering cannot decode", hint="write the array again without filters"
-        )
+        hint = "write the array again without filters"
+        raise Unsupported(".zarray names filters, which treering cannot decode", hint=hint)
     compressor = _compressor(node)
     _check_padding(shape, chunks, _MOST_PADDING if compressor is None else _MOST_PACKED_PADDING)
     return ZarrArray(
@@ -151,10 +150,8 @@ def _check_padding(shape: tuple[int, ...], chunks: tuple[int, ...], most: int) -
     """Refuse chunks that are nearly all padding: they would take memory that no item needs."""
     used = math.prod(map(min, shape, chunks))
     if used and math.prod(chunks) > max(_FREE_ITEMS, most * used):
-        raise Unsupported(
-            f".zarray: chunks of shape {chunks} for an array of shape {shape} are nearly all padding",
-            hint="write the array again with smaller chunks",
-        )
+        problem = f"chunks of shape {chunks} for an array of shape {shape} are nearly all padding"
+        raise Unsupported(f".zarray: {problem}", hint="write the array again with smaller chunks")
 
 
 def _dtype(node: dict[str, Any]) -> tuple[str, bool]:

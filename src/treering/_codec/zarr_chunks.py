@@ -111,9 +111,9 @@ def _unpack(compressor: str | None, file: ChunkReader, target: memoryview) -> No
         case "zstd":
             zstd.decompress(file, target)
         case "gzip" | "zlib" as wrapper:
-            fill(target, _inflate(file, _WINDOWS[wrapper]))
+            fill(target, _undo(file, zlib.decompressobj(_WINDOWS[wrapper])))
         case "bz2":
-            fill(target, _decompress_bz2(file))
+            fill(target, _undo(file, bz2.BZ2Decompressor()))
         case _:
             decode_blosc(file, target)
 
@@ -134,31 +134,18 @@ def _turn_bytes(array: ZarrArray, flat: NDArray[Any]) -> None:
         flat.view(f"u{size}").byteswap(inplace=True)
 
 
-def _inflate(file: ChunkReader, window: int) -> Iterator[bytes]:
-    reader = zlib.decompressobj(window)
+def _undo(file: ChunkReader, reader: Any) -> Iterator[bytes]:
+    """Yield what the one stream in a file holds; ``reader`` is a decompressor of zlib or bz2."""
     while not reader.eof:
-        waiting = reader.unconsumed_tail or file.take_some(_FEED)
+        waiting = getattr(reader, "unconsumed_tail", b"")  # zlib gives back what it did not take, bz2 keeps it
+        if not waiting and getattr(reader, "needs_input", True):
+            waiting = file.take_some(_FEED)
         try:
             piece = reader.decompress(waiting, _PIECE)
-        except zlib.error as error:
+        except (zlib.error, OSError) as error:
             raise damaged_error(error) from None
-        if not (waiting or piece or reader.eof):
+        if not (waiting or piece or reader.eof or file.left):
             raise cut_short_error()
-        yield piece
-    if file.left or reader.unused_data:
-        raise overlong_error()
-
-
-def _decompress_bz2(file: ChunkReader) -> Iterator[bytes]:
-    reader = bz2.BZ2Decompressor()
-    while not reader.eof:
-        waiting = file.take_some(_FEED) if reader.needs_input else b""
-        if reader.needs_input and not waiting:
-            raise cut_short_error()
-        try:
-            piece = reader.decompress(waiting, _PIECE)
-        except OSError as error:
-            raise damaged_error(error) from None
         yield piece
     if file.left or reader.unused_data:
         raise overlong_error()

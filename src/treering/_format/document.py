@@ -42,9 +42,7 @@ VERSION: Final = 1
 _DATA_NAME: Final = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 _ALIGNMENT: Final = 4096
 _LIMIT: Final = 1 << 63
-_FORM: Final = SignedForm(
-    member="treering", version=VERSION, name=INDEX_NAME, hint="use another copy of the checkpoint"
-)
+_FORM: Final = SignedForm("treering", VERSION, INDEX_NAME, hint="use another copy of the checkpoint")
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
 _EMBEDDED_FORM: Final = dataclasses.replace(_FORM, version=2)
 _IS_FIRST: Final = f'{{"treering": {VERSION}, '.encode()

@@ -142,10 +142,8 @@ def header_bytes(index: Index, file: int) -> bytes:
 def rows_of_file(index: Index, file: int) -> list[tuple[int, Box | None, int, int]]:
     """Return leaf, box, offset from the start of the data, and size of each array of a file, in file order."""
     chunks, base = index.chunks, index.files[file].header
-    return [
-        (chunks.leaf[chunk], chunks.box[chunk], chunks.offset[chunk] - base, chunks.nbytes[chunk])
-        for chunk in chunks.of_file(file)
-    ]
+    rows = chunks.of_file(file)
+    return [(chunks.leaf[row], chunks.box[row], chunks.offset[row] - base, chunks.nbytes[row]) for row in rows]
 
 
 def _data_note(attempt: str) -> dict[str, str]:

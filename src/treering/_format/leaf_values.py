@@ -323,9 +323,8 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
     """
     known = lookup(dtype)
     if known is None:
-        raise Unsupported(
-            f"{what} has the dtype {dtype[:60]!r}, which this version does not know", hint="use a newer treering"
-        )
+        problem = f"{what} has the dtype {dtype[:60]!r}, which this version does not know"
+        raise Unsupported(problem, hint="use a newer treering")
     if len(lengths) > _MOST_AXES:
         raise Corrupt(f"{what} has {pluralize(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:

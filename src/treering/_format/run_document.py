@@ -28,16 +28,12 @@ MEMBER: Final = "treering"
 LATEST_TIME: Final = 253_402_300_799.0
 """The last second that the text of a time can say, in POSIX seconds."""
 
-_FORM: Final = SignedForm(
-    member="treering_run", version=1, name=RUN_DOCUMENT, hint="remove it: it is rebuilt from the steps"
-)
+_FORM: Final = SignedForm("treering_run", 1, RUN_DOCUMENT, hint="remove it: it is rebuilt from the steps")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _LIMIT: Final = 1 << 63
 # What JSON has no numbers for.
 _NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_LEFT_FORM: Final = SignedForm(
-    member="treering_left", version=1, name=LEFT_DOCUMENT, hint="it lists the steps that were removed"
-)
+_LEFT_FORM: Final = SignedForm("treering_left", 1, LEFT_DOCUMENT, hint="it lists the steps that were removed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -134,10 +134,8 @@ def single_file(index: Index) -> tuple[Index, bytes]:
     guess = round_up(LARGEST_HEADER)
     size = round_up(8 + len(_single_header(_move(index, guess))))
     if size - 8 > LARGEST_HEADER:
-        raise Unsupported(
-            f"a header of {pluralize(size, 'bytes')} is too large for safetensors readers (at most {LARGEST_HEADER})",
-            hint="save to a folder instead",
-        )
+        problem = f"a header of {pluralize(size, 'bytes')} is too large for safetensors readers"
+        raise Unsupported(f"{problem} (at most {LARGEST_HEADER})", hint="save to a folder instead")
     moved = _move(index, size)
     return moved, frame(_single_header(moved), size)
 
@@ -145,11 +143,9 @@ def single_file(index: Index) -> tuple[Index, bytes]:
 def _move(index: Index, header: int) -> Index:
     file = index.files[0]
     by = header - file.header
-    return dataclasses.replace(
-        index,
-        chunks=dataclasses.replace(index.chunks, offset=[offset + by for offset in index.chunks.offset]),
-        files=[DataFile(name="", nbytes=file.nbytes + by, header=header, digest=None)],
-    )
+    chunks = dataclasses.replace(index.chunks, offset=[offset + by for offset in index.chunks.offset])
+    moved = DataFile(name="", nbytes=file.nbytes + by, header=header, digest=None)
+    return dataclasses.replace(index, chunks=chunks, files=[moved])
 
 
 def _single_header(index: Index) -> str:

@@ -23,12 +23,12 @@ _FIRST_LINE: Final = r'\{"%s": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{
 _OTHER_VERSION: Final = r'\{"%s": ([1-9][0-9]{0,8})[,}]'
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SignedForm:
     """One form of such documents.
 
     Example:
-        >>> form = SignedForm(member="note", version=1, name="the note", hint="write it again")
+        >>> form = SignedForm("note", 1, "the note", hint="write it again")
         >>> data = form.encode([("text", "tree"), ("number", 7)])
         >>> print(data.decode(), end="")
         {"note": 1, "digest": "xxh3-128:e26dc71b8e95c6027990d86998e3afe5",
@@ -99,10 +99,8 @@ class SignedForm:
         # A newer version may sign in another way, but a digest that is wrong is damage.
         version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
         if version is not None and (is_right or not first) and int(version[1]) != self.version:
-            raise Format(
-                f"{self.name} is of version {version[1].decode()}; this treering reads version {self.version}",
-                hint="it was written by a newer treering: use that version",
-            )
+            problem = f"is of version {version[1].decode()}; this treering reads version {self.version}"
+            raise Format(f"{self.name} {problem}", hint="it was written by a newer treering: use that version")
         if not is_right:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
             raise Corrupt(f"{self.name} is damaged: {problem}")

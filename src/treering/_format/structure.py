@@ -28,6 +28,7 @@ ORDERED_DICT: Final = "collections.OrderedDict"
 """The one class of other nodes that is made without being registered: it is Python's own."""
 
 _MOST_NAMEDTUPLES: Final = 4096
+_WITHOUT_CLASS: Final = "call register_node with make=, or load with like="
 
 Make = Callable[[dict[Any, Any], dict[str, Any]], Any]
 """Makes an instance of its children by name and its static fields by name."""
@@ -151,19 +152,15 @@ def class_name(cls: type) -> str:
 def _make_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
     foreign = [name for name, value in static.items() if isinstance(value, ForeignKey)]
     if foreign:
-        raise Unsupported(
-            f"the checkpoint has only the text of {', '.join(map(printable, foreign))} of {class_name(cls)}",
-            hint="call register_node with make=, or load with like=",
-        )
+        names = ", ".join(map(printable, foreign))
+        raise Unsupported(f"the checkpoint has only the text of {names} of {class_name(cls)}", hint=_WITHOUT_CLASS)
     values = {str(name): value for name, value in (fields | static).items()}
     try:
         inspect.signature(cls).bind(**values)
     except TypeError as error:
         names = ", ".join(map(printable, values)) or "nothing"
-        raise Unsupported(
-            f"{class_name(cls)} cannot be constructed from {names}: {printable(str(error))}",
-            hint="call register_node with make=, or load with like=",
-        ) from error
+        problem = f"{class_name(cls)} cannot be constructed from {names}: {printable(str(error))}"
+        raise Unsupported(problem, hint=_WITHOUT_CLASS) from error
     return cls(**values)
 
 
@@ -332,9 +329,8 @@ def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type | None]
     """Return a namedtuple class of that name, the same one each time; None where Python could not write it."""
     if (name, fields) not in made:
         if len(made) >= _MOST_NAMEDTUPLES:
-            raise Unsupported(
-                f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples", hint="load with like="
-            )
+            problem = f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples"
+            raise Unsupported(problem, hint="load with like=")
         made[name, fields] = _make_namedtuple(name, fields)
     return made[name, fields]
 

@@ -357,10 +357,9 @@ class Scanner:
                 return msgpack.Timestamp.from_bytes(self._window.read(start, nbytes))
             except ValueError as error:
                 raise Corrupt(f"a time stamp does not hold a time: {error}") from None
-        raise Format(
-            f"ext code {code} is unknown; known are 1 (array), 2 (complex), 3 (numpy scalar), 4 (tuple), -1 (time)",
-            hint="read the file with the tool that wrote it",
-        )
+        known = "1 (array), 2 (complex), 3 (numpy scalar), 4 (tuple), -1 (time)"
+        hint = "read the file with the tool that wrote it"
+        raise Format(f"ext code {code} is unknown; known are {known}", hint=hint)
 
     # ---- failures
 

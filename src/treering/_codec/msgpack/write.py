@@ -152,9 +152,8 @@ class Encoder:
 
     def _pack_key(self, key: object) -> bytes:
         if key == CHUNK_MARKER:
-            raise Unsupported(
-                f"the key {CHUNK_MARKER!r} marks a chunked array in this format and cannot be a key", hint="rename it"
-            )
+            problem = "marks a chunked array in this format and cannot be a key"
+            raise Unsupported(f"the key {CHUNK_MARKER!r} {problem}", hint="rename it")
         if type(key) is str:
             packed = self._keys[key] = _pack(key)
             return packed
@@ -168,9 +167,8 @@ class Encoder:
 
     def _open(self, container: dict[object, object] | list[object], chunkable: bool) -> None:
         if len(self._frames) > MAX_DEPTH:
-            raise Unsupported(
-                f"the tree is more than {MAX_DEPTH} containers deep", hint="it may hold itself; flatten it otherwise"
-            )
+            hint = "it may hold itself; flatten it otherwise"
+            raise Unsupported(f"the tree is more than {MAX_DEPTH} containers deep", hint=hint)
         self._at.append(self._key)
         if isinstance(container, dict):
             self.pieces.append(map_header(len(container)))
@@ -185,9 +183,8 @@ class Encoder:
         try:
             return [(key, container[key]) for key in sorted(container)]
         except TypeError as error:
-            raise Unsupported(
-                f"the keys of a dict cannot be sorted: {error}", hint="in_place=True keeps the order they have"
-            ) from error
+            hint = "in_place=True keeps the order they have"
+            raise Unsupported(f"the keys of a dict cannot be sorted: {error}", hint=hint) from error
 
     def _other(self, value: object, chunkable: bool) -> None:
         """Write a leaf that is none of the common exact types."""
@@ -198,18 +195,15 @@ class Encoder:
         elif type(value) is complex:
             self.pieces.append(complex_leaf(value))
         elif isinstance(value, np.ma.MaskedArray):
-            raise Unsupported(
-                "a masked array would lose its mask", hint="store .data and .mask as two arrays, or .filled(value)"
-            )
+            hint = "store .data and .mask as two arrays, or .filled(value)"
+            raise Unsupported("a masked array would lose its mask", hint=hint)
         elif isinstance(value, np.ndarray):
             self._array(value, chunkable)
         else:
             array = self.adopt(value)
             if array is None:
-                raise Unsupported(
-                    f"can not serialize {type(value).__name__!r} object",
-                    hint="register its type (register_serialization_state) or make it a pytree node",
-                )
+                hint = "register its type (register_serialization_state) or make it a pytree node"
+                raise Unsupported(f"can not serialize {type(value).__name__!r} object", hint=hint)
             self._adopted.add(type(value))
             self._array(array, chunkable)
 
@@ -260,9 +254,8 @@ def _pack(value: object) -> bytes:
     try:
         packed: bytes = msgpack.packb(value, strict_types=True)
     except OverflowError as error:
-        raise IntTooLarge(
-            f"the int {_shorten(value)} does not fit into 64 bits", hint="store it as a str or as an array"
-        ) from error
+        problem = f"the int {_shorten(value)} does not fit into 64 bits"
+        raise IntTooLarge(problem, hint="store it as a str or as an array") from error
     except UnicodeEncodeError as error:
         raise Unsupported(f"the text {ascii(value)[:80]} is not valid Unicode") from error
     except (ValueError, BufferError) as error:
