@@ -10,14 +10,7 @@ from typing import Final
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._leaves.branches import judge_branch, read_zarray
 from treering._leaves.commit import plan_update, read_marker, read_records
-from treering._leaves.documents.index import (
-    LEAVES_INDEX,
-    Entry,
-    IndexBranch,
-    LeavesIndex,
-    encode_leaves_index,
-    parse_leaves_index,
-)
+from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.record import LeavesRecord
 from treering._leaves.documents.update import unfinished_update
 from treering._store.failures import LinkRefused, naming_file
@@ -64,24 +57,24 @@ def _update(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
             for prefix, branch in index.branches.items()
             if prefix not in unreadable or prefix not in newest
         }
-        base = encode_leaves_index(dataclasses.replace(index, branches=kept_branches))
+        base = leaves_index.encode_leaves_index(dataclasses.replace(index, branches=kept_branches))
         return plan_update(folder, base, [*newest.values()], [*older.values()])
 
 
-def _read(path: Path, old: bytes | None) -> LeavesIndex | None:
+def _read(path: Path, old: bytes | None) -> leaves_index.LeavesIndex | None:
     """Return the index; None where there is none, or one that is damaged beyond reading.
 
     Raises:
         Format: it is the index of another format.
     """
     try:
-        with naming_file(path / LEAVES_INDEX):
-            return None if old is None else parse_leaves_index(old)
+        with naming_file(path / leaves_index.LEAVES_INDEX):
+            return None if old is None else leaves_index.parse_leaves_index(old)
     except Corrupt:
         return None
 
 
-def _is_unreadable(folder: LeavesFolder, branch: IndexBranch) -> bool:
+def _is_unreadable(folder: LeavesFolder, branch: leaves_index.IndexBranch) -> bool:
     try:
         judge_branch(folder, branch)
     except Corrupt:
@@ -157,15 +150,15 @@ def _index_foreign(arrays: Mapping[str, ZarrArray], taken: Collection[str | None
         arrays: by folder.
         taken: prefixes of other trees.
     """
-    entries: dict[str | None, list[Entry]] = {}
+    entries: dict[str | None, list[leaves_index.Entry]] = {}
     for name, array in arrays.items():
         document = {"path": name or ".", "shape": list(array.shape), "dtype": array.dtype}
-        entries.setdefault(_free_prefix(name, taken), []).append(Entry(name, document))
+        entries.setdefault(_free_prefix(name, taken), []).append(leaves_index.Entry(name, document))
     branches = {
-        prefix: IndexBranch(prefix=prefix, entries=listed, record=None, moving=None)
+        prefix: leaves_index.IndexBranch(prefix=prefix, entries=listed, record=None, moving=None)
         for prefix, listed in entries.items()
     }
-    return encode_leaves_index(LeavesIndex(branches=branches, document={}))
+    return leaves_index.encode_leaves_index(leaves_index.LeavesIndex(branches=branches, document={}))
 
 
 def _free_prefix(name: str, taken: Collection[str | None]) -> str | None:

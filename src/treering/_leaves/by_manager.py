@@ -20,16 +20,8 @@ import numpy as np
 from treering._arrays.delivered import Delivery
 from treering._arrays.outgoing import describe_leaves
 from treering._checkpoint.read_leaves import check_batches
+from treering._codec import zarr
 from treering._codec.compressors import check_chunk_file
-from treering._codec.zarr import (
-    ZarrArray,
-    chunk_bytes,
-    chunk_count,
-    chunk_names,
-    parse_zarray,
-    stored_dtype,
-    zarray_bytes,
-)
 from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record, stage_leaves
@@ -93,7 +85,7 @@ def check_manager(manager: object) -> None:
 def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
     """Return the numbers of the leaves that a manager can be given, and their folders."""
     leaves, kinds = plan.leaves, plan.flat.kinds
-    known = [kind.dtype is not None and stored_dtype(kind.dtype) == kind.dtype for kind in leaves.types]
+    known = [kind.dtype is not None and zarr.stored_dtype(kind.dtype) == kind.dtype for kind in leaves.types]
     stored = zip(leaves.sources, plan.folders, strict=True)
     return {number: folder for number, folder in stored if kinds[number] == "jax" and known[leaves.leaf_types[number]]}
 
@@ -142,12 +134,12 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
             with naming_leaf(record.keys[number]):
                 written, lengths, blocks = _read_back(staged, folder, record.types[record.leaf_types[number]])
             found = dataclasses.replace(written, marker=record.attempt)
-            staged.rewrite(folder, ZARRAY, zarray_bytes(found))
+            staged.rewrite(folder, ZARRAY, zarr.zarray_bytes(found))
             checksums += blocks
             sizes += lengths if found.compressor is not None else ()
         else:
             found = planned
-            count = chunk_count(found) * block_count(chunk_bytes(found))
+            count = zarr.chunk_count(found) * block_count(zarr.chunk_bytes(found))
             checksums += own[done : done + count]
             done += count
         layout = ChunkLayout(chunks=found.chunks, compressor=found.compressor)
@@ -229,7 +221,7 @@ class ManagerReader:
 _PIECE_BYTES: Final = 8 << 20
 
 
-def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[ZarrArray, list[int], array[int]]:
+def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[int], array[int]]:
     """Read an array that another writer put into a staged folder, to its last byte.
 
     Returns:
@@ -244,10 +236,10 @@ def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[
     if ZARRAY not in names:
         raise Unsupported("the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2")
     with staged.open(folder, ZARRAY) as file:
-        found = parse_zarray(file.read(0, file.size))
+        found = zarr.parse_zarray(file.read(0, file.size))
     _check_form(found, leaf_type)
     sizes, checksums = [], array("Q")
-    for name in chunk_names(found):
+    for name in zarr.chunk_names(found):
         if name not in names:
             raise Corrupt(f"the manager wrote no chunk {name!r}")
         with staged.open(folder, name) as file:
@@ -255,13 +247,13 @@ def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[
             sizes.append(file.size)
             checksums += _checksums_of(file)
     if len(names) > len(sizes) + 1:
-        extra = min(names.difference(chunk_names(found), [ZARRAY]))
+        extra = min(names.difference(zarr.chunk_names(found), [ZARRAY]))
         raise Unsupported(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
     return found, sizes, checksums
 
 
-def _check_form(found: ZarrArray, leaf_type: LeafType) -> None:
-    if (found.dtype, found.shape) != (stored_dtype(leaf_type.dtype or ""), leaf_type.shape):
+def _check_form(found: zarr.ZarrArray, leaf_type: LeafType) -> None:
+    if (found.dtype, found.shape) != (zarr.stored_dtype(leaf_type.dtype or ""), leaf_type.shape):
         wanted = f"{leaf_type.dtype}{list(leaf_type.shape or ())}"
         raise Corrupt(f"the manager was given {wanted} and wrote {found.dtype}{list(found.shape)}")
     if (found.order, found.separator, found.big_endian) != ("C", ".", False):

@@ -17,16 +17,7 @@ from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, member, show
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
-from treering._format.columns import (
-    check_ints,
-    check_name,
-    check_texts,
-    decode_checksums,
-    decode_tree,
-    encode_checksums,
-    encode_tree,
-    read_free_json,
-)
+from treering._format import columns
 from treering._format.index import TreeColumns
 from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
@@ -196,7 +187,7 @@ def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
     yield "prefix", record.prefix
     yield "written", record.written
     yield "meshes", list(record.meshes)
-    yield from encode_tree(record)
+    yield from columns.encode_tree(record)
     yield (
         "layouts",
         [
@@ -206,7 +197,7 @@ def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
     )
     yield "layout", list(record.leaf_layouts)
     yield "sizes", list(record.sizes)
-    yield "checksums", encode_checksums(record.checksums)
+    yield "checksums", columns.encode_checksums(record.checksums)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -231,7 +222,7 @@ def parse_record(data: bytes) -> LeavesRecord:
 
 def _record(document: Any) -> LeavesRecord:
     what = _FORM.name
-    tree = decode_tree(document, what)
+    tree = columns.decode_tree(document, what)
     prefix = document.get("prefix", "")
     if prefix is not None and (type(prefix) is not str or not prefix):
         raise Corrupt(f"its prefix is {show(prefix)}, which is none")
@@ -239,23 +230,23 @@ def _record(document: Any) -> LeavesRecord:
     check_hashes([layout.chunks for layout in layouts], "the chunks of the layouts")
     leaf_layouts = member(document, "layout", list, what)
     sizes = member(document, "sizes", list, what)
-    check_ints(sizes, _LIMIT, "the column of sizes")
+    columns.check_ints(sizes, _LIMIT, "the column of sizes")
     stored = stored_leaves(tree)
-    check_ints(leaf_layouts, len(layouts), "the column of layouts")
+    columns.check_ints(leaf_layouts, len(layouts), "the column of layouts")
     if len(leaf_layouts) != len(stored):
         there = pluralize(len(leaf_layouts), "layouts")
         raise Corrupt(f"{pluralize(len(stored), 'leaves lie')} in files, there are {there} of them")
     record = LeavesRecord(
         prefix=prefix,
-        attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
-        written=read_free_json(document, "written", what),
-        meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
+        attempt=columns.check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        written=columns.read_free_json(document, "written", what),
+        meshes=columns.check_texts(member(document, "meshes", list, what), "the list of meshes"),
         **tree.columns(),
         folders=_folders(prefix, [tree.keys[leaf] for leaf in stored]),
         layouts=layouts,
         leaf_layouts=leaf_layouts,
         sizes=sizes,
-        checksums=decode_checksums(document.get("checksums")),
+        checksums=columns.decode_checksums(document.get("checksums")),
     )
     if record.attempt == UNMARKED:
         raise Corrupt("its attempt is not one of a save")
@@ -266,7 +257,7 @@ def _record(document: Any) -> LeavesRecord:
 def _layout(node: Any, number: int) -> ChunkLayout:
     what = f"layout {number}"
     chunks = member(node, "chunks", list, what)
-    check_ints(chunks, _LIMIT, f"the chunk of {what}")
+    columns.check_ints(chunks, _LIMIT, f"the chunk of {what}")
     if len(chunks) > MOST_AXES or 0 in chunks:
         raise Corrupt(f"{what} has chunks of {pluralize(len(chunks), 'axes')} or of length 0, which no array has")
     compressor = node.get("compressor")

@@ -6,16 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from treering._leaves.documents.index import (
-    LEAVES_INDEX,
-    Entry,
-    IndexBranch,
-    LeavesIndex,
-    encode_leaves_index,
-    encode_steps,
-    entries_of,
-    parse_leaves_index,
-)
+from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._store.leaves_folder.moves import Move, Update
@@ -44,12 +35,13 @@ def update_for(
         Format: it is the index of another format, or a newer version wrote a replaced branch.
         Mismatch: a leaf would lie in, or around, the folder of another branch's leaf; both are named.
     """
-    index = LeavesIndex(branches={}, document={}) if old is None else parse_leaves_index(old)
+    index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
     branches = dict(index.branches)
     for prefix, branch in branches.items():
         if branch.moving is not None and attempt_of(branch.record or b"") is None:
             raise Corrupt(
-                f"{LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in their places",
+                f"{leaves_index.LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in"
+                " their places",
                 hint="treering.leaves.index_leaves rebuilds the index from the copies under .treering",
             )
     saved = [record.prefix for record in records]
@@ -59,19 +51,21 @@ def update_for(
         before = branches.get(record.prefix)
         replaced = () if before is None else _replaced_folders(before, others)
         moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
-        branches[record.prefix] = IndexBranch(
+        branches[record.prefix] = leaves_index.IndexBranch(
             prefix=record.prefix,
-            entries=[Entry(node["path"], node) for node in entries_of(record)],
+            entries=[leaves_index.Entry(node["path"], node) for node in leaves_index.entries_of(record)],
             record=encode_record(record),
             moving=moving,
         )
         moves.append(Move(attempt=record.attempt, cleared=moving))
     _check_apart(records, others)
-    first, second = encode_steps(LeavesIndex(branches=branches, document=index.document), saved)
+    first, second = leaves_index.encode_steps(
+        leaves_index.LeavesIndex(branches=branches, document=index.document), saved
+    )
     return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
-def _replaced_folders(before: IndexBranch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
+def _replaced_folders(before: leaves_index.IndexBranch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
     """Return the folders of a branch that is replaced, those that an unfinished save was to clear among them.
 
     What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
@@ -83,7 +77,9 @@ def _replaced_folders(before: IndexBranch, others: Mapping[str | None, Sequence[
         try:
             folders |= dict.fromkeys(parse_record(before.record).folders)
         except (Corrupt, Format, Unsupported) as error:
-            error.message = f"{LEAVES_INDEX}: {_shown(before.prefix)}, which is to be replaced: {error.message}"
+            error.message = (
+                f"{leaves_index.LEAVES_INDEX}: {_shown(before.prefix)}, which is to be replaced: {error.message}"
+            )
             raise
     kept = set(itertools.chain.from_iterable(others.values()))
     return tuple(folder for folder in folders if folder not in kept)
@@ -105,7 +101,7 @@ def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Se
                     )
 
 
-def _folders(branch: IndexBranch) -> list[str]:
+def _folders(branch: leaves_index.IndexBranch) -> list[str]:
     """Return where the leaves of a branch lie, as far as it can be known."""
     folders = [entry.path for entry in branch.entries]
     if branch.record is not None:
@@ -145,7 +141,7 @@ def _shown(prefix: str | None) -> str:
 def unfinished_update(index: bytes) -> Update | None:
     """Return what an index promises that its saver did not do; None for nothing, and for one that cannot be read."""
     try:
-        found = parse_leaves_index(index)
+        found = leaves_index.parse_leaves_index(index)
     except TreeringError:
         return None
     branches, moves = dict(found.branches), []
@@ -154,5 +150,5 @@ def unfinished_update(index: bytes) -> Update | None:
         if attempt is not None:
             moves.append(Move(attempt=attempt, cleared=branch.moving or ()))
             branches[prefix] = dataclasses.replace(branch, moving=None)
-    settled = encode_leaves_index(dataclasses.replace(found, branches=branches))
+    settled = leaves_index.encode_leaves_index(dataclasses.replace(found, branches=branches))
     return Update(moving=index, settled=settled, moves=tuple(moves)) if moves else None
