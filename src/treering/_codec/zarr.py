@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from treering._codec.documents import add_hint, check_json, decode_text, member, parse_json, show
 from treering._values.boxes import Box, shape_of, whole
-from treering._values.dtypes import NUMPY_SIZES, lookup
+from treering._values.dtypes import NUMPY_SIZES, Dtype, lookup
 from treering._values.human import pluralize
 from treering._values.leaves_names import is_attempt
 from treering.errors import Corrupt, Format, Unsupported
@@ -329,10 +329,19 @@ def is_whole(array: ZarrArray, number: int) -> bool:
 
 def chunk_bytes(array: ZarrArray) -> int:
     """Return how many bytes the items of a full chunk take, before any compressor."""
+    return math.prod(array.chunks) * item_dtype(array).itemsize
+
+
+def item_dtype(array: ZarrArray) -> Dtype:
+    """Return the dtype of what lies in the chunks.
+
+    Raises:
+        Unsupported: no file may hold it.
+    """
     dtype = lookup(array.dtype)
     if dtype is None:
         raise Unsupported(f"zarr v2 cannot represent the dtype {array.dtype[:60]}")
-    return math.prod(array.chunks) * dtype.itemsize
+    return dtype
 
 
 def _place(grid: tuple[int, ...], number: int) -> list[int]:

@@ -13,7 +13,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -149,22 +149,16 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
     )
 
 
-class ArrayReader(Protocol):
-    """What reads arrays by their paths, such as jax's ``GlobalAsyncCheckpointManager``."""
-
-    def deserialize_with_paths(self, shardings: Sequence[Any], paths: Sequence[str]) -> Sequence[Any]:
-        """Return the array in the folder of each path, laid out as its sharding says."""
-
-
 class ManagerReader:
     """Reads what a manager can read of an opened leaves directory.
 
     Args:
-        manager: reads.
+        manager: reads arrays by ``deserialize_with_paths(shardings, paths)``, such as jax's
+            ``GlobalAsyncCheckpointManager``.
         source: the opened directory.
     """
 
-    def __init__(self, manager: ArrayReader, source: LeavesSource) -> None:
+    def __init__(self, manager: Any, source: LeavesSource) -> None:
         self._manager = manager
         self._source = source
         index = source.index

@@ -8,14 +8,13 @@ from pathlib import Path
 from treering._coordination.message_board import stale_messages
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX
-from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
-from treering._leaves.documents.update import unfinished_update, update_for
+from treering._leaves.documents.update import require_apart, unfinished_update, update_for
 from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
-from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
+from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 
 def stage_leaves(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> StagedLeaves:
@@ -49,20 +48,8 @@ def _update(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
         update = plan_update(folder, old, [record], [other for other in waiting if other.prefix == record.prefix])
         for other in waiting:
             if other.prefix != record.prefix:
-                _require_apart(record, other)
+                require_apart(record, other.prefix, other.folders, " that was saved without an index")
         return update
-
-
-def _require_apart(record: LeavesRecord, waiting: LeavesRecord) -> None:
-    """Refuse leaves in or around those of a save that no index lists yet: no index could list both."""
-    clash = find_overlap((*record.folders, *waiting.folders))
-    if clash is not None:
-        raise Mismatch(
-            f"the folders {clash[0]!r:.200} and {clash[1]!r:.200} are the same, or one lies in the other, and one is of"
-            f" a tree with {'no prefix' if waiting.prefix is None else f'the prefix {waiting.prefix!r:.200}'} that was"
-            " saved without an index",
-            hint="save under another prefix, or into another directory",
-        )
 
 
 def plan_update(

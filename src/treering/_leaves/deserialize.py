@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overload
@@ -15,6 +16,7 @@ import numpy as np
 
 from treering._arrays.delivered import Delivery
 from treering._arrays.host import jax_holds
+from treering._arrays.jobs import split_by_bytes
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import into_like
 from treering._checkpoint.read_leaves import plan_deliveries
@@ -260,7 +262,9 @@ def _leaves(
     result, deliveries = plan_deliveries(source, matches, placements)
     reads = callable(getattr(options.manager, "deserialize_with_paths", None))
     by_manager = ManagerReader(options.manager, source) if reads else None
-    batches = list(_batches(source.index, deliveries, options.batch))
+    # Long texts, which lie in files too, do not count as arrays.
+    runs = split_by_bytes(deliveries, lambda one: _is_array(source.index, one), options.batch or sys.maxsize)
+    batches = [run for run, _ in runs]
     others = batches
     if by_manager is not None:
         others = [[delivery for delivery in batch if not by_manager.takes(delivery)] for batch in batches]
@@ -285,23 +289,6 @@ def _leaves(
     if called and not source.index.verified and not source.is_current():
         raise _replaced_error(source)
     return result
-
-
-def _batches(index: Index, deliveries: list[Delivery], most: int) -> Iterator[list[Delivery]]:
-    """Yield runs of deliveries with so many arrays; long texts, which lie in files too, do not count."""
-    if not most:
-        yield deliveries
-        return
-    batch: list[Delivery] = []
-    arrays = 0
-    for delivery in deliveries:
-        batch.append(delivery)
-        arrays += _is_array(index, delivery)
-        if arrays == most:
-            yield batch
-            batch, arrays = [], 0
-    if batch:
-        yield batch
 
 
 def _is_array(index: Index, delivery: Delivery) -> bool:

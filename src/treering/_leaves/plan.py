@@ -24,7 +24,7 @@ from treering._plan.save import LeafLayout
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, shape_of, size_of
-from treering._values.dtypes import lookup
+from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
 from treering.errors import Unsupported
@@ -202,13 +202,11 @@ def _plan_layouts(
 
 def _check_type(leaf_type: LeafType) -> tuple[tuple[int, ...], int]:
     """Return the shape of leaves of a type, and the bytes of an item as it is stored."""
-    dtype = lookup(stored_dtype(leaf_type.dtype or ""))
-    if dtype is None:
-        raise Unsupported(f"zarr v2 cannot represent the dtype {leaf_type.dtype}")
+    dtype = stored_dtype(leaf_type.dtype or "")
     shape = leaf_type.shape or ()
     if len(shape) > MOST_AXES:
         raise Unsupported(f"an array of {pluralize(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")
-    return shape, dtype.itemsize
+    return shape, itemsize_of(dtype)
 
 
 # --------------------------------------------------------------------------------------------------------------- chunks

@@ -138,8 +138,13 @@ def _by_shardings(
             if len(said.mesh.axis_names) > 1:
                 unsaid.append(to_slashed(key) or ".")
         given[key] = there
-    if unsaid:
-        raise _unplaced_error(unsaid, said.mesh)
+    if unsaid and said.mesh is not None:
+        shown = join_first(list(map(printable, unsaid)), _SHOWN)
+        what = (
+            f"the mesh has the axes {', '.join(map(repr, said.mesh.axis_names))}, and there is no sharding for {shown}"
+        )
+        hint = "pass partition_rules= that match these keys, or shardings=, nested or flat with dots"
+        raise build_mismatch(what, unsaid, f"{hint}; PartitionSpec() replicates")
     return given
 
 
@@ -184,29 +189,13 @@ def _require_known(found: Iterable[tuple[str, ...]], known: Sequence[str]) -> No
     if "" in known:
         names[""] = None  # a bare array has no parts
     stray = [".".join(path) for path in found if path and ".".join(path) not in names]
-    if not stray:
-        return
-    shown = [
-        f"{key!r:.200}" + (f" (did you mean {close!r}?)" if (close := near(key, names)) else "")
-        for key in stray[:_SHOWN]
-    ]
-    more = f" and {len(stray) - _SHOWN} more" if len(stray) > _SHOWN else ""
-    raise build_mismatch(
-        f"shardings has {', '.join(shown)}{more}, which the tree does not have",
-        stray,
-        hint="keys are nested like the tree, or flat with dots, without the prefix",
-    )
-
-
-def _unplaced_error(keys: Sequence[str], mesh: Any) -> Mismatch:
-    axes = ", ".join(map(repr, mesh.axis_names))
-    keys = list(map(printable, keys))
-    return build_mismatch(
-        f"the mesh has the axes {axes}, and there is no sharding for {join_first(keys, _SHOWN)}",
-        keys,
-        hint="pass partition_rules= that match these keys, or shardings=, nested or flat with dots; "
-        "PartitionSpec() replicates",
-    )
+    if stray:
+        shown = [
+            f"{key!r:.200}" + (f" (did you mean {close!r}?)" if (close := near(key, names)) else "")
+            for key in stray[:_SHOWN]
+        ]
+        what = f"shardings has {join_first([*shown, *stray[_SHOWN:]], _SHOWN)}, which the tree does not have"
+        raise build_mismatch(what, stray, "keys are nested like the tree, or flat with dots, without the prefix")
 
 
 def create_sharding_tree_from_index(

@@ -19,7 +19,7 @@ from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._leaves.plan import PlannedLeaves, shared_boxes
 from treering._plan.balance import level_loads, pour
 from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, split_at_ends
-from treering._values.boxes import shape_of, whole
+from treering._values.boxes import intersection, shape_of, size_of, whole
 from treering._values.checksums import block_count, pack_checksums, unpack_checksums
 from treering._values.keys import split_key
 from treering._values.processes import format_processes
@@ -240,7 +240,7 @@ def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]
     grid = [-(-size // length) for size, length in zip(layout.shape, chunk, strict=True)]
     steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
     holders: list[tuple[int, ...]] = [()] * math.prod(grid)
-    parts: dict[int, dict[int, int]] = {}
+    parts: dict[int, tuple[int, dict[int, int]]] = {}
     for box, those in layout.boxes:
         owners = tuple(sorted(set(those)))
         touched = [range(start // length, -(-stop // length)) for (start, stop), length in zip(box, chunk, strict=True)]
@@ -253,17 +253,12 @@ def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]
             if inside:  # every chunk that it touches lies in it
                 holders[number] = owners
                 continue
-            items = 1
-            for at, (start, stop), length in zip(place, box, chunk, strict=True):
-                items *= min(stop, (at + 1) * length) - max(start, at * length)
-            held = parts.setdefault(number, {})
+            inner = tuple((at * length, (at + 1) * length) for at, length in zip(place, chunk, strict=True))
+            common = size_of(intersection(inner, box) or ())
+            _, held = parts.setdefault(number, (size_of(intersection(inner, whole(layout.shape)) or ()), {}))
             for owner in owners:
-                held[owner] = held.get(owner, 0) + items
-    for number, held in parts.items():
-        items, left = 1, number
-        for step, size, length in zip(steps, layout.shape, chunk, strict=True):
-            at, left = divmod(left, step)
-            items *= min(size, (at + 1) * length) - at * length
+                held[owner] = held.get(owner, 0) + common
+    for number, (items, held) in parts.items():
         holders[number] = tuple(sorted(owner for owner, found in held.items() if found == items))
     return holders
 

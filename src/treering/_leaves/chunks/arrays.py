@@ -15,7 +15,7 @@ import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes
 from treering._arrays.incoming import ReadRequest, StoredArrays, dtype_in, stored_chunks
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
+from treering._arrays.jobs import Job, Progress, Tally, Work, run_all, split_by_bytes
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
@@ -111,7 +111,8 @@ class BranchArrays:
             else:
                 with naming_leaf(self._files.keys[place]):
                     packed += plan_decoding(self._files, place, request, covering, self._dtype(request.leaf))
-        own.jobs.extend(self._together(small))
+        for group, held in split_by_bytes(small, lambda one: _aligned(one[1].nbytes), _TOGETHER_BYTES):
+            own.jobs.append(functools.partial(self._fill_small, group, held))
         packed.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
         shared.jobs.extend(job for _, job in packed)
         shared.nbytes += sum(nbytes for nbytes, _ in packed)
@@ -141,21 +142,6 @@ class BranchArrays:
                 self._files.open_chunk(place, chunk).close()
 
     # ---------------------------------------------------------------------------------------------------------- small
-
-    def _together(self, small: Sequence[tuple[int, SmallFile, ReadRequest]]) -> list[Job]:
-        """Return jobs that each read some small leaves."""
-        jobs: list[Job] = []
-        group: list[tuple[int, SmallFile, ReadRequest]] = []
-        held = 0
-        for one in small:
-            group.append(one)
-            held += _aligned(one[1].nbytes)
-            if held >= _TOGETHER_BYTES:
-                jobs.append(functools.partial(self._fill_small, group, held))
-                group, held = [], 0
-        if group:
-            jobs.append(functools.partial(self._fill_small, group, held))
-        return jobs
 
     def _fill_small(self, group: Sequence[tuple[int, SmallFile, ReadRequest]], held: int) -> int:
         arrays = self._files.branch.arrays

@@ -16,14 +16,14 @@ import numpy as np
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Job
-from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole
+from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole, item_dtype
 from treering._codec.zarr_chunks import decode
 from treering._leaves.chunks.files import BranchFiles, name_leaf
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import flat_range, pick_overlap, picked_shape, size_of, slices, whole
 from treering._values.checksums import block_bytes, block_checksums
-from treering._values.dtypes import lookup, numpy_dtype
-from treering.errors import Corrupt, Unsupported
+from treering._values.dtypes import numpy_dtype
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,10 +188,7 @@ def _mismatch_error(found: array[int], wanted: array[int], start: int, block: in
 
 def view_as_stored(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array as items of the dtype that its chunk files have."""
-    known = lookup(zarr.dtype)
-    if known is None:
-        raise Unsupported(f"zarr v2 cannot represent the dtype {zarr.dtype[:60]}")
-    dtype = numpy_dtype(known)
+    dtype = numpy_dtype(item_dtype(zarr))
     return array if array.dtype == dtype else array.reshape(-1).view(dtype).reshape(array.shape)
 
 

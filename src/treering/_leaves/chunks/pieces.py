@@ -12,9 +12,9 @@ from treering._arrays.buffers import aligned_bytes
 from treering._arrays.outgoing import HeldBox
 from treering._arrays.parted import BoxedArray, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
-from treering._codec.zarr import ZarrArray, chunk_box
+from treering._codec.zarr import ZarrArray, chunk_box, item_dtype
 from treering._values.boxes import Box, contains, intersection, relative, shape_of, slices
-from treering._values.dtypes import lookup, numpy_dtype
+from treering._values.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,10 +95,7 @@ def to_stored(chunk: Any, array: ZarrArray) -> NDArray[Any]:
         array([[0, 2],
                [1, 3]], dtype=int16)
     """
-    known = lookup(array.dtype)
-    if known is None:
-        raise AssertionError(f"{array.dtype} was planned to be stored")
-    dtype = numpy_dtype(known)
+    dtype = numpy_dtype(item_dtype(array))
     host = chunk if isinstance(chunk, BoxedArray) else to_host(chunk)
     if (
         isinstance(host, np.ndarray)

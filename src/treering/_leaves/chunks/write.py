@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import xxhash
 
-from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._arrays.jobs import Job, Progress, Tally, Work, run_all, split_by_bytes
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, read_checked
 from treering._arrays.parted import to_host
 from treering._codec.array_bytes import holds_wire_bytes
@@ -135,12 +137,9 @@ def write_leaves(
 
 
 def _plan_small(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> Work:
-    work = Work()
-    for start in range(0, len(leaves), _TOGETHER):
-        some = leaves[start : start + _TOGETHER]
-        work.jobs.append(functools.partial(_write_small, staged, some))
-        work.nbytes += sum(leaf.nbytes for leaf in some)
-    return work
+    runs = list(split_by_bytes(leaves, lambda leaf: leaf.nbytes, sys.maxsize, longest=_TOGETHER))
+    jobs: deque[Job] = deque(functools.partial(_write_small, staged, some) for some, _ in runs)
+    return Work(jobs, sum(nbytes for _, nbytes in runs))
 
 
 def _write_small(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> int:

@@ -46,10 +46,13 @@ def update_for(
             )
     saved = [record.prefix for record in records]
     others = {prefix: _folders(branch) for prefix, branch in branches.items() if prefix not in saved}
+    # What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
+    # tree without prefix begin as a prefix does.
+    kept = set(itertools.chain.from_iterable(others.values()))
     moves = []
     for record in records:
         before = branches.get(record.prefix)
-        replaced = () if before is None else _replaced_folders(before, others)
+        replaced = [] if before is None else [each for each in _folders(before, replaced=True) if each not in kept]
         moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
         branches[record.prefix] = leaves_index.IndexBranch(
             prefix=record.prefix,
@@ -65,52 +68,52 @@ def update_for(
     return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
-def _replaced_folders(before: leaves_index.IndexBranch, others: Mapping[str | None, Sequence[str]]) -> tuple[str, ...]:
-    """Return the folders of a branch that is replaced, those that an unfinished save was to clear among them.
-
-    What another branch lists as well is not this one's to clear: eformer lists one array twice where the keys of a
-    tree without prefix begin as a prefix does.
-    """
-    folders = dict.fromkeys(entry.path for entry in before.entries)
-    folders |= dict.fromkeys(before.moving or ())
-    if before.record is not None:
-        try:
-            folders |= dict.fromkeys(parse_record(before.record).folders)
-        except (Corrupt, Format, Unsupported) as error:
-            error.message = (
-                f"{leaves_index.LEAVES_INDEX}: {_shown(before.prefix)}, which is to be replaced: {error.message}"
-            )
-            raise
-    kept = set(itertools.chain.from_iterable(others.values()))
-    return tuple(folder for folder in folders if folder not in kept)
-
-
 def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
     """Require that no leaf lies in, around, or instead of another branch's leaf."""
     folders: dict[str | None, Sequence[str]] = {record.prefix: record.folders for record in records}
     folders |= others
     for record in records:
         for prefix, there in folders.items():
-            if prefix != record.prefix and there and record.folders:
-                clash = _clash(record.folders, there)
-                if clash is not None:
-                    raise Mismatch(
-                        f"the folder {clash[0]!r:.200} of {_shown(record.prefix)} and {clash[1] or '.'!r:.200} "
-                        f"of {_shown(prefix)} are the same, or one lies in the other",
-                        hint="save one of them with another prefix, or into another directory",
-                    )
+            if prefix != record.prefix:
+                require_apart(record, prefix, there)
 
 
-def _folders(branch: leaves_index.IndexBranch) -> list[str]:
-    """Return where the leaves of a branch lie, as far as it can be known."""
-    folders = [entry.path for entry in branch.entries]
+def require_apart(record: LeavesRecord, prefix: str | None, folders: Sequence[str], which: str = "") -> None:
+    """Refuse leaves in, around, or instead of those of another prefix: no index could list both.
+
+    Args:
+        record: of the leaves.
+        prefix: the other prefix.
+        folders: the folders of its leaves.
+        which: what has to be said of its tree.
+    """
+    clash = _clash(record.folders, folders) if folders and record.folders else None
+    if clash is not None:
+        raise Mismatch(
+            f"the folder {clash[0]!r:.200} of {_shown(record.prefix)} and {clash[1] or '.'!r:.200} "
+            f"of {_shown(prefix)}{which} are the same, or one lies in the other",
+            hint="save one of them with another prefix, or into another directory",
+        )
+
+
+def _folders(branch: leaves_index.IndexBranch, *, replaced: bool = False) -> list[str]:
+    """Return where the leaves of a branch lie.
+
+    Of one that is to be replaced, what an unfinished save was to clear as well; of another one as far as it is known.
+    """
+    folders = dict.fromkeys(entry.path for entry in branch.entries)
+    if replaced:
+        folders |= dict.fromkeys(branch.moving or ())
     if branch.record is not None:
         try:
-            folders = list(dict.fromkeys((*folders, *parse_record(branch.record).folders)))
-        except (Corrupt, Format, Unsupported):
-            # It is not this save that damaged it; the store refuses to move onto files of any kind.
-            return folders
-    return folders
+            folders |= dict.fromkeys(parse_record(branch.record).folders)
+        except (Corrupt, Format, Unsupported) as error:
+            # It is not this save that damaged another one; the store refuses to move onto files of any kind.
+            if replaced:
+                whose = f"{_shown(branch.prefix)}, which is to be replaced"
+                error.message = f"{leaves_index.LEAVES_INDEX}: {whose}: {error.message}"
+                raise
+    return list(folders)
 
 
 def _clash(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:

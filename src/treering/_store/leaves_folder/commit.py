@@ -243,13 +243,7 @@ def _list_staged(tree: FolderTree, change: moves.Update) -> Mapping[Parts, Seque
     found: dict[Parts, list[str]] = {}
     for move in change.moves:
         source = leaves_names.staged_leaves(move.attempt)
-        waiting: list[Parts] = [()] if leaves_names.is_attempt(move.attempt) else []
-        while waiting:
-            below = waiting.pop()
-            try:
-                names = tree.scan((*source, *below))
-            except FileNotFoundError:  # it was moved already
-                continue
-            waiting += [(*below, name) for name, kind in names.items() if kind == FOLDER]
-            found.setdefault(below, []).extend(name for name, kind in names.items() if kind != FOLDER)
-    return {parts: names for parts, names in found.items() if names}
+        for here, kinds in tree.walk(source) if leaves_names.is_attempt(move.attempt) else ():
+            if names := [name for name, kind in kinds.items() if kind != FOLDER]:
+                found.setdefault(here[len(source) :], []).extend(names)
+    return found

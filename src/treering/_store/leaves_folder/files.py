@@ -62,10 +62,8 @@ def missing_error(tree: FolderTree, parts: Parts, name: str) -> DataFileMissing:
     return with_errno(error, errno.ENOENT, shown)
 
 
-# Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
-_READING_SMALL = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_READING_NO_LINK = _READING_SMALL | _NO_LINK
+_READING_NO_LINK = _READING | _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 
 
@@ -86,7 +84,7 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
     if not (parts and _NO_LINK and folder.FROM_DESCRIPTOR):
         found: list[bytes] = []
         for file in files:
-            with tree.open(parts, file[0], _READING_SMALL) as opened:
+            with tree.open(parts, file[0], _READING) as opened:
                 found += _contents([opened.number], [file])
         return found
     names = [name for name, _ in files]

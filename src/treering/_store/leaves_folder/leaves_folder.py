@@ -55,10 +55,8 @@ class LeavesFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._shown = os.fspath(path)
-        try:
+        with naming(self._shown, "read"):
             self._folder = Folder(resolved_folder(self._shown))
-        except OSError as error:
-            raise StoreFailed.of(error, path, "read") from error
         self._tree = FolderTree(self._folder, self._shown)
 
     def __enter__(self) -> Self:
@@ -194,8 +192,9 @@ class LeavesFolder:
             StoreFailed: the system refuses.
         """
         with naming(self._shown, "read"):
-            for parts in array_folders(self._tree):
-                yield "/".join(parts)
+            for parts in _folders(self._tree):
+                if parts is not None:
+                    yield "/".join(parts)
 
     def _read(self, parts: Parts, name: str, attempt: str | None, read: Callable[[Parts], _Content]) -> _Content:
         """Read among the staged files of an attempt, then at the key path."""
@@ -232,15 +231,6 @@ _DEEPEST = 2048
 _LOOKED_AT = 200
 # Names in a folder that make it a leaves directory of its own, or a group of arrays that another program has there.
 _OF_OTHERS = frozenset({leaves_names.INDEX, leaves_names.ATTEMPTS, ".zgroup"})
-
-
-def array_folders(tree: FolderTree) -> Iterator[Parts]:
-    """Yield the way to every folder that holds a ``.zarray``, sorted by its parts; not in other directories or groups.
-
-    Raises:
-        OSError: the system refuses.
-    """
-    return (parts for parts in _folders(tree) if parts is not None)
 
 
 def _folders(tree: FolderTree) -> Iterator[Parts | None]:

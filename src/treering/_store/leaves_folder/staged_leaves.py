@@ -205,7 +205,10 @@ class StagedLeaves(StagedFiles):
             undo.callback(remove_folders, made)
             folder = Folder(target)
             undo.callback(folder.close)
-            self._refuse_checkpoint(folder)
+            if folder.find(CHECKPOINT) is not None:  # a reader would see only one of two forms
+                hint = "save to a directory of its own"
+                error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
+                raise with_errno(error, errno.EEXIST, self._shown)
             tree = FolderTree(folder, self._shown)
             undo.callback(tree.close)
             own = AttemptFolder(tree, attempt)
@@ -216,13 +219,6 @@ class StagedLeaves(StagedFiles):
             undo.pop_all()
         self._made, self._own = made, own
         self._open_at(folder, tree, own.attempt)
-
-    def _refuse_checkpoint(self, folder: Folder) -> None:
-        """Refuse a second form in one folder: a reader would see only one of them."""
-        if folder.find(CHECKPOINT) is not None:
-            hint = "save to a directory of its own"
-            error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
-            raise with_errno(error, errno.EEXIST, self._shown)
 
     def _committing(self) -> contextlib.closing[LeavesCommit]:
         return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown))

@@ -64,13 +64,9 @@ def _sync(tree: FolderTree, jobs: deque[tuple[Parts, str | None]]) -> None:
                     return
                 if name is None:
                     tree.sync(parts)
-                else:
-                    _sync_file(tree, parts, name)
+                    continue
+                with tree.open(parts, name, _CONTENT) as opened:
+                    descriptors.sync(opened.number)
 
     work_together(work, _THREADS if len(jobs) > _ONE_BY_ONE else 0)
     failure.reraise()
-
-
-def _sync_file(tree: FolderTree, parts: Parts, name: str) -> None:
-    with tree.open(parts, name, _CONTENT) as opened:
-        descriptors.sync(opened.number)

@@ -13,7 +13,7 @@ import itertools
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
@@ -207,21 +207,22 @@ class FolderTree:
 
     def remove_all(self, parts: Parts) -> None:
         """Remove a folder of ours and everything in it; links in it are removed, not followed."""
-        waiting, emptied = [parts], list[Parts]()
-        while waiting:
-            here = waiting.pop()
-            try:
-                found = self.scan(here)
-            except FileNotFoundError:
-                continue
+        emptied = list[Parts]()
+        for here, found in self.walk(parts):
             emptied.append(here)
-            for name, kind in found.items():
-                if kind == FOLDER:
-                    waiting.append((*here, name))
-                else:
-                    self.remove(here, name)
+            self.remove(here, *(name for name, kind in found.items() if kind != FOLDER))
         for here in reversed(emptied):
             self.remove_empty(here)
+
+    def walk(self, parts: Parts) -> Iterator[tuple[Parts, dict[str, str]]]:
+        """Yield a folder and those below it, each before what is in it, with what `scan` says of it."""
+        waiting = [parts]
+        while waiting:
+            here = waiting.pop()
+            with contextlib.suppress(FileNotFoundError):
+                found = self.scan(here)
+                yield here, found
+                waiting += [(*here, name) for name, kind in found.items() if kind == FOLDER]
 
     def sync(self, parts: Parts) -> None:
         """Make the names in a folder durable."""
