@@ -315,8 +315,8 @@ class StoreContract(MessageBoardContract):
         store.replace("document", b"base 0")
         other = self.open_again(store)
         _require(store.lock(), "nobody else is there")
-        outcomes = []
-        claims = [one.claim(f"marker {n}", "document", _version(one, "document")) for n, one in _let_in(store, other)]
+        outcomes, savers = [], [store, other] if other is store or other.lock() else [store]
+        claims = [one.claim(f"marker {n}", "document", _version(one, "document")) for n, one in enumerate(savers)]
         for claim in claims:
             claim.make()
         for claim in claims:
@@ -347,12 +347,6 @@ class StoreContract(MessageBoardContract):
         _require_content(store, "document", None)
         _require_content(store, "tombstone", b"old 1")
         _require(store.replace("document", b"new 2", None) is Outcome.DONE, "the name is not free")
-
-
-def _let_in(first: Store, second: Store) -> Iterator[tuple[int, Store]]:
-    yield 0, first
-    if second is first or second.lock():
-        yield 1, second
 
 
 def _version(store: Store, name: str) -> object:

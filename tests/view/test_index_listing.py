@@ -173,7 +173,7 @@ def test_json_names_classes_and_what_is_known_of_the_whole() -> None:
     import json
 
     found = listing([container("dict", "opt"), container("namedtuple", "n", class_name="optax.State"), 1], [ARRAY])
-    lines = json_lines(lay_out(found.root), title="x", file_bytes=1, globs=(), depth=32, origin=origin_members(found))
+    lines = json_lines(lay_out(found.root), origin_members(found))
     document = json.loads("".join(lines))
     assert document["nodes"] == [{"key": "opt", "kind": "namedtuple", "class": "optax.State"}]
     assert (document["form"], document["verified"], document["meshes"]) == ("checkpoint", True, list(found.meshes))

@@ -19,7 +19,7 @@ TOTALS = {"leaves", "arrays", "parameters", "nbytes"}
 
 def document(tree: Any, *, globs: tuple[str, ...] = (), depth: int = 32) -> dict[str, Any]:
     layout = lay_out(tree, globs=globs, depth=depth)
-    text = "\n".join(json_lines(layout, title="x\udc80", file_bytes=200, globs=globs, depth=depth))
+    text = "\n".join(json_lines(layout, {"file": "x\udc80", "file_bytes": 200, "globs": globs, "depth": depth}))
     assert text.isascii()
     assert "\x7f" not in text
     parsed: dict[str, Any] = json.loads(text)
@@ -91,7 +91,7 @@ def test_depth_and_long_names_cannot_blow_it_up() -> None:
     assert deep["total"]["leaves"] == 20_000
     assert deep["branches"][0]["leaves"] == 19_968
     layout = lay_out({"k" * 10**6: {str(number): array(1) for number in range(1000)}})
-    lines = list(json_lines(layout, title="x", file_bytes=1, globs=(), depth=32))
+    lines = list(json_lines(layout, {"file": "x"}))
     assert max(map(len, lines)) < 2000
     leaf = json.loads("".join(lines))["leaves"][17]
     assert leaf["key_cut"] is True

@@ -71,7 +71,7 @@ def test_hostile_keys_reach_no_terminal() -> None:
     leaves = list(leaves_of(HOSTILE))
     lines = [*key_lines(leaves), *usage_lines(lay_out(HOSTILE), measure_usage(lay_out(HOSTILE)))]
     assert all(line.isprintable() for line in lines)
-    text = "".join(key_json(leaves, title="\x1b", globs=(), origin={}))
+    text = "".join(key_json(leaves, {"file": "\x1b"}))
     assert text.isascii()
     assert text.isprintable()
     assert len(json.loads(text)["leaves"]) == len(HOSTILE)

@@ -64,9 +64,7 @@ def test_text_shows_it_in_short() -> None:
 def test_json_has_it_in_numbers() -> None:
     found = listing(wide_index())
     origin = origin_members(found)
-    document = json.loads(
-        "".join(json_lines(lay_out(found.root), title="x", file_bytes=1, globs=(), depth=9, origin=origin))
-    )
+    document = json.loads("".join(json_lines(lay_out(found.root), origin)))
     leaves = {leaf["key"]: leaf for leaf in document["leaves"]}
     assert (leaves["wide"]["chunks"], leaves["wide"]["grid"]) == (8, [4, 2])
     assert leaves["wide"]["processes"] == [0, 1, 2, 3]

@@ -41,8 +41,8 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
     layout = lay_out(listing.root, globs=globs, depth=depth)
     size = listing.file_bytes
     if as_json:
-        origin = origin_members(listing)
-        write_lines(json_lines(layout, title=path, file_bytes=size, globs=globs, depth=depth, origin=origin))
+        head = {"file": path, "file_bytes": size, "globs": globs, "depth": depth}
+        write_lines(json_lines(layout, {**head, **origin_members(listing)}))
     elif layout.rows:
         look, notes = look_of(sys.stdout), notes_of(listing)
         write_lines(tree_lines(layout, title=path, file_bytes=size, look=look, notes=notes))
@@ -70,7 +70,7 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     listing = list_headers(path)
     leaves = list(leaves_of(listing.root, globs))
     if as_json:
-        write_lines(key_json(leaves, title=path, globs=globs, origin=origin_members(listing)))
+        write_lines(key_json(leaves, {"file": path, "globs": globs, **origin_members(listing)}))
     else:
         write_lines(key_lines(leaves, look_of(sys.stdout)))
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
@@ -102,7 +102,7 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     layout = lay_out(root, globs=globs, depth=depth)
     usage = measure_usage(layout)
     if as_json:
-        write_lines(usage_json(layout, usage, title=path, globs=globs, depth=depth))
+        write_lines(usage_json(layout, usage, {"file": path, "globs": globs, "depth": depth}))
     elif layout.rows:
         write_lines(usage_lines(layout, usage, ellipsis=look_of(sys.stdout).ellipsis))
     return GOOD if layout.rows else nothing_matches(path, globs, root)

@@ -85,12 +85,6 @@ class Verbs(click.Group):
             formatter.write_dl([(verb, summary) for verb, (_, summary) in sorted(_VERBS.items())])
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        click.echo(f"treering {__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -102,9 +96,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "  treering diff before after --values\n"
     "  treering log run\n",
 )
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
-)
+@click.version_option(__version__, message="treering %(version)s", help="Show the version.")
 def cli() -> None:
     """Save JAX pytrees, load them back bit for bit, and look into runs, checkpoints, safetensors and msgpack files."""
 

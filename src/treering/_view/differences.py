@@ -113,10 +113,8 @@ def _pairs(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _children(node: Any) -> dict[str, Any]:
-    if node is ABSENT:
-        return {}
     children: dict[str, Any] = {}
-    for name, child in children_of(node):
+    for name, child in () if node is ABSENT else children_of(node):
         unique = name
         while unique in children:
             # 1 and "1" in one map of a msgpack file.
@@ -132,14 +130,12 @@ def needs_reading(a: Any, b: Any) -> bool:
         >>> needs_reading(7, 8)
         False
     """
-    if any(node is ABSENT or is_branch(node) for node in (a, b)):
-        return False
-    if not (isinstance(a, LeafRecord) or isinstance(b, LeafRecord)):
+    sides = a, b
+    if any(node is ABSENT or is_branch(node) for node in sides) or LeafRecord not in map(type, sides):
         return False
     left, right = record_of(a), record_of(b)
-    if left.dtype is None and left.kind != right.kind:
-        return False
-    return (left.dtype, left.shape, left.nbytes) == (right.dtype, right.shape, right.nbytes)
+    is_same_kind = left.dtype is not None or left.kind == right.kind
+    return is_same_kind and (left.dtype, left.shape, left.nbytes) == (right.dtype, right.shape, right.nbytes)
 
 
 def _place(key: str, a: Any, b: Any, *, exact: bool, nodes: bool) -> Iterator[Difference]:

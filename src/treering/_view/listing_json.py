@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from treering._format.records import LeafRecord, Listing, Named
@@ -18,31 +18,21 @@ SCHEMA = "treering.inspect/1"
 """Names the document's form. Members may be added under this name; none changes its meaning or goes away."""
 
 
-def json_lines(
-    layout: TreeLayout,
-    *,
-    title: str,
-    file_bytes: int,
-    globs: Sequence[str],
-    depth: int,
-    origin: Mapping[str, object] | None = None,
-) -> Iterator[str]:
+def json_lines(layout: TreeLayout, head: Json) -> Iterator[str]:
     """Write a layout as the lines of one JSON object, one line for each leaf, all in ASCII.
 
-    ``origin`` holds more members for the head, those of `origin_members`. Keys are key text, exact up to 1000
-    characters; a longer one is cut in its middle and its entry says ``"key_cut": true``. Leaves deeper than ``depth``,
-    and long lists of small values, are summed up in ``branches``. Branches that are objects of a class are in
-    ``nodes``, where there are any.
+    ``head`` holds members for its head: the file, the globs, and those of `origin_members`. Keys are key text, exact up
+    to 1000 characters; a longer one is cut in its middle and its entry says ``"key_cut": true``. Leaves that are too
+    deep for a row, and long lists of small values, are summed up in ``branches``. Branches that are objects of a class
+    are in ``nodes``, where there are any.
 
     Example:
         >>> from treering._view.rows import lay_out
         >>> layout = lay_out({"step": 7})
-        >>> document = json.loads("".join(json_lines(layout, title="x", file_bytes=7, globs=(), depth=32)))
+        >>> document = json.loads("".join(json_lines(layout, {"file": "x"})))
         >>> document["schema"], document["leaves"][0]["key"], document["total"]["nbytes"]
         ('treering.inspect/1', 'step', 8)
     """
-    head = {"schema": SCHEMA, "file": title, "file_bytes": file_bytes, "globs": globs, "depth": depth}
-    head |= {"total": layout.everything, "selected": layout.kept} | dict(origin or {})
     rows = layout.rows
     lists = {
         "leaves": (leaf_members(key, row.node) for key, row in with_keys(rows) if not is_branch(row.node)),
@@ -50,41 +40,38 @@ def json_lines(
     }
     if any(isinstance(row.node, Named) for row in rows):
         lists["nodes"] = (_node(key, row) for key, row in with_keys(rows) if isinstance(row.node, Named))
-    return json_document(head, **lists)
+    return json_document({"schema": SCHEMA, **head, **_sums(layout)}, **lists)
 
 
-def key_json(
-    leaves: Sequence[tuple[str, Any]], *, title: str, globs: Sequence[str], origin: Mapping[str, object]
-) -> Iterator[str]:
+def key_json(leaves: Sequence[tuple[str, Any]], head: Json) -> Iterator[str]:
     """Write leaves as the lines of one JSON object, one a line, in ASCII.
 
     Example:
         >>> import json
-        >>> text = "".join(key_json([("step", 7)], title="x", globs=(), origin={}))
+        >>> text = "".join(key_json([("step", 7)], {}))
         >>> json.loads(text)["leaves"][0]["value"]
         7
     """
-    head = {"schema": "treering.ls/1", "file": title, "globs": globs} | dict(origin)
-    return json_document(head, leaves=itertools.starmap(leaf_members, leaves))
+    return json_document({"schema": "treering.ls/1", **head}, leaves=itertools.starmap(leaf_members, leaves))
 
 
-def usage_json(
-    layout: TreeLayout, usage: Sequence[UsageRow], *, title: str, globs: Sequence[str], depth: int
-) -> Iterator[str]:
+def usage_json(layout: TreeLayout, usage: Sequence[UsageRow], head: Json) -> Iterator[str]:
     """Write what the branches take as the lines of one JSON object, in ASCII.
 
     Example:
         >>> from treering._view.listing_text import measure_usage
         >>> from treering._view.rows import lay_out
         >>> layout = lay_out({"d": True})
-        >>> text = "".join(usage_json(layout, measure_usage(layout), title="x", globs=(), depth=2))
+        >>> text = "".join(usage_json(layout, measure_usage(layout), {}))
         >>> json.loads(text)["shares"][0]["key"]
         'd'
     """
-    head = {"schema": "treering.du/1", "file": title, "globs": globs, "depth": depth}
-    head |= {"total": layout.everything, "selected": layout.kept}
     entries = ({"key": row.key} | dataclasses.asdict(row.totals) for row in usage)
-    return json_document(head, shares=entries)
+    return json_document({"schema": "treering.du/1", **head, **_sums(layout)}, shares=entries)
+
+
+def _sums(layout: TreeLayout) -> Json:
+    return {"total": layout.everything, "selected": layout.kept}
 
 
 def _is_closed(row: Row) -> bool:
