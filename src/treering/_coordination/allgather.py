@@ -277,8 +277,7 @@ def allgather(row: bytes) -> list[bytes]:
     sharding, gather = _plan_allgather(tuple(jax.devices()))
     (device,) = sharding.addressable_devices
     own = jax.device_put(np.frombuffer(row, np.uint8)[np.newaxis], device)
-    shape = (sharding.mesh.size, len(row))
-    rows = jax.make_array_from_single_device_arrays(shape, sharding, [own])
+    rows = jax.make_array_from_single_device_arrays((sharding.mesh.size, len(row)), sharding, [own])
     return [found.tobytes() for found in np.asarray(gather(rows).addressable_data(0))]
 
 

@@ -109,8 +109,7 @@ class RunFolder(Closable):
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            names = self._store.places()
-            return sorted(step for name in names if (step := step_of_name(name)) is not None)
+            return sorted(step for name in self._store.places() if (step := step_of_name(name)) is not None)
 
     def steps(self) -> list[int]:
         """Return the steps that are there, ascending.

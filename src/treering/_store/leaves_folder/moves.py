@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import functools
 import re
+import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeAlias
@@ -197,7 +198,8 @@ def _rename(tree: FolderTree, parts: Parts, name: str, to: Parts, *, folder: boo
     except OSError as error:
         if tree.find(parts, name) is None and tree.find(to, name) is not None:
             return True  # done, and only the answer was lost
-        if folder and error.errno in _OCCUPIED and tree.kind(to, name) == FOLDER:
+        there = tree.find(to, name) if folder and error.errno in _OCCUPIED else None
+        if there is not None and stat.S_ISDIR(there.st_mode):
             return False
         raise
     return True

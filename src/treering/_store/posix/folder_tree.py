@@ -141,12 +141,6 @@ class FolderTree:
             path, start = self._place(parts[:-1], parts[-1])
             os.mkdir(path, dir_fd=start)
 
-    def kind(self, parts: Parts, name: str) -> str | None:
-        """Say what a name stands for; None when it is not there."""
-        if (found := self.find(parts, name)) is None:
-            return None
-        return FILE if stat.S_ISREG(found.st_mode) else FOLDER if stat.S_ISDIR(found.st_mode) else OTHER
-
     def find(self, parts: Parts, name: str) -> os.stat_result | None:
         """Return what is known of a name in a folder, itself perhaps a link; None when it is not there."""
         try:
