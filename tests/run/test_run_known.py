@@ -18,7 +18,8 @@ import treering as tr
 from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, add_note, parse_run
 from treering._runs.gc import collect_after
-from treering._runs.known_steps import KnownSteps, find_deciders
+from treering._runs.known_steps import find_deciders
+from treering._runs.run_state import RunState
 from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
@@ -150,7 +151,7 @@ def put(path: Path, facts: StepFacts) -> None:
 
 def after(path: Path, step: int, keep: Policy | None) -> None:
     """Do what follows the commit of a step, as the first save of a program does."""
-    collect_after(path, step, keep, known=KnownSteps(), there=None, seconds=0.5, save_every=None)
+    collect_after(RunState(path, keep=keep, save_every=None, timeout=None), step, there=None, seconds=0.5)
 
 
 def at(saved: float, **metrics: float) -> dict[str, Any]:
@@ -312,10 +313,10 @@ def test_a_loop_that_is_faster_than_the_disk_writes_the_document_once(
         real(run, data, **how)
 
     monkeypatch.setattr(RunFolder, "replace_document", counted)
-    known = KnownSteps()
+    state = RunState(path, keep=None, save_every=None, timeout=None)
     for step, more in ((4, True), (5, True), (6, False)):
         put(path, StepFacts(step=step, saved=9.0))
-        collect_after(path, step, None, known=known, there=None, seconds=0.5, save_every=None, more_follow=more)
+        collect_after(state, step, there=None, seconds=0.5, more_follow=more)
     assert [[record.step for record in parse_run(data).steps] for data in written] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
 
 

@@ -20,6 +20,7 @@ from treering._format.run_document import RunDocument, StepNote, StepRecord, add
 from treering._runs import gc, steps
 from treering._runs.gc import collect, collect_after, remove_steps
 from treering._runs.known_steps import KnownSteps
+from treering._runs.run_state import RunState
 from treering._runs.steps import (
     facts_of,
     judge,
@@ -55,7 +56,9 @@ def note_step(
 
 def after(run: Path, step: int, keep: Policy | None, known: KnownSteps | None = None) -> None:
     """Do what follows the commit of a step, as the first save of a program does."""
-    collect_after(run, step, keep, known=known or KnownSteps(), there=None, seconds=0.5, save_every=None)
+    state = RunState(run, keep=keep, save_every=None, timeout=None)
+    state.known = known or state.known
+    collect_after(state, step, there=None, seconds=0.5)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import functools
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treering._format.document import read_names, read_summary
-from treering._runs.known_steps import KnownSteps
 from treering._runs.open_run import open_run
 from treering._runs.removal import remove_step, tidy_step
 from treering._runs.steps import judge, note_records, read_run, records_in, records_of
@@ -17,6 +17,9 @@ from treering._runs.superseded import attempt_in, collect_errors, read_supersede
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
 from treering.retention import Policy, Verdict
+
+if TYPE_CHECKING:
+    from treering._runs.run_state import RunState
 
 
 def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
@@ -42,29 +45,18 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
 
 
 def collect_after(
-    path: Path,
-    step: int,
-    keep: Policy | None,
-    *,
-    known: KnownSteps,
-    there: Iterable[int] | None,
-    seconds: float | None,
-    save_every: str | None,
-    more_follow: bool = False,
+    state: RunState, step: int, *, there: Iterable[int] | None, seconds: float | None, more_follow: bool = False
 ) -> None:
-    """Do what follows the commit of a step: remove the steps that ``keep`` does not keep, and note the others.
+    """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
 
     What this costs does not grow with the steps that stay: only those are looked at that are new here, that would go,
     or that decide it. What a dead process left in the folder of another step is for `collect`.
 
     Args:
-        path: the run's folder.
+        state: the run.
         step: the step.
-        keep: the policy, as for `collect`.
-        known: what the run knows of its steps.
         there: the steps whose folders were there when the save began, and those that were in flight; None to look.
         seconds: how long the save took.
-        save_every: text of the policy that says when to save.
         more_follow: whether another save of the run is waiting, which will note this step too.
 
     Raises:
@@ -72,19 +64,20 @@ def collect_after(
         LinkRefused: ``run.json`` is a link.
     """
     errors: list[TreeringError] = []
-    with RunFolder(path) as run:
+    known = state.known
+    with RunFolder(state.path) as run:
         back = None
         if run.has_left():
             known.forget()
             errors += remove_superseded(run)
             back = read_superseded(run) if errors else None
         known.bring_up(run, step, there, seconds=seconds)
-        going = known.going(run, keep)
+        going = known.going(run, state.keep)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         known.drop(going)
         with collect_errors(errors):
-            known.write(run, None if keep is None else repr(keep), save_every, may_wait=more_follow and not going)
+            known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
         _remove(run, going, errors)
         _tidy(run, known.untidy(), step, errors)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again

@@ -145,14 +145,10 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
     for step in folders:
         with contextlib.suppress(NotFound):  # it was removed meanwhile, or holds nothing of ours
             found.append(StepDiagnosis(step=step, found=look(str(step_path(place, step)))))
-    return RunDiagnosis(
-        path=path,
-        steps=[record.step for record in records.steps],
-        nbytes=sum(record.nbytes for record in records.steps),
-        saved=records.steps[-1].saved if records.steps else None,
-        folders=found,
-        notes=tuple(note for note in (trouble, left) if note is not None),
-    )
+    steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
+    saved = records.steps[-1].saved if records.steps else None
+    notes = tuple(note for note in (trouble, left) if note is not None)
+    return RunDiagnosis(path=path, steps=steps, nbytes=nbytes, saved=saved, folders=found, notes=notes)
 
 
 def _left_text(run: RunFolder) -> str | None:

@@ -202,16 +202,7 @@ def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float)
         if order.replaced or order.left:
             run.known.forget()
             remove_steps(run.path, order.left)
-        collect_after(
-            run.path,
-            step,
-            run.keep,
-            known=run.known,
-            there=order.there,
-            seconds=seconds,
-            save_every=run.save_every_text,
-            more_follow=len(in_flight(run.path)) > 1,
-        )
+        collect_after(run, step, there=order.there, seconds=seconds, more_follow=len(in_flight(run.path)) > 1)
         run.unmeasured = find_unmeasured(run.keep, run.known.metrics)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))

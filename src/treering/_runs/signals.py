@@ -79,9 +79,8 @@ class Signals:
         Every process asks as often as any other: jax lets all hear it at the same count.
         """
         _notice.ask()
-        news = self._heard != _notice.heard
-        self._heard = _notice.heard
-        return news
+        before, self._heard = self._heard, _notice.heard
+        return self._heard != before
 
     def pass_signal_on(self, signum: int) -> None:
         """Restore all handlers and re-raise a signal."""

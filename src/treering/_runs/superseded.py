@@ -54,9 +54,8 @@ def superseded_steps(run: RunFolder) -> frozenset[int]:
         StoreFailed: the system refuses.
     """
     document = read_superseded(run)
-    if document is None:
-        return frozenset()
-    return frozenset(step for step, attempt in document.left.items() if _attempt_of(run, step) == attempt)
+    left = {} if document is None else document.left
+    return frozenset(step for step, attempt in left.items() if _attempt_of(run, step) == attempt)
 
 
 def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -> None:
