@@ -112,13 +112,8 @@ def plan_load(
     unique = math.prod(shape) * itemsize
     worth = grid is not None and bool(chunks) and unique > SMALLEST_BLOCK and _want_all(shape, wanted)
     exchange = worth and _costs_too_much(table, itemsize, wanted, unique)
-    return LeafLoadPlan(
-        parts=plan_parts(shape, itemsize, chunks, grid) if exchange and grid is not None else None,
-        _shape=shape,
-        _itemsize=itemsize,
-        _chunks=table,
-        _wanted=wanted,
-    )
+    parts = plan_parts(shape, itemsize, chunks, grid) if exchange and grid is not None else None
+    return LeafLoadPlan(parts=parts, _shape=shape, _itemsize=itemsize, _chunks=table, _wanted=wanted)
 
 
 def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPlan]:

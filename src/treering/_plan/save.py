@@ -275,9 +275,7 @@ def _lines_of(kinds: Sequence[AlikeLeaves[Box]], share: int) -> list[_Line]:
     for kind in kinds:
         itemsize = kind.layout.nbytes_per_item
         for owners, boxes in kind.shared.items():
-            line = lines.get(owners)
-            if line is None:
-                line = lines[owners] = _Line(owners=owners, stretches=[], ends=[], cuts=[])
+            line = lines.setdefault(owners, _Line(owners=owners, stretches=[], ends=[], cuts=[]))
             for box in boxes:
                 nbytes = size_of(box) * itemsize
                 step = _cut_step(shape_of(box), itemsize, share)

@@ -232,9 +232,8 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
                 raise
             raise Unsupported(f"a dict key has no text: {error}") from error
         if text in held:
-            raise Unsupported(
-                f"the dict keys {held[text][0]!r:.200} and {key!r:.200} have the same text", hint="rename one of them"
-            )
+            alike = f"the dict keys {held[text][0]!r:.200} and {key!r:.200} have the same text"
+            raise Unsupported(alike, hint="rename one of them")
         held[text] = key, value
     return tuple(value for _, value in held.values())
 
@@ -292,10 +291,8 @@ def _open_dataclass(x: Any) -> OpenNode | None:
         return None
     place = hidden_array(x, fields)
     if place is not None:
-        raise Unsupported(
-            f"a {class_name(type(x))} holds an array in {place!r}, which is not a field of it",
-            hint="make it a field, or register the class as a pytree node",
-        )
+        text = f"a {class_name(type(x))} holds an array in {place!r}, which is not a field of it"
+        raise Unsupported(text, hint="make it a field, or register the class as a pytree node")
 
     def rebuild(children: list[Any]) -> Any:
         result = copy.copy(x)

@@ -28,12 +28,10 @@ from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
-KINDS: Final[dict[type, str]] = {kind: kind.__name__ for kind in (bool, int, float, complex, str, bytes, bytearray)} | {
-    type(None): "none",
-    np.ndarray: "numpy",
-    OpaqueLeaf: "opaque",
-}
+_PLAIN: Final = (str, int, float, complex, bytes, bytearray)
+KINDS: Final[dict[type, str]] = {kind: kind.__name__ for kind in (bool, *_PLAIN)}
 """Types whose instances are leaves of one kind. Grows by jax's array types as they are met."""
+KINDS.update({type(None): "none", np.ndarray: "numpy", OpaqueLeaf: "opaque"})
 
 WRITABLE: Final[set[np.dtype[Any]]] = set()
 """Dtypes of numpy arrays that were met and that a file can hold."""
@@ -57,7 +55,6 @@ _MOST_SEEN: Final = 1000
 # Code that may hold arrays: what a function closes over, whose method it is, what is bound to it.
 _OPEN_CODE: Final = (types.FunctionType, types.MethodType, functools.partial)
 
-_PLAIN: Final = (str, int, float, complex, bytes, bytearray)
 _HINTS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((set, frozenset), "it has no order to save its items in: make it a sorted list"),
     ((collections.deque, list, tuple), "make it a list or a tuple"),
@@ -133,10 +130,8 @@ def _numpy_kind(x: Any) -> str:
     if isinstance(x, np.generic):
         return "numpy scalar"
     if type(x) not in (np.ndarray, np.memmap):
-        raise Unsupported(
-            f"a {class_name(type(x))} holds more than its numbers and would come back as a plain array",
-            hint="save np.asarray(x), and the rest beside it",
-        )
+        text = f"a {class_name(type(x))} holds more than its numbers and would come back as a plain array"
+        raise Unsupported(text, hint="save np.asarray(x), and the rest beside it")
     WRITABLE.add(x.dtype)
     return "numpy"
 
@@ -155,17 +150,11 @@ def _check_opaque(x: Any) -> None:
     # jit and the like are C, and hold the function that they were made of.
     place = hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)
     if place is not None:
-        raise Unsupported(
-            f"a {kind} holds arrays where jax cannot see them, in {place!r}",
-            hint=_PARTIAL if isinstance(x, functools.partial | types.FunctionType | types.MethodType) else _REGISTER,
-        )
-    if not (is_code(x) or callable(x) or _is_key_dtype(x)):
+        hint = _PARTIAL if isinstance(x, _OPEN_CODE) else _REGISTER
+        raise Unsupported(f"a {kind} holds arrays where jax cannot see them, in {place!r}", hint=hint)
+    # The dtype of typed PRNG keys is no numpy dtype.
+    if not (is_code(x) or callable(x) or isinstance(x, type(jax.eval_shape(jax.random.key, 0).dtype))):
         raise Unsupported(f"a {kind} is not an array, number or text, and a file cannot hold it", hint=_LEAVE_OUT)
-
-
-def _is_key_dtype(x: Any) -> bool:
-    """Tell whether ``x`` is the dtype of typed PRNG keys, which is no numpy dtype."""
-    return isinstance(x, type(jax.eval_shape(functools.partial(jax.random.key, 0)).dtype))
 
 
 def hidden_array(x: Any, fields: Container[str] = ()) -> str | None:

@@ -153,9 +153,8 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
                 idle.discard(text)
                 break
     if idle:
-        raise Mismatch(
-            f"rename has {min(idle)!r}, but `like` has no such key", hint="it maps wanted keys to saved keys"
-        )
+        text = f"rename has {min(idle)!r}, but `like` has no such key"
+        raise Mismatch(text, hint="it maps wanted keys to saved keys")
     return result
 
 

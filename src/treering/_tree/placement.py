@@ -165,11 +165,8 @@ def is_placement(x: Any) -> bool:
 
 def is_rules(x: Any) -> TypeGuard[Sequence[tuple[str | re.Pattern[str], Any]]]:
     """Tell rules from a prefix tree, which holds no strings."""
-    return (
-        isinstance(x, list | tuple)
-        and bool(x)
-        and all(isinstance(p, list | tuple) and p and isinstance(p[0], str | re.Pattern) for p in x)
-    )
+    pairs = x if isinstance(x, list | tuple) else ()
+    return bool(pairs) and all(isinstance(p, list | tuple) and p and isinstance(p[0], str | re.Pattern) for p in pairs)
 
 
 def _by_rules(rules: Rules, key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
@@ -240,9 +237,8 @@ def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeSt
 def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> NamedSharding:
     mesh = current_mesh() if mesh is None else mesh
     if mesh is None:
-        raise Unsupported(
-            f"{spec} needs a mesh", hint="pass mesh=, use jax.set_mesh, or pass NamedSharding(mesh, spec)"
-        )
+        hint = "pass mesh=, use jax.set_mesh, or pass NamedSharding(mesh, spec)"
+        raise Unsupported(f"{spec} needs a mesh", hint=hint)
     for name in [name for part in spec for name in _names(part)]:
         if name not in mesh.axis_names:
             meant = near(str(name), map(str, mesh.axis_names))
@@ -262,10 +258,8 @@ def _concrete(given: NamedSharding, mesh: jax.sharding.Mesh | None, aval: jax.Sh
     if mesh is None:
         mesh = current_mesh()
         if mesh is None:
-            raise Unsupported(
-                f"{given.spec} is for an abstract mesh of {axes}, which has no devices",
-                hint="pass mesh=, or use jax.set_mesh",
-            )
+            text = f"{given.spec} is for an abstract mesh of {axes}, which has no devices"
+            raise Unsupported(text, hint="pass mesh=, or use jax.set_mesh")
         if dict(mesh.shape) != axes:
             raise _NoFit(f"{_text(aval)}: {given.spec} is for a mesh of {axes}, the current one has {dict(mesh.shape)}")
     return _on_mesh(given.spec, mesh, aval)

@@ -38,11 +38,8 @@ REGISTRY: Final[dict[type, tuple[ToState, FromState]]] = {}
 
 # What ``def``, ``lambda``, C, numpy and jax make of functions; classes count, as they make things.
 _PYTHON_CODE: Final = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-_WRAPPED_CODE: Final = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
-_CODE_TYPES: Final = (
-    *(*_PYTHON_CODE, *_WRAPPED_CODE),
-    *(np.ufunc, jax.numpy.ufunc, type(functools.lru_cache(lambda: None))),
-)
+_ARRAY_CODE: Final = (np.ufunc, jax.numpy.ufunc, jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
+_CODE_TYPES: Final = (*_PYTHON_CODE, *_ARRAY_CODE, type(functools.lru_cache(lambda: None)))
 
 # Types that are surely leaves, so that the walk over 10,000 arrays asks nobody. Grows by jax's array type.
 LEAF_TYPES: Final[set[type]] = {np.ndarray, type(None), bool, int, float, complex, str, bytes}
@@ -255,9 +252,8 @@ def key_by_text(xs: Mapping[Any, Any]) -> dict[str, Any]:
     if len(texts) != len(xs):
         counts = collections.Counter(map(_text, xs))
         clash = sorted(repr(key) for key in xs if counts[_text(key)] > 1)
-        raise Unsupported(
-            f"Dict keys do not have a unique string representation: {', '.join(clash)[:400]} have the same text"
-        )
+        alike = ", ".join(clash)[:400]
+        raise Unsupported(f"Dict keys do not have a unique string representation: {alike} have the same text")
     return texts
 
 

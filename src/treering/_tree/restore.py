@@ -221,11 +221,8 @@ def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
 
     def rebuild(found: list[Any]) -> Any:
         if unknown := [str(part) for part in state if part not in children]:
-            raise _error(
-                StructureMismatch,
-                f'Unknown field(s) "{",".join(unknown)[:_LONGEST_NAMES]}" in state dict while restoring'
-                f" an instance of {name}",
-            )
+            text = f'Unknown field(s) "{",".join(unknown)[:_LONGEST_NAMES]}" in state dict'
+            raise _error(StructureMismatch, f"{text} while restoring an instance of {name}")
         return node.rebuild(found)
 
     return _restore_parts(children.items(), state, rebuild, no_field)
@@ -235,11 +232,8 @@ def _check_keys(wanted: Iterable[str], state: Any) -> None:
     _require_dict(NotADict, "dict", state)
     absent = [key for key in wanted if key not in state]
     if absent:
-        raise _error(
-            StructureMismatch,
-            "The target dict keys and state dict keys do not match, target dict contains keys"
-            f" {_set_text(absent)} which are not present in state dict",
-        )
+        text = f"target dict contains keys {_set_text(absent)} which are not present in state dict"
+        raise _error(StructureMismatch, f"The target dict keys and state dict keys do not match, {text}")
 
 
 def _check_length(length: int, state: Any) -> None:

@@ -40,9 +40,8 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
         try:
             pattern, spec = rule
         except (TypeError, ValueError) as error:
-            raise Unsupported(
-                f"{rule!r:.100} is not a partition rule", hint="write (pattern, PartitionSpec)"
-            ) from error
+            text = f"{rule!r:.100} is not a partition rule"
+            raise Unsupported(text, hint="write (pattern, PartitionSpec)") from error
         if not isinstance(pattern, str | re.Pattern):
             raise Unsupported(f"the pattern of a partition rule is {kind_of(pattern)}", hint="str or re.Pattern")
         pairs.append((pattern, spec))
@@ -171,11 +170,8 @@ def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest:
     """
     pattern, spec = rule
     if not isinstance(spec, PartitionSpec | tuple):
-        leaf = printable(name)
-        raise Unsupported(
-            f"the partition rule {_text(pattern)!r} has {kind_of(spec)}, no PartitionSpec, for param: {leaf}",
-            hint="PartitionSpec() replicates",
-        )
+        found = f"has {kind_of(spec)}, no PartitionSpec, for param: {printable(name)}"
+        raise Unsupported(f"the partition rule {_text(pattern)!r} {found}", hint="PartitionSpec() replicates")
     if math.prod(shape) < smallest:
         return spec_of()
     return spec if len(spec) <= len(shape) else spec_of(*tuple(spec)[: len(shape)])

@@ -313,24 +313,19 @@ def key_value(key: object) -> Any:
 
 def _refuse_sets(key: object) -> None:
     if isinstance(key, AbstractSet):
-        raise Unsupported(
-            f"a dict key is {kind_of(key)}: a set has no order, so its text differs between processes",
-            hint="make it a sorted tuple",
-        )
+        text = f"a dict key is {kind_of(key)}: a set has no order, so its text differs between processes"
+        raise Unsupported(text, hint="make it a sorted tuple")
     if isinstance(key, tuple):
         for item in key:
             _refuse_sets(item)
 
 
-def _is_plain(x: object, levels: int = _TUPLE_LEVELS) -> bool:
+def _is_plain(x: Any, levels: int = _TUPLE_LEVELS) -> bool:
     kind = type(x)
     if kind is tuple:
-        return levels > 0 and all(
-            type(item) is not ForeignKey and _is_plain(item, levels - 1)
-            for item in x  # type: ignore[attr-defined]
-        )
+        return levels > 0 and all(type(item) is not ForeignKey and _is_plain(item, levels - 1) for item in x)
     if kind is int:
-        return x.bit_length() <= _NUMBER_BITS  # type: ignore[attr-defined,no-any-return]
+        return bool(x.bit_length() <= _NUMBER_BITS)
     return kind in (str, bool, type(None), float, bytes, ForeignKey)
 
 

@@ -154,9 +154,8 @@ def uncompared(tree: Any) -> dict[str, str]:
         {'b.table': 'a builtins.object', 'f/1': 'the inside of treering._tree.unflatten.<lambda>'}
     """
     flat = flatten_like(tree)
-    found = [
-        (f"{join_key(path)}.{name}", value) for path, node in containers_of(flat.tokens) for name, value in node.static
-    ]
+    nodes = containers_of(flat.tokens)
+    found = [(f"{join_key(path)}.{name}", value) for path, node in nodes for name, value in node.static]
     found += [(flat.keys[number], value) for number, value in flat.opaque.items()]
     return {place: value.left_out or "it was saved without a digest" for place, value in _find_left_out(found)}
 

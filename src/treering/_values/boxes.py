@@ -237,9 +237,7 @@ def find_cover_error(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None
         return f"{pluralize(size - found, 'items lie')} in no box, of {size}"
     if found > size:
         return f"boxes overlap: they hold {pluralize(found, 'items')}, there are {size}"
-    if not _same_cover([everything], boxes):
-        return "boxes overlap, and as many items lie in no box"
-    return None
+    return None if _same_cover([everything], boxes) else "boxes overlap, and as many items lie in no box"
 
 
 def _same_cover(some: Iterable[Box], others: Iterable[Box]) -> bool:

@@ -91,24 +91,20 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
 
         scalar_type = getattr(ml_dtypes, dtype.name, None)
         if scalar_type is None:
-            raise Unsupported(
-                f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}", hint="install a newer ml_dtypes"
-            )
+            text = f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}"
+            raise Unsupported(text, hint="install a newer ml_dtypes")
         extended: np.dtype[Any] = np.dtype(scalar_type)
         return extended
     if dtype.name in _LONG_DOUBLES:
         layout = (np.dtype(np.longdouble).itemsize, int(np.finfo(np.longdouble).nmant))
         if layout != _X87_LAYOUT:
-            raise Unsupported(
-                f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have",
-                hint="convert it to float64 on the machine that wrote it",
-            )
+            text = f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have"
+            raise Unsupported(text, hint="convert it to float64 on the machine that wrote it")
     try:
         found = np.dtype(dtype.name)
     except (TypeError, ValueError, OverflowError) as error:  # a time unit that this numpy refuses
         raise Unsupported(f"numpy {np.__version__} does not know the dtype {dtype.name}") from error
-    little: np.dtype[Any] = found.newbyteorder("<") if sys.byteorder == "big" else found
-    return little
+    return found.newbyteorder("<") if sys.byteorder == "big" else found
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,16 +115,12 @@ def check_writable(dtype: np.dtype[Any]) -> Dtype:
         Unsupported: object, structured, string or void dtypes, and any whose name would not lead back to it.
     """
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-        raise Unsupported(
-            f"Object and structured dtypes not supported for serialization of ndarrays, found {dtype}",
-            hint="store each field as an array of its own",
-        )
+        text = f"Object and structured dtypes not supported for serialization of ndarrays, found {dtype}"
+        raise Unsupported(text, hint="store each field as an array of its own")
     known = lookup(dtype.name)
     if known is None or known.itemsize != dtype.itemsize:
-        raise Unsupported(
-            f"dtype {dtype} ({dtype.name}) could be written but not read back",
-            hint="store text as str leaves and other values as numbers",
-        )
+        text = f"dtype {dtype} ({dtype.name}) could be written but not read back"
+        raise Unsupported(text, hint="store text as str leaves and other values as numbers")
     if numpy_dtype(known) != dtype.newbyteorder("="):
         raise Unsupported(f"dtype {dtype} would come back as {numpy_dtype(known)}")
     return known

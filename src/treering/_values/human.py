@@ -19,16 +19,15 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_NOUNS = {
-    "axes": "axis",
-    "boxes": "box",
-    "children": "child",
-    "indices": "index",
-    "leaves": "leaf",
+_SINGULAR = {"axes": "axis", "boxes": "box", "children": "child", "indices": "index", "leaves": "leaf"}
+_SINGULAR |= {
+    "are": "is",
+    "differ": "differs",
+    "follow": "follows",
+    "lie": "lies",
     "processes": "process",
+    "were": "was",
 }
-_VERBS = {"are": "is", "differ": "differs", "follow": "follows", "lie": "lies", "were": "was"}
-_SINGULAR = _NOUNS | _VERBS
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
 _COMPARED = 2000
 _ALL: Final = 12
