@@ -159,13 +159,12 @@ def _replaced(document: dict[str, Any]) -> list[str]:
 def _file(node: Any, *, embedded: bool) -> DataFile:
     what = "the list of data files"
     name = member(node, "name", str, what)
-    if embedded:
-        if name or node.get("digest") is not None:
-            raise Corrupt(f"{what} names another file, {name[:100]!r}")
-        checksum = None
-    else:
+    checksum = None
+    if not embedded:
         check_name(_DATA_NAME, name, "a data file")
         checksum = check_name(DIGEST, member(node, "digest", str, what), "a digest")
+    elif name or node.get("digest") is not None:
+        raise Corrupt(f"{what} names another file, {name[:100]!r}")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
     if not 0 < header <= nbytes < _LIMIT or header % _ALIGNMENT:
         raise Corrupt(f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header")

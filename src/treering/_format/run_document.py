@@ -219,9 +219,8 @@ def _text(document: dict[str, Any], name: str) -> str | None:
 
 def _encode_members(facts: StepNote | StepRecord) -> dict[str, Any]:
     node = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
-    metrics = {
-        name: float(value) if math.isfinite(value) else str(float(value)) for name, value in facts.metrics.items()
-    }
+    numbers = {name: float(value) for name, value in facts.metrics.items()}
+    metrics = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
     return node | {"saved": _time_text(facts.saved), "metrics": metrics}
 
 

@@ -72,15 +72,10 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
 
 
 def _reason(kind: LeafType) -> str | None:
-    if kind.kind == "none":
-        return None
-    if kind.kind == "key":
-        return f"a typed PRNG key ({kind.impl})"
     if kind.kind in ("jax", "numpy", "numpy scalar"):
         return None if kind.dtype in DTYPES else f"an array of {kind.dtype}"
-    if kind.kind == "opaque":
-        return "a function or another object"
-    return f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}"
+    named = {"none": None, "opaque": "a function or another object", "key": f"a typed PRNG key ({kind.impl})"}
+    return named.get(kind.kind, f"{'an' if kind.kind == 'int' else 'a'} {kind.kind}")
 
 
 def check_single_metadata(metadata: Mapping[str, Any]) -> None:
