@@ -1,9 +1,10 @@
 """Run benchmarks of an older checkout and of this one in turns, and compare what treering takes in both.
 
-``python -m benchmarks.compare OLD NAME [NAME ...] [--turns N] [-- OPTION ...]``: OLD is the top of another checkout,
-the NAMEs are those of ``python -m benchmarks``, and what follows ``--`` goes to each of its runs. Each turn runs both
-checkouts, the one and the other first in alternation. A row is worse where this checkout took longer in every turn;
-the exit status is then 1. The cases of other libraries run too: where they differ as much, the machine does.
+``python -m benchmarks.compare OLD NAME [NAME ...] [--turns N] [--ours] [-- OPTION ...]``: OLD is the top of another
+checkout, the NAMEs are those of ``python -m benchmarks``, and what follows ``--`` goes to each of its runs. Each turn
+runs both checkouts, the one and the other first in alternation. A row is worse where this checkout took longer in every
+turn; the exit status is then 1. The cases of other libraries run too: where they differ as much, the machine does. With
+``--ours`` they are left out, which takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ from benchmarks.measure import ratio
 __all__ = ["main"]
 
 _HERE = Path(__file__).parents[1]
+_OURS = """
+import benchmarks.suite as suite
+from benchmarks.__main__ import main
+wanted = suite._wanted
+
+def ours(group, options):
+    mine = tuple(case for case in group.cases if case.name.startswith("treering"))
+    object.__setattr__(group, "cases", mine)
+    return bool(mine) and wanted(group, options)
+
+suite._wanted, suite._verdicts = ours, lambda *_: ()
+raise SystemExit(main())
+"""
+"""Runs the benchmarks of a checkout, which may know no such option, without the cases of other libraries."""
 _Row = tuple[str, str, str, str, str]
 """Benchmark, workload, kind of leaves, group, case."""
 
@@ -34,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("old", type=Path, help="the top of the older checkout")
     parser.add_argument("names", nargs="+", help="benchmarks to run")
     parser.add_argument("--turns", type=int, default=5, help="how often both are run (default 5)")
+    parser.add_argument("--ours", action="store_true", help="leave the cases of other libraries out")
     given, options = parser.parse_known_args(arguments)
     options = [option for option in options if option != "--"]
     before: dict[_Row, list[float]] = defaultdict(list)
@@ -42,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for turn in range(given.turns):
             pair = [(given.old.resolve(), before), (_HERE, after)]
             for checkout, rows in pair if turn % 2 else pair[::-1]:
-                for row, seconds in _measure(checkout, name, options).items():
+                for row, seconds in _measure(checkout, name, options, ours=given.ours).items():
                     rows[row].append(seconds)
     worse = 0
     for row in sorted(before.keys() & after.keys()):
@@ -58,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if worse else 0
 
 
-def _measure(checkout: Path, name: str, options: Sequence[str]) -> dict[_Row, float]:
+def _measure(checkout: Path, name: str, options: Sequence[str], *, ours: bool) -> dict[_Row, float]:
     """Run one benchmark of a checkout once and return the median seconds of each case."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout / "src"), str(checkout)])}
-    command = [sys.executable, "-m", "benchmarks", name, "--json", "--no-memory", "--rounds", "1", *options]
+    program = ["-c", _OURS] if ours else ["-m", "benchmarks"]
+    command = [sys.executable, *program, name, "--json", "--no-memory", "--rounds", "1", *options]
     done = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return {

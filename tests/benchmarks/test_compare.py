@@ -50,3 +50,13 @@ def test_a_row_is_worse_where_every_turn_was(
     assert line in shown
     assert any(row.startswith("ok    save | A | jax | save | Orbax") for row in shown)
     assert shown[-1].startswith(f"2 rows, {worse:d} worse")
+
+
+@pytest.mark.benchmark
+def test_other_libraries_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    here = Path(__file__).parents[2]
+    compare.main([str(here), "checkpoint", "--turns", "1", "--ours", "--", "--only", "B", "--size", "0.002"])
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert last.endswith("only in one checkout: none")
+    assert len(rows) > 5
+    assert all(": treering" in row.replace("| ", ": ") for row in rows)
