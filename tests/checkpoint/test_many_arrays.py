@@ -1,0 +1,99 @@
+"""Many arrays on one device: the quick way gives what device_put gives, and steps aside where it would not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+import treering
+
+DTYPES = (np.float32, ml_dtypes.bfloat16, np.uint8, np.complex64, np.bool_)
+COUNTS = (0, 1, 5, 511, 64 * 8 * len(DTYPES) + 7)
+MANY = COUNTS[-1]
+
+
+def arrays(count: int) -> list[np.ndarray[Any, Any]]:
+    """Random bits, NaNs of every kind among them."""
+    random = np.random.default_rng(count)
+    result = []
+    for number in range(count):
+        dtype = DTYPES[number % len(DTYPES)]
+        bits = random.integers(0, 2 if dtype is np.bool_ else 256, 96, np.uint8)
+        result.append(bits.view(dtype).reshape(2, -1))
+    return result
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved")
+    for count in COUNTS:
+        treering.save(path / str(count), [jax.device_put(array) for array in arrays(count)])
+    return path
+
+
+def assert_bits(found: list[Any], count: int) -> None:
+    given = arrays(count)
+    assert [np.asarray(array).tobytes() for array in found] == [array.tobytes() for array in given]
+    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in given]
+    assert all(isinstance(array, jax.Array) for array in found)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_bit_arrives_on_the_default_device(saved: Path, count: int) -> None:
+    placed = treering.load(saved / str(count))
+    assert_bits(placed, count)
+    assert {(array.committed, array.weak_type) for array in placed} <= {(False, False)}
+
+
+@pytest.mark.parametrize("count", [5, MANY])
+def test_a_mesh_of_one_device_is_kept_to(saved: Path, count: int) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[-1:]), ("rows",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    placed = treering.load(saved / str(count), shardings=sharding)
+    assert {array.sharding for array in placed} == {sharding}
+    assert_bits(placed, count)
+
+
+def test_a_named_device_is_kept_to(saved: Path) -> None:
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+    placed = treering.load(saved / str(MANY), shardings=sharding)
+    assert {array.sharding for array in placed} == {sharding}
+    assert all(array.committed for array in placed)
+
+
+@pytest.mark.parametrize(
+    ("context", "quick"),
+    [
+        (contextlib.nullcontext, True),
+        (lambda: jax.transfer_guard("disallow"), True),
+        (lambda: jax.debug_nans(True), False),
+        (lambda: jax.debug_infs(True), False),
+        (jax.disable_jit, False),
+        (lambda: jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("x",))), False),
+    ],
+    ids=["plain", "transfer guard", "debug_nans", "debug_infs", "disable_jit", "set_mesh"],
+)
+def test_whatever_jax_is_set_to(
+    saved: Path, context: Callable[[], Any], quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[int] = []
+    device_put = jax.device_put
+
+    def watched(arrays: Any, *arguments: Any, **options: Any) -> Any:
+        put.append(len(arrays))
+        return device_put(arrays, *arguments, **options)
+
+    monkeypatch.setattr(jax, "device_put", watched)
+    with context():
+        placed = treering.load(saved / str(MANY))
+    assert_bits(placed, MANY)
+    assert {len(array.sharding.device_set) for array in placed} == {1}
+    # Of each dtype 512 take the quick way, and the rest of it stays.
+    assert sum(put) == (MANY - 512 * len(DTYPES) if quick else MANY)
