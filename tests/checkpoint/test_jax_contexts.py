@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests.caches import clear_caches
 from treering import leaves, serialization, sharding, tree
 from treering.errors import LeavesInitialised, Mismatch, NotSharded, Unsupported
 
@@ -275,17 +275,6 @@ def facts(x: Any) -> Any:
     if isinstance(x, np.ndarray | np.generic):
         return (type(x).__name__, x.dtype.name, x.shape, x.tobytes())
     return x
-
-
-def clear_caches() -> None:
-    """Let treering find out anew what it asks jax once."""
-    functions = [
-        one for name, module in sys.modules.items() if name.startswith("treering.") for one in vars(module).values()
-    ]
-    clears = [function.cache_clear for function in functions if hasattr(function, "cache_clear")]
-    assert clears
-    for clear in clears:
-        clear()
 
 
 @pytest.fixture(scope="module")
