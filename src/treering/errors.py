@@ -165,9 +165,7 @@ class StoreFailed(TreeringError, OSError):
         }
         error = by_errno.get(cause.errno, cls)(f"could not {action} {shown!r}: {reason}", hint=hint)
         if isinstance(error, OSError):
-            error.errno = cause.errno
-            error.filename = shown
-            error.strerror = reason
+            error.errno, error.filename, error.strerror = cause.errno, shown, reason
         return error
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _LONGEST_TEXT = 10_000
 _MOST_ITEMS = 1000
 _EDGE = 3
-_COLUMNS = 100
 
 
 @verb(
@@ -132,9 +131,8 @@ def _array_text(view: ArrayView, parts: list[Selected], *, everything: bool) -> 
         return f"[]  (shape {list(array.shape)})"
     if abridged:
         note(f"{size:,} items, shown by their edges; --all prints every one")
-    with np.printoptions(
-        threshold=0 if abridged else sys.maxsize, edgeitems=_EDGE, floatmode="unique", linewidth=_COLUMNS
-    ):
+    most = 0 if abridged else sys.maxsize
+    with np.printoptions(threshold=most, edgeitems=_EDGE, floatmode="unique", linewidth=100):
         return str(array)
 
 

@@ -75,8 +75,8 @@ def _is_mixed(listing: Listing) -> bool:
 
 def _written(listing: Listing) -> str:
     # The number of processes has words of its own.
-    said = ((name, value) for name, value in listing.written.items() if name != "processes")
-    shown = [f"{name} {value}" for name, value in said if isinstance(value, str | int | float)]
+    said = listing.written.items()
+    shown = [f"{name} {value}" for name, value in said if name != "processes" and isinstance(value, str | int | float)]
     if listing.processes > 1:
         shown.append(pluralize(listing.processes, "processes"))
     return ", ".join(shown)

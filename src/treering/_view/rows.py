@@ -143,9 +143,8 @@ def _sum(leaves: Iterable[Any]) -> Totals:
 
 def _is_long_list(branch: Any) -> bool:
     """Tell whether a list is long and holds nothing but small Python values: a vocabulary, a history of losses."""
-    if isinstance(branch, dict) or len(branch) <= _LONG_LIST:
-        return False
-    return not any(is_branch(value) or isinstance(value, LeafRecord) for value in branch)
+    is_long = not isinstance(branch, dict) and len(branch) > _LONG_LIST
+    return is_long and not any(is_branch(value) or isinstance(value, LeafRecord) for value in branch)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -165,7 +164,10 @@ class _RowBuilder:
         for name, node in above.children:
             if self.enter(name, node, match_name(self.globs, above.states, name)):
                 return
-        self._close(self.open.pop())
+        self.open.pop()
+        self.total.add(above.total)
+        if above.states is not None and not above.total.leaves and self.rows and self.rows[-1] is above.row:
+            self.rows.pop()
 
     @property
     def total(self) -> Totals:
@@ -192,8 +194,3 @@ class _RowBuilder:
         if states is None and depth <= self.depth:
             self.rows.append(Row(depth=depth, name=name, node=node, below=below, closed="long" if below else None))
         return False
-
-    def _close(self, closed: _OpenBranch) -> None:
-        self.total.add(closed.total)
-        if closed.states is not None and not closed.total.leaves and self.rows and self.rows[-1] is closed.row:
-            self.rows.pop()

@@ -140,7 +140,7 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
     rows = []
     for step in listing.steps:
         why = _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
-        rows.append(("keep" if step.kept else "remove", str(step.step), bytes_text(step.nbytes), why))
+        rows.append(("keep  " if step.kept else "remove", str(step.step), bytes_text(step.nbytes), why))
     for step, (verb, *cells) in zip(listing.steps, align(rows, right=(1, 2)), strict=True):
         yield _GAP.join((look.paint("" if step.kept else RED, verb), *cells)).rstrip()
     going = [step for step in listing.steps if not step.kept]

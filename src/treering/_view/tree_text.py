@@ -168,30 +168,26 @@ def row_texts(row: Row, look: Look = UNICODE) -> tuple[str, ...]:
         *(("", _branch_detail(row, look)) if is_branch(node) else leaf_cells(node, look)),
         count_text(parameters) if has_arrays else "",
         bytes_text(nbytes),
-        _sharding_text(node, look),
-        _chunks_text(node, look),
+        *_array_texts(node, look),
     )
 
 
-def _sharding_text(node: Any, look: Look) -> str:
-    """Say how an array was cut, as far as that is known; over which mesh stands in the notes."""
-    text = node.sharding if isinstance(node, LeafRecord) else None
-    return visible(text.partition(" over ")[0], _LONGEST_DETAIL, look.ellipsis) if text else ""
+def _array_texts(node: Any, look: Look) -> tuple[str, ...]:
+    """Say how an array was cut, as far as that is known, and in which pieces it is stored if in more than one file.
 
-
-def _chunks_text(node: Any, look: Look) -> str:
-    """Say in which pieces an array is stored, where that is not simply its bytes in one file.
-
-    In a leaves directory these are its chunk files, in a checkpoint of several processes the boxes that they wrote.
+    The mesh over which it was cut stands in the notes. In a leaves directory the pieces are chunk files, in a
+    checkpoint of several processes the boxes that they wrote.
     """
     if not isinstance(node, LeafRecord):
-        return ""
+        return "", ""
     if node.chunk_shape is None:
-        return visible(_written_by(node), _LONGEST_DETAIL, look.ellipsis)
-    shown = [f"{node.chunks:,} of [{', '.join(map(str, node.chunk_shape))}]"] if node.chunks > 1 else []
-    if node.compressor is not None:
-        shown.append(str(json.loads(node.compressor).get("id")))
-    return visible(", ".join(shown), _LONGEST_DETAIL, look.ellipsis)
+        chunks = _written_by(node)
+    else:
+        shown = [f"{node.chunks:,} of [{', '.join(map(str, node.chunk_shape))}]"] if node.chunks > 1 else []
+        shown += [] if node.compressor is None else [str(json.loads(node.compressor).get("id"))]
+        chunks = ", ".join(shown)
+    sharding = (node.sharding or "").partition(" over ")[0]
+    return tuple(visible(text, _LONGEST_DETAIL, look.ellipsis) if text else "" for text in (sharding, chunks))
 
 
 def _written_by(leaf: LeafRecord) -> str:
