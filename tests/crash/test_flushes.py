@@ -29,7 +29,7 @@ from treering.serialization import save_to_file
 
 FLUSHES = {
     "fsync", "make_durable", "sync", "sync_file_system", "sync_folder", "sync_folders", "sync_parent",
-    "sync_written", "syncfs", "_make_durable", "_sync", "_sync_file", "_sync_if_real", "_sync_written",
+    "sync_written", "syncfs", "_make_durable", "_sync", "_sync_if_real",
 }  # fmt: skip
 """The functions that flush, and those that do nothing but call them."""
 

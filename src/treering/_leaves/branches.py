@@ -95,26 +95,21 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: LeavesFolder) -> list[In
     branch = index.branches.get(prefix or None)
     if branch is not None:
         return [branch]
-    raise _no_branch_error(prefix or None, [text for text in index.branches if text is not None], folder)
-
-
-def _no_branch_error(prefix: str | None, there: list[str], folder: LeavesFolder) -> Mismatch:
-    """Say which prefixes there are."""
-    where = repr(str(folder.path))
+    there = [text for text in index.branches if text is not None]
+    where, shown = repr(str(folder.path)), join_first(list(map(repr, there)), _SHOWN)
+    hint: str | None = None
+    if not prefix and not there:
+        what = f"the index of {where} lists no tree"
+    elif not prefix:
+        what, hint = f"{where} holds only trees with prefixes: {shown}", f"for example prefix={there[0]!r}"
+    elif not there:
+        what, hint = f"{where} has no prefix {prefix!r}: its tree has none", "omit prefix="
+    else:
+        close = near(prefix, there)
+        what, hint = f"{where} has no prefix {prefix!r:.200}; there are {shown}", f"did you mean {close!r}?"
+        hint = hint if close else None
     waiting = "; a save that it does not list waits for treering.leaves.index_leaves" if folder.pending() else ""
-    shown = join_first(list(map(repr, there)), _SHOWN)
-    if prefix is None and not there:
-        return Mismatch(f"the index of {where} lists no tree{waiting}")
-    if prefix is None:
-        hint = f"for example prefix={there[0]!r}"
-        return Mismatch(f"{where} holds only trees with prefixes: {shown}{waiting}", hint=hint)
-    if not there:
-        return Mismatch(f"{where} has no prefix {prefix!r}: its tree has none{waiting}", hint="omit prefix=")
-    close = near(prefix, there)
-    return Mismatch(
-        f"{where} has no prefix {prefix!r:.200}; there are {shown}{waiting}",
-        hint=f"did you mean {close!r}?" if close else None,
-    )
+    raise Mismatch(what + waiting, hint=hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ judgement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -76,11 +77,11 @@ def _read(path: Path, old: bytes | None) -> leaves_index.LeavesIndex | None:
 
 def _is_unreadable(folder: LeavesFolder, branch: leaves_index.IndexBranch) -> bool:
     try:
-        judge_branch(folder, branch)
+        # Perhaps a newer treering wrote it: then it is not damaged, and is not replaced.
+        with contextlib.suppress(Format, Unsupported):
+            judge_branch(folder, branch)
     except Corrupt:
         return True
-    except (Format, Unsupported):  # perhaps a newer treering wrote it: then it is not damaged, and is not replaced
-        return False
     return False
 
 

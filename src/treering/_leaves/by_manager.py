@@ -11,7 +11,7 @@ import dataclasses
 import os
 import weakref
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,12 +98,7 @@ class ManagedSave:
     """
 
     def __init__(
-        self,
-        path: Path,
-        staged: StagedLeaves,
-        record: LeavesRecord,
-        managed: Collection[int],
-        options: LeavesSaveOptions,
+        self, path: Path, staged: StagedLeaves, record: LeavesRecord, managed: Iterable[int], options: LeavesSaveOptions
     ) -> None:
         self._path = path.absolute()  # it is committed later, when the program may work in another folder
         self._staged = staged

@@ -19,7 +19,7 @@ from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 def stage_leaves(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> StagedLeaves:
     """Begin a save into the directory ``path``; ``StagedLeaves`` says more."""
-    return StagedLeaves(path, unfinished_update, stale_messages, attempt, live=live)
+    return StagedLeaves(path, unfinished_update, stale_messages, attempt, live)
 
 
 def commit_record(path: Path, staged: StagedLeaves, record: LeavesRecord, *, write_index: bool) -> None:

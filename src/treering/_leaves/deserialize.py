@@ -119,9 +119,8 @@ def tree_deserialize_leaves(
     )  # fmt: skip
     if manager is not None:
         manager.wait_until_finished()
-    return options.group.retry_on_overwrite(
-        lambda: _opened(path, prefix or None), lambda source: load_tree(source, options)
-    )
+    opened = functools.partial(_opened, path, prefix or None)
+    return options.group.retry_on_overwrite(opened, lambda source: load_tree(source, options))
 
 
 def _batch(chunk_size: Any) -> int:

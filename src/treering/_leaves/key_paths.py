@@ -66,12 +66,10 @@ def leaf_key_paths(pytree: Any, prefix: str | None = "", *, is_leaf: Callable[[A
 
 
 def _walk(pytree: Any, prefix: str | None, is_leaf: Callable[[Any], bool] | None) -> Any:
-    def name_leaf(path: tuple[str, ...], leaf: Any) -> str | None:
-        if leaf is None and not (is_leaf is not None and is_leaf(None)):
-            return None
-        return _join_parts(prefix, path)
-
-    return map_with_path(name_leaf, pytree, is_leaf)
+    stays = is_leaf is None or not is_leaf(None)
+    return map_with_path(
+        lambda path, leaf: None if leaf is None and stays else _join_parts(prefix, path), pytree, is_leaf
+    )
 
 
 def _join_parts(prefix: str | None, parts: Iterable[str]) -> str:

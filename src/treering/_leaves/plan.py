@@ -74,15 +74,8 @@ class LeavesSaveOptions:
 
     def digest(self) -> bytes:
         """Return a few bytes that are the same on all processes that are given the same arguments."""
-        compressor = None if self.compressor is None else sorted(self.compressor.items(), key=repr)
-        asked = (
-            self.prefix or None,
-            self.write_index,
-            compressor,
-            self.chunk_bytes,
-            self.host_local,
-            self.manager is None,
-        )
+        codec = None if self.compressor is None else sorted(self.compressor.items(), key=repr)
+        asked = (self.prefix or None, self.write_index, codec, self.chunk_bytes, self.host_local, self.manager is None)
         return xxhash.xxh3_64_digest(repr(asked).encode("utf-8", "surrogatepass"))
 
 
@@ -281,9 +274,8 @@ def shared_chunk_shape(
 def _divisor(length: int, most: int) -> int | None:
     """Return the largest divisor that is at most ``most``, as far as it is found in time."""
     fewest = -(-length // most)
-    return next(
-        (length // count for count in range(fewest, min(length, fewest + _MOST_TRIES) + 1) if length % count == 0), None
-    )
+    counts = range(fewest, min(length, fewest + _MOST_TRIES) + 1)
+    return next((length // count for count in counts if length % count == 0), None)
 
 
 def _grid_chunk(shape: tuple[int, ...], boxes: Sequence[Box]) -> tuple[int, ...]:

@@ -265,9 +265,8 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
         return lambda _path, kind: _cut(default, len(_shape(kind)))
     if callable(default):
         return lambda path, kind: default({"path": path, "shape": list(_shape(kind)), "dtype": kind.dtype})
-    raise Unsupported(
-        f"default_sharding is {kind_of(default)}", hint="a Sharding, PartitionSpec, Device, function or None"
-    )
+    hint = "a Sharding, PartitionSpec, Device, function or None"
+    raise Unsupported(f"default_sharding is {kind_of(default)}", hint=hint)
 
 
 def _shape(kind: LeafType) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def unfinished(index: bytes) -> Update | None:
 
 
 def stage(path: Path, attempt: str | None = None) -> StagedLeaves:
-    return StagedLeaves(path, unfinished, stale_messages, attempt)
+    return StagedLeaves(path, unfinished, stale_messages, attempt, ())
 
 
 def chunks_of(content: bytes) -> list[tuple[str, bytes]]:

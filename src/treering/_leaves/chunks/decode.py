@@ -174,16 +174,12 @@ class _Content:
             found = block_checksums(piece, self._block)
             wanted = self._checksums[first : first + len(found)]
             if found != wanted:
-                raise _mismatch_error(found, wanted, first * self._block, self._block, self._file.size)
+                wrong = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+                start = (first + wrong) * self._block
+                where = f"bytes {start} to {min(start + self._block, self._file.size)}"
+                raise Corrupt(f"{where} have the checksum {found[wrong]:016x} instead of {wanted[wrong]:016x}")
         self._at += size
         return piece
-
-
-def _mismatch_error(found: array[int], wanted: array[int], start: int, block: int, end: int) -> Corrupt:
-    number = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
-    start += number * block
-    where = f"bytes {start} to {min(start + block, end)}"
-    return Corrupt(f"{where} have the checksum {found[number]:016x} instead of {wanted[number]:016x}")
 
 
 def view_as_stored(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:

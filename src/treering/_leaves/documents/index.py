@@ -122,9 +122,8 @@ def _index(document: Any) -> LeavesIndex:
     names = [*lists, *(name for name in records if name not in lists)]
     for branch in sorted(names, key=lambda name: name is None):
         record, moving = records.get(branch, (None, None))
-        branches[branch] = IndexBranch(
-            prefix=branch, entries=_entries(lists.get(branch, []), branch), record=record, moving=moving
-        )
+        entries = _entries(lists.get(branch, []), branch)
+        branches[branch] = IndexBranch(prefix=branch, entries=entries, record=record, moving=moving)
     return LeavesIndex(branches=branches, document=document)
 
 

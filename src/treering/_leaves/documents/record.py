@@ -188,13 +188,8 @@ def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
     yield "written", record.written
     yield "meshes", list(record.meshes)
     yield from columns.encode_tree(record)
-    yield (
-        "layouts",
-        [
-            {"chunks": list(layout.chunks), "compressor": json.loads(layout.compressor) if layout.compressor else None}
-            for layout in record.layouts
-        ],
-    )
+    cuts = [(list(each.chunks), json.loads(each.compressor or "null")) for each in record.layouts]
+    yield "layouts", [{"chunks": chunks, "compressor": compressor} for chunks, compressor in cuts]
     yield "layout", list(record.leaf_layouts)
     yield "sizes", list(record.sizes)
     yield "checksums", columns.encode_checksums(record.checksums)

@@ -62,9 +62,7 @@ def update_for(
         )
         moves.append(Move(attempt=record.attempt, cleared=moving))
     _check_apart(records, others)
-    first, second = leaves_index.encode_steps(
-        leaves_index.LeavesIndex(branches=branches, document=index.document), saved
-    )
+    first, second = leaves_index.encode_steps(dataclasses.replace(index, branches=branches), saved)
     return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
 
 

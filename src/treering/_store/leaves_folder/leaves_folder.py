@@ -175,12 +175,8 @@ class LeavesFolder:
             StoreFailed: the system refuses.
         """
         with naming(self._shown, "read"):
-            attempts = list_attempts(self._tree)
-            return {
-                one
-                for one in attempts
-                if self._tree.find(leaves_names.attempt_folder(one), leaves_names.PENDING) is not None
-            }
+            attempts, pending = list_attempts(self._tree), leaves_names.PENDING
+            return {one for one in attempts if self._tree.find(leaves_names.attempt_folder(one), pending) is not None}
 
     def array_folders(self) -> Iterator[str]:
         """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from treering._store.failures import LinkRefused, naming, with_errno
@@ -48,9 +48,8 @@ class StagedLeaves(StagedFiles):
     """
 
     def __init__(
-        self, path: Path, unfinished: Unfinished, stale: StaleMessages, attempt: str | None = None, *,
-        live: Collection[str] = (),
-    ) -> None:  # fmt: skip
+        self, path: Path, unfinished: Unfinished, stale: StaleMessages, attempt: str | None, live: Iterable[str]
+    ) -> None:
         super().__init__(os.fspath(path))
         self._unfinished = unfinished
         self._stale = stale
