@@ -193,18 +193,13 @@ def check_json(value: Any, what: str) -> None:
 
 
 def _check_scalar(item: Any, where: str) -> None:
-    if item is None or type(item) in (bool, str):
-        return
-    if type(item) is int:
-        if item.bit_length() > _MAX_INT_BITS:
-            raise Unsupported(f"{where} is an int of {pluralize(item.bit_length(), 'bits')}", hint="write it as text")
-        return
-    if type(item) is float:
-        if not math.isfinite(item):
-            raise Unsupported(f"{where} is {item}, which JSON cannot hold", hint="write it as text")
-        return
-    hint = "make it a list" if isinstance(item, tuple) else "put arrays and other objects into the tree"
-    raise Unsupported(f"{where} is {kind_of(item)}, which JSON cannot hold", hint=hint)
+    if type(item) is int and item.bit_length() > _MAX_INT_BITS:
+        raise Unsupported(f"{where} is an int of {pluralize(item.bit_length(), 'bits')}", hint="write it as text")
+    if type(item) is float and not math.isfinite(item):
+        raise Unsupported(f"{where} is {item}, which JSON cannot hold", hint="write it as text")
+    if item is not None and type(item) not in (bool, str, int, float):
+        hint = "make it a list" if isinstance(item, tuple) else "put arrays and other objects into the tree"
+        raise Unsupported(f"{where} is {kind_of(item)}, which JSON cannot hold", hint=hint)
 
 
 def show(value: Any) -> str:

@@ -208,6 +208,4 @@ class Index(TreeColumns):
     def box_of(self, chunk: int) -> Box:
         """Return which box of its leaf a chunk holds."""
         box = self.chunks.box[chunk]
-        if box is not None:
-            return box
-        return whole(self.type_of(self.chunks.leaf[chunk]).shape or ())
+        return box if box is not None else whole(self.type_of(self.chunks.leaf[chunk]).shape or ())

@@ -68,9 +68,7 @@ class Window:
     def read(self, at: int, nbytes: int) -> bytes:
         """Return ``nbytes`` from ``at`` on, from the source where the window ends before."""
         self.need(at, nbytes)
-        if at + nbytes <= len(self.data):
-            return self.data[at : at + nbytes]
-        return self._fetch(self.base + at, nbytes)
+        return self.data[at : at + nbytes] if at + nbytes <= len(self.data) else self._fetch(self.base + at, nbytes)
 
     def need(self, at: int, nbytes: int) -> None:
         """Raise where the source ends before ``nbytes`` from ``at`` on."""
