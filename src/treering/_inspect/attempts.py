@@ -183,8 +183,9 @@ def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
         if found is None:  # it was taken away meanwhile
             continue
         said: PrepareMessage | VoteMessage | DecisionMessage | None = None
-        with contextlib.suppress(OSError, Corrupt, LinkRefused):  # no note, or a damaged one
-            said = _said(name, _content(store, name))
+        # No message, a link or a damaged one says nothing. Readers that wait touch the folder; this one must not.
+        with contextlib.suppress(OSError, Corrupt, LinkRefused), store.open_file(name) as file:
+            said = _said(name, file.read(0, file.size)) if file.size <= LARGEST_MESSAGE else None
         process = int(kind[1]) if kind[1] else None
         attempt = said.attempt if isinstance(said, PrepareMessage) else checkpoint_names.attempt_of_message(name)
         yield NoteFile(changed=found.modified, process=process, attempt=attempt, said=said)
@@ -198,17 +199,3 @@ def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMess
     if checkpoint_names.attempt_of_message(name) is None:
         return None
     return dataclasses.replace(VoteMessage.decode(data), payload=b"")
-
-
-def _content(store: Store, name: str) -> bytes:
-    """Read a note; whoever waits for notes may touch the folder to see the newest, and this may not.
-
-    Raises:
-        OSError: it is no file, or cannot be read.
-        LinkRefused: it is a link.
-        Corrupt: it is larger than any note.
-    """
-    with store.open_file(name) as file:
-        if file.size > LARGEST_MESSAGE:
-            raise Corrupt(f"{name!r} is larger than any message")
-        return file.read(0, file.size)

@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._format.diagnosis import Attempt, Life, ProcessState
@@ -47,12 +47,8 @@ class Known:
     """Whether there is an index that cannot be read, so that nobody can tell what it names."""
 
 
-class _Judgement(NamedTuple):
-    """Whether an attempt lives, why that is known, what to do."""
-
-    life: Life
-    reason: str
-    advice: str
+_Judgement: TypeAlias = tuple[Life, str, str]
+"""Whether an attempt lives, why that is known, what to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,27 +128,27 @@ def _of_checkpoints(looked: FolderScan, known: Known, notes: Mapping[str, _Notes
 def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
     if remains.is_index or remains.attempt in known.attempts:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
-        return _Judgement(Life.OVER, reason, "the next save removes that name: nothing to do")
+        return Life.OVER, reason, "the next save removes that name: nothing to do"
     life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
-    return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK))
+    return life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK)
 
 
 def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known, *, removed: bool) -> _Judgement:
     """Judge data files that no journal proves to be leftovers, perhaps those of an index that became a tombstone."""
     if removed and looked.saver is not None:
         who = f"process {looked.saver} of this machine is at work in this folder"
-        return _Judgement(Life.IN_FLIGHT, f"it was removed; {who}", _WAIT)
+        return Life.IN_FLIGHT, f"it was removed; {who}", _WAIT
     if removed:
-        return _Judgement(Life.DEAD, "its removal was interrupted", _GOES_ON)
+        return Life.DEAD, "its removal was interrupted", _GOES_ON
     if known.damaged:
         reason = "the index is damaged: it is unknown whether it names these files"
-        return _Judgement(Life.OVER, reason, "keep them until the index is replaced, or restored from a copy")
+        return Life.OVER, reason, "keep them until the index is replaced, or restored from a copy"
     if looked.saver is not None:
-        return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
+        return Life.IN_FLIGHT, _saving(looked.saver), _WAIT
     if set(files) <= set(known.replaced):
-        return _Judgement(Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT)
+        return Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT
     reason = "no index names these files, and no journal proves that they are leftovers"
-    return _Judgement(Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself")
+    return Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself"
 
 
 # ------------------------------------------------------------------------------------------------------------ leaves
@@ -170,18 +166,18 @@ def _of_leaves(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], no
 def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
     if leaves_names.PENDING in remains.files and remains.holder is None:
         advice = "treering.leaves.index_leaves adds it to the index"
-        return _Judgement(Life.OVER, "it was saved without an index, and waits for one", advice)
+        return Life.OVER, "it was saved without an index, and waits for one", advice
     life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
     if life is Life.IN_FLIGHT:
-        return _Judgement(life, reason, _WAIT)
+        return life, reason, _WAIT
     if remains.attempt in known.moving:
         reason = f"it is committed, but not all of its files are moved to their key paths; {reason}"
         advice = "treering can read it; the next save, or treering.leaves.index_leaves, moves the rest"
-        return _Judgement(life, reason, advice)
+        return life, reason, advice
     if leaves_names.RECORD in remains.files and (known.damaged or leaves_names.INDEX not in looked.names):
         reason = f"there is no readable index, so it is unknown whether it named this save; {reason}"
-        return _Judgement(life, reason, "treering.leaves.index_leaves rebuilds the index from the files")
-    return _Judgement(life, reason, _SWEPT if life is Life.DEAD else _LOOK)
+        return life, reason, "treering.leaves.index_leaves rebuilds the index from the files"
+    return life, reason, _SWEPT if life is Life.DEAD else _LOOK
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
@@ -190,14 +186,14 @@ def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _N
 def _judge_messages(attempt: str, said: _Notes, looked: FolderScan, known: Known) -> _Judgement:
     """Judge an attempt of which only messages are there."""
     if attempt in known.attempts:
-        return _Judgement(Life.OVER, "it is the committed one", _NOTES_GO)
+        return Life.OVER, "it is the committed one", _NOTES_GO
     if said.verdict is not None:
-        return _Judgement(Life.OVER, "process 0 has ended it", _NOTES_GO)
+        return Life.OVER, "process 0 has ended it", _NOTES_GO
     if looked.saver is not None:
-        return _Judgement(Life.IN_FLIGHT, _saving(looked.saver), _WAIT)
+        return Life.IN_FLIGHT, _saving(looked.saver), _WAIT
     locks = dataclasses.replace(looked.locks, gap="only messages are there, which have no lock")
     life, reason = life_of(None, locks, said.leader, said.changed)
-    return _Judgement(life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _NOTES_GO}.get(life, _LOOK))
+    return life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _NOTES_GO}.get(life, _LOOK)
 
 
 def _saving(saver: int) -> str:
@@ -205,18 +201,19 @@ def _saving(saver: int) -> str:
 
 
 def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes, now: float) -> Attempt:
-    states, advice, vote = list(_states(said, now)), judged.advice, said.vote(0)
+    life, reason, advice = judged
+    states, vote = list(_states(said, now)), said.vote(0)
     silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
-    if judged.life is Life.UNKNOWN and silent:
+    if life is Life.UNKNOWN and silent:
         advice = f"{format_processes(state.process for state in silent)} did not vote: {advice}"
-    elif judged.life is Life.IN_FLIGHT and silent and vote and vote.stage is VoteStage.PREPARED:
+    elif life is Life.IN_FLIGHT and silent and vote and vote.stage is VoteStage.PREPARED:
         late = format_processes(state.process for state in silent)
         advice = f"wait: it ends at its deadline at the latest; waited for: {late}"
     return Attempt(
         attempt=remains.attempt,
         form=form,
-        life=judged.life,
-        reason=judged.reason,
+        life=life,
+        reason=reason,
         advice=advice,
         files=remains.count,
         nbytes=sum(remains.files.values()),

@@ -22,7 +22,7 @@ from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.open_tree import read_msgpack
-from treering._inspect.verify_chunks import differing_runs, differing_span
+from treering._inspect.verify_chunks import describe_broken, differing_runs, differing_span
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
@@ -120,10 +120,9 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
             return _report_broken(shown, INDEX_NAME, error)
         for number, found in enumerate(files):
             findings += _check_file(index, number, found)
-        names = [entry.name for entry in index.files]
         nbytes, bad = _check_blocks(index, files, progress)
         bad += _find_bad_text(index, files, {block.chunk for block in bad})
-        findings += merge_blocks(index, bad, names)
+        findings += merge_blocks(index, bad, [entry.name for entry in index.files])
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
 
@@ -245,7 +244,16 @@ def _check_span(index: Index, starts: Sequence[int], file: Reader, pieces: Seque
     try:
         data = memoryview(file.read(begin, chunks.offset[chunk] + stop - begin))
     except (Corrupt, StoreFailed) as error:
-        return _check_alone(index, starts, file, pieces, error)
+        # Once more in smaller parts, down to one block, so that only what is lost is named.
+        chunk, _, start, stop = pieces[0]
+        size, parts = chunks.block[chunk], pieces
+        if len(pieces) == 1 and stop - start <= size:
+            lost = isinstance(error, Corrupt)
+            problem = "is lost: the file ends before it" if lost else f"cannot be read ({error.message})"
+            return [BadBlock(chunk, start, stop, problem)]
+        if len(pieces) == 1:
+            parts = [(chunk, at // size, at, min(at + size, stop)) for at in range(start, stop, size)]
+        return [bad for part in parts for bad in _check_span(index, starts, file, [part])]
     bad: list[BadBlock] = []
     for chunk, first, start, stop in pieces:
         at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
@@ -254,23 +262,6 @@ def _check_span(index: Index, starts: Sequence[int], file: Reader, pieces: Seque
         for low, high in differing_runs(found, index.checksums[number : number + len(found)]):
             bad.append(BadBlock(chunk, start + low * size, min(start + high * size, stop), "is damaged"))
     return bad
-
-
-def _check_alone(
-    index: Index, starts: Sequence[int], file: Reader, pieces: Sequence[_Piece], error: Corrupt | StoreFailed
-) -> list[BadBlock]:
-    """Check what could not be read at once block by block, so that only what is lost is named."""
-    chunks = index.chunks
-    chunk, _, start, stop = pieces[0]
-    size = chunks.block[chunk]
-    if len(pieces) == 1 and stop - start <= size:
-        lost = isinstance(error, Corrupt)
-        problem = "is lost: the file ends before it" if lost else f"cannot be read ({error.message})"
-        return [BadBlock(chunk, start, stop, problem)]
-    parts = pieces
-    if len(pieces) == 1:
-        parts = [(chunk, at // size, at, min(at + size, stop)) for at in range(start, stop, size)]
-    return [bad for part in parts for bad in _check_span(index, starts, file, [part])]
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -325,9 +316,7 @@ def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[in
 def _report_broken(path: str, file: str, error: Corrupt | LinkRefused, *, checked: bool = True) -> Verification:
     """Return the outcome where nothing but that can be said."""
     key = join_key(error.path) if error.path else None
-    reason = error.message.removeprefix(f"{file} is damaged: ")
-    problem = f"is damaged ({reason})" if isinstance(error, Corrupt) else f"cannot be read ({error})"
-    finding = Finding(key=key, file=file, start=error.offset, stop=None, problem=problem)
+    finding = dataclasses.replace(describe_broken(file, error), key=key)
     return Verification(path=path, findings=(finding,), leaves=0, nbytes=0, checked=checked)
 
 

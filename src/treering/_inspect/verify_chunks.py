@@ -155,6 +155,15 @@ class ChunkCheck:
         return stop - start
 
 
+def describe_broken(file: str, error: Corrupt | LinkRefused, *prefixes: str) -> Finding:
+    """Say what is wrong with a file as a whole; its name, which the finding has, and the prefixes are left out."""
+    reason = error.message
+    for known in (*prefixes, f"{file} is damaged: "):
+        reason = reason.removeprefix(known)
+    problem = f"is damaged ({reason})" if isinstance(error, Corrupt) else f"cannot be read ({error})"
+    return Finding(key=None, file=file, start=error.offset, stop=None, problem=problem)
+
+
 def differing_runs(found: array[int], wanted: array[int]) -> Iterator[tuple[int, int]]:
     """Yield where runs of numbers that differ begin and end.
 

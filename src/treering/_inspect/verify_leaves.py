@@ -14,7 +14,7 @@ from treering._arrays.jobs import Progress, Tally, Work, run_all
 from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.findings import Finding, Verification
 from treering._inspect.diff import blocks_of
-from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles, cannot_be_read
+from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles, cannot_be_read, describe_broken
 from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
@@ -68,11 +68,7 @@ def _broken(folder: LeavesFolder, path: str, error: Corrupt | LinkRefused) -> Ve
 def _index_finding(folder: LeavesFolder, error: Corrupt | LinkRefused) -> Finding:
     """Say what is wrong with the index, without its name, which the finding has."""
     shown = repr(os.fspath(folder.path / LEAVES_INDEX))
-    reason = error.message
-    for known in (f"{shown}: ", f"{shown} is damaged: ", f"{LEAVES_INDEX} is damaged: "):
-        reason = reason.removeprefix(known)
-    problem = f"is damaged ({reason})" if isinstance(error, Corrupt) else f"cannot be read ({error})"
-    return Finding(key=None, file=LEAVES_INDEX, start=error.offset, stop=None, problem=problem)
+    return describe_broken(LEAVES_INDEX, error, f"{shown}: ", f"{shown} is damaged: ")
 
 
 def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progress: Progress | None) -> Verification:

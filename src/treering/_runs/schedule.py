@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.message_board import PathMessageBoard
@@ -147,8 +147,7 @@ class SaveSchedule:
         return max(1, min(int(seconds * steps / passed) if passed > 0 else _MOST_STEPS, _MOST_STEPS))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _SyncPoint:
+class _SyncPoint(NamedTuple):
     """When all processes met last."""
 
     step: int

@@ -34,10 +34,10 @@ def require_step_number(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
-        if isinstance(step, str | float | None):
-            raise Unsupported(f"{step!r:.100} is not a step", hint=hint) from None
-        hint = "the step is the first argument: run.save(step, tree), run.load(step, like=tree)"
-        raise Unsupported(f"{kind_of(step)} is not a step", hint=hint) from None
+        if not isinstance(step, str | float | None):
+            hint = "the step is the first argument: run.save(step, tree), run.load(step, like=tree)"
+            raise Unsupported(f"{kind_of(step)} is not a step", hint=hint) from None
+        number = -1
     if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
         raise Unsupported(f"{step!r:.100} is not a step", hint=hint)
     return number

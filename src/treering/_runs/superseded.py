@@ -65,8 +65,7 @@ def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -
         StoreFailed: the system refuses; nothing is superseded.
     """
     with RunFolder(path) as run:
-        attempts = {each: _attempt_of(run, each) for each in left}
-        there = {each: attempt for each, attempt in attempts.items() if attempt != _GONE}
+        there = {each: attempt for each in left if (attempt := _attempt_of(run, each)) != _GONE}
         run.write_left(encode_superseded(SupersededSteps(step=step, mark=mark, left=there)))
 
 
