@@ -207,8 +207,7 @@ class _Along:
 
     def torn(self, cuts: Sequence[int]) -> int:
         """Return how many bytes of the chunk are read more than once where it is cut so, at most."""
-        inside = cuts[bisect.bisect_right(cuts, self.start) : bisect.bisect_left(cuts, self.stop)]
-        if not inside:
+        if not (inside := cuts[bisect.bisect_right(cuts, self.start) : bisect.bisect_left(cuts, self.stop)]):
             return 0
         row = (self.stop - self.start) * self.stride
         aligned = row % self.block == 0 or self.outer == 1
@@ -244,8 +243,7 @@ class Turns:
             parts: of one leaf, from the first place on.
             row_bytes: bytes of one row.
         """
-        spare = len(parts.owners) - parts.used
-        if not spare:
+        if not (spare := len(parts.owners) - parts.used):
             return parts
         first = self._next_place(parts.owners, spare)
         if _borders(parts, first) != _borders(parts, 0):
@@ -260,8 +258,7 @@ class Turns:
 
     def _next_place(self, owners: tuple[int, ...], last: int) -> int:
         """Return the first place of the process with the least load, of those that have one up to the last."""
-        known = self._places.get(id(owners))
-        if known is None:
+        if (known := self._places.get(id(owners))) is None:
             places = {owner: place for place, owner in reversed(list(enumerate(owners)))}
             known = self._places[id(owners)] = (owners, places)  # held, so that its id stays its own
         passed = []

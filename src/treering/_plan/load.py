@@ -142,8 +142,7 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
     for leaf in leaves:
         # By identity: to compare boxes for 1,024 processes costs more than to plan for them. The plan keeps them alive.
         kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted))
-        plan = known.get(kind)
-        if plan is None:
+        if (plan := known.get(kind)) is None:
             plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted, leaf.grid)
         if plan.parts is not None:
             row_bytes = math.prod(leaf.shape) * leaf.itemsize // plan.parts.length
@@ -209,8 +208,7 @@ class _Chunks:
         goals: dict[int, list[tuple[int, Box]]] = {}
         for target, box in enumerate(boxes):
             for number in self.find_overlapping(box):
-                common = intersection(self._chunks[number].box, box)
-                if common is not None:
+                if (common := intersection(self._chunks[number].box, box)) is not None:
                     goals.setdefault(number, []).append((target, common))
         for number, parts in sorted(goals.items()):
             chunk = self._chunks[number]
@@ -250,8 +248,7 @@ def covering_ranges(
     for wanted in dict.fromkeys(wanted_boxes):
         if wanted == chunk_box and steps is None:
             return [(0, nbytes)] if nbytes else []
-        common = pick_overlap(chunk_box, wanted, steps)
-        if common is not None:
+        if (common := pick_overlap(chunk_box, wanted, steps)) is not None:
             ranges += _cover_one(common[1], shape_of(chunk_box), itemsize, block)
     merged: list[ByteRange] = []
     for start, stop in sorted(ranges):

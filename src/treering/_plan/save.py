@@ -162,8 +162,7 @@ class SavePlan:
         """Return what one process writes, in the order of the leaves; other processes' parts are not made."""
         parts: list[PlannedPart] = []
         for kind in self._kinds:
-            boxes = kind.alone.get(process, ())
-            if boxes:
+            if boxes := kind.alone.get(process, ()):
                 parts += [PlannedPart(leaf, box) for leaf in kind.leaves for box in boxes]
         for line in self._lines:
             if process in line.owners:
@@ -232,8 +231,7 @@ def group_alike(
         # Equal tuples that are not the same one become two kinds, which is slower and no harm.
         alike = boxes if len(boxes) <= _FEW_BOXES else id(boxes)
         key = (layout.nbytes_per_item, layout.shape, alike, cuts and cuts[leaf])
-        kind = kinds.get(key)
-        if kind is None:
+        if (kind := kinds.get(key)) is None:
             kind = kinds[key] = AlikeLeaves(layout=layout, leaves=[], alone={}, shared={})
             for part, owners in parts_of(leaf):
                 if not owners or not 0 <= owners[0] <= owners[-1] < processes:

@@ -113,8 +113,7 @@ class _FlattenWalk:
                     leaves.append(child)
                     kinds.append(kind)
                     continue
-                inner = self._begin(key, child)
-                if inner is not None:
+                if (inner := self._begin(key, child)) is not None:
                     levels.append((inner, f"{prefix}{part}/"))
                     if len(levels) > MAX_LEVELS:
                         deep = f"the tree is more than {MAX_LEVELS} containers deep"
@@ -149,8 +148,7 @@ class _FlattenWalk:
 
     def _count_leaves(self) -> None:
         """Note how many leaves came since the last container."""
-        count = len(self.flat.keys) - self.counted
-        if count:
+        if count := len(self.flat.keys) - self.counted:
             self.flat.tokens.append(count)
             self.counted = len(self.flat.keys)
 
@@ -205,8 +203,7 @@ def open_node(x: Any) -> OpenNode | None:
     # jax would warn that an iterator is a leaf.
     if kind in LEAF_TYPES or (isinstance(x, Iterator) and kind.__module__ == "builtins"):
         return None
-    node = open_pytree_node(x)
-    if node is not None:
+    if (node := open_pytree_node(x)) is not None:
         return _open_jax_node(x, node)
     if kind in REGISTRY or flax_serves(kind):
         return _open_handled(x)
@@ -289,8 +286,7 @@ def _open_dataclass(x: Any) -> OpenNode | None:
     fields = _field_values(x)
     if any(isinstance(getattr(type(x), name, None), property) for name in fields):
         return None
-    place = hidden_array(x, fields)
-    if place is not None:
+    if (place := hidden_array(x, fields)) is not None:
         text = f"a {class_name(type(x))} holds an array in {place!r}, which is not a field of it"
         raise Unsupported(text, hint="make it a field, or register the class as a pytree node")
 

@@ -102,8 +102,7 @@ def match_leaves(
     result, fits = list[LeafMatch](), dict[Any, Fit | None]()
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
         source = sources.get(key, key)
-        number = stored.get(source)
-        if number is None:
+        if (number := stored.get(source)) is None:
             if missing == "leave" or (missing == "keep" and kind != "abstract"):
                 result.append(LeafMatch(-1, KEPT))
                 report.kept.append((key, leaf, kind))
@@ -116,8 +115,7 @@ def match_leaves(
         alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else key
         if alike not in fits:
             fits[alike] = fit_leaf(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
-        fit = fits[alike]
-        if fit is None:
+        if (fit := fits[alike]) is None:
             report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
             report.castable |= not cast and fit_leaf(type_, leaf, kind, cast=True, raw_keys=raw_keys) is not None
         else:

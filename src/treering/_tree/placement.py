@@ -19,22 +19,15 @@ from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported
 
-Shardings: TypeAlias = (
-    Sharding
-    | PartitionSpec
-    | jax.Device
-    | Callable[[str, jax.ShapeDtypeStruct], Any]
-    | Sequence[tuple[str | re.Pattern[str], Any]]
-    | Any
-)
+Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
+"""Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
+_PartitionRules: TypeAlias = Sequence[tuple[str | re.Pattern[str], Any]]
+Shardings: TypeAlias = Sharding | PartitionSpec | jax.Device | Choice | _PartitionRules | Any
 """What ``shardings`` takes: a ``Sharding``, ``Device`` or ``PartitionSpec`` for all arrays; a function of (key,
 ``jax.ShapeDtypeStruct``) that returns one; partition rules, pairs of a pattern and a ``PartitionSpec``; or (``Any``) a
 prefix tree of them, in containers of any kind, where None is the default device."""
 
 _NO_RULE: Final = "no partition rule matches"
-
-Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
-"""Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
 
 
 def resolve_shardings(
@@ -128,8 +121,7 @@ class _NoFit(Exception):
 
 def aval_of(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
     """Return what a function of (key, aval) is shown."""
-    aval: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
-    return aval
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def sharding_of(like: Any) -> Any:
@@ -163,7 +155,7 @@ def is_placement(x: Any) -> bool:
     return isinstance(x, Sharding | PartitionSpec | jax.Device)
 
 
-def is_rules(x: Any) -> TypeGuard[Sequence[tuple[str | re.Pattern[str], Any]]]:
+def is_rules(x: Any) -> TypeGuard[_PartitionRules]:
     """Tell rules from a prefix tree, which holds no strings."""
     pairs = x if isinstance(x, list | tuple) else ()
     return bool(pairs) and all(isinstance(p, list | tuple) and p and isinstance(p[0], str | re.Pattern) for p in pairs)
@@ -173,8 +165,7 @@ def _by_rules(rules: Rules, key: str, aval: jax.ShapeDtypeStruct) -> PartitionSp
     """Return the spec of the first rule found in the key; what has no axes is replicated, a long spec is cut."""
     if not aval.shape:
         return spec_of()
-    rule = rules.rule_for(key)
-    if rule is None:
+    if (rule := rules.rule_for(key)) is None:
         raise _NoFit(_NO_RULE)
     spec: PartitionSpec = fit_spec(key, rule, aval.shape)
     return spec
@@ -256,8 +247,7 @@ def _concrete(given: NamedSharding, mesh: jax.sharding.Mesh | None, aval: jax.Sh
         return given
     axes = dict(given.mesh.shape)
     if mesh is None:
-        mesh = current_mesh()
-        if mesh is None:
+        if (mesh := current_mesh()) is None:
             text = f"{given.spec} is for an abstract mesh of {axes}, which has no devices"
             raise Unsupported(text, hint="pass mesh=, or use jax.set_mesh")
         if dict(mesh.shape) != axes:

@@ -119,9 +119,7 @@ def flax_overrides(ty: type) -> bool:
 
 def _flax_handlers() -> Mapping[type, tuple[ToState, FromState]]:
     """Return the table of a loaded flax; an empty one where there is none."""
-    handlers: Mapping[type, tuple[ToState, FromState]]
-    handlers = getattr(sys.modules.get("flax.serialization"), "_STATE_DICT_REGISTRY", {})
-    return handlers
+    return getattr(sys.modules.get("flax.serialization"), "_STATE_DICT_REGISTRY", {})
 
 
 def _flax_function(name: str) -> Callable[..., Any] | None:
@@ -198,8 +196,7 @@ def open_pytree_node(x: Any) -> Node | None:
     Raises:
         Unsupported: two children have the same key text.
     """
-    remake = _dict_maker(x)
-    if remake is not None:
+    if (remake := _dict_maker(x)) is not None:
         return Node(children=key_by_text(x), kind="mapping", rebuild=lambda found: remake(zip(x, found, strict=True)))
     # False for x itself, True for whatever lies in it, even if that is x again.
     answers = iter((False,))

@@ -44,8 +44,8 @@ class _DepthLevel:
     """Which are sequences of Python's own."""
     lengths: list[int] = dataclasses.field(default_factory=list)
     """How many children each of the dicts has, then each of the sequences."""
-    others: list[tuple[int, Container, int]] = dataclasses.field(default_factory=list)
-    """Which are containers that ``opened`` knows, what a file says of them, and how many children they have."""
+    others: list[tuple[int, Container]] = dataclasses.field(default_factory=list)
+    """Which are containers that ``opened`` knows, and what a file says of them."""
     types: list[type] = dataclasses.field(default_factory=list)
     """The classes of all the children."""
 
@@ -90,8 +90,7 @@ class KnownStructure:
         above: list[Any] = [tree]
         everything = [tree]
         for level in self._levels:
-            children = _collect_children(level, above)
-            if children is None:
+            if (children := _collect_children(level, above)) is None:
                 return None
             everything += children
             above = children
@@ -118,13 +117,9 @@ def _collect_children(level: _DepthLevel, above: Sequence[Any]) -> list[Any] | N
     if not _same(map(type, keys), level.key_types) or keys != level.keys:
         return None
     children = list(itertools.chain.from_iterable(itertools.chain(map(dict.values, dicts), items)))
-    for place, head, count in level.others:
+    for place, head in level.others:
         node = open_node(above[place])
-        if (
-            node is None
-            or len(node.children) != count
-            or not same_value(_facts(node.container), _facts(head), in_file=True)
-        ):
+        if node is None or not same_value(_facts(node.container), _facts(head), in_file=True):
             return None
         children += node.children
     return children if len(children) == len(level.types) and _same(map(type, children), level.types) else None
@@ -175,7 +170,7 @@ def _level_of(above: Sequence[Any]) -> tuple[_DepthLevel, list[Any], list[tuple[
             items += found
             counts[1].append((place, len(found)))
         elif (node := open_node(x)) is not None:
-            level.others.append((place, node.container, len(node.children)))
+            level.others.append((place, node.container))
             others += node.children
             counts[2].append((place, len(node.children)))
     level.key_types = list(map(type, level.keys))

@@ -124,11 +124,9 @@ def _begin(target: Any, state: Any, in_class: bool) -> tuple[Any, Restorer | Non
     kind = type(target)
     if kind in LEAF_TYPES:
         return state, None, False
-    entry = REGISTRY.get(kind)
-    if entry is not None:
+    if (entry := REGISTRY.get(kind)) is not None:
         return entry[1](target, state), None, False
-    built_in = _RESTORERS.get(kind)
-    if built_in is not None:
+    if (built_in := _RESTORERS.get(kind)) is not None:
         return None, built_in(target, state), False
     if is_namedtuple(target):
         return None, _restore_namedtuple(target, state), False
@@ -173,8 +171,7 @@ def _restore_partial(partial: Any, state: Any) -> Restorer:
 def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
     names = xs._fields
     _require_dict(NotADict, "namedtuple", state)
-    state = registry.modernize_namedtuple(state, names)
-    if state is None:
+    if (state := registry.modernize_namedtuple(state, names)) is None:
         raise _error(AbsentItem, "the old form of a namedtuple is incomplete")
     if set(state) != set(names):
         found, wanted = _set_text(state), _set_text(set(names))

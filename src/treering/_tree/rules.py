@@ -179,5 +179,4 @@ def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest:
 
 def spec_of(*parts: Any) -> jax.sharding.PartitionSpec:
     """Return ``PartitionSpec(*parts)``, typed."""
-    spec: PartitionSpec = PartitionSpec(*parts)  # type: ignore[no-untyped-call]
-    return spec
+    return PartitionSpec(*parts)  # type: ignore[no-untyped-call]

@@ -96,11 +96,9 @@ def _open_value(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[
     if depth > MAX_DEPTH:
         raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
     kind = type(value)
-    entry = REGISTRY.get(kind)
-    if entry is not None:
+    if (entry := REGISTRY.get(kind)) is not None:
         return [_from_handler(entry[0](value))]
-    pairs_of = _PAIRS.get(kind)
-    if pairs_of is not None:
+    if (pairs_of := _PAIRS.get(kind)) is not None:
         return pairs_of(value), in_class
     if is_namedtuple(value):
         return [(field, getattr(value, field)) for field in value._fields], in_class

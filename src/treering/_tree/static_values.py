@@ -124,8 +124,7 @@ class _Digests:
         self._items += 1
         if self._items > _MOST_ITEMS:
             raise _NoForm(f"more than {_MOST_ITEMS:,} items")
-        scalar = _SCALARS.get(type(x))
-        if scalar is not None:
+        if (scalar := _SCALARS.get(type(x))) is not None:
             data = scalar(x)
             self._count(len(data))
             return _hash_parts(type(x).__name__, data)
@@ -204,8 +203,7 @@ class _Digests:
     def _code(self, x: Any) -> bytes:
         if isinstance(x, functools.partial):
             return self._parts(x, [x.func, x.args, x.keywords])
-        name = code_name(x)
-        if name is None:
+        if (name := code_name(x)) is None:
             raise _NoForm(f"a {class_name(type(x))} without a name")
         if not (isinstance(x, type) or _importable(x)):
             inside = f"the inside of {name}"

@@ -73,8 +73,7 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called:
     wanted = dict(containers_of(like))
     lines: list[str] = []
     for path, container in containers_of(saved):
-        other = wanted.get(path)
-        if other is not None:
+        if (other := wanted.get(path)) is not None:
             where = f"{join_key(path)}: " if path else ""
             lines += [f"{where}{line}" for line in _differences(container, other, called)]
     return lines

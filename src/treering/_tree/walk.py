@@ -31,8 +31,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             if x is not None:
                 yield x
             continue
-        opened = _open_node(x)
-        if opened is None:
+        if (opened := _open_node(x)) is None:
             yield x
         elif depth > MAX_DEPTH:
             raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")

@@ -156,8 +156,7 @@ def runs(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
         >>> runs(((0, 4), (2, 4)), (4, 8)), runs(((0, 4), (0, 8)), (4, 8)), runs(((0, 0),), (4,))
         ((4, 2), (1, 32), (0, 0))
     """
-    size = size_of(box)
-    if not size:
+    if not (size := size_of(box)):
         return 0, 0
     items = 1
     for (start, stop), length in zip(reversed(box), reversed(shape), strict=True):
@@ -224,8 +223,7 @@ def find_cover_error(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None
     everything = whole(shape)
     if len(boxes) == 1 and boxes[0] == everything:
         return None
-    size = size_of(everything)
-    if not size:
+    if not (size := size_of(everything)):
         return f"an array of shape {shape} has no items, so it has one box, the whole; {len(boxes)} were found"
     for box in boxes:
         if len(box) != len(shape):

@@ -89,8 +89,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
     if dtype.name in _EXTENDED_SIZES:
         import ml_dtypes
 
-        scalar_type = getattr(ml_dtypes, dtype.name, None)
-        if scalar_type is None:
+        if (scalar_type := getattr(ml_dtypes, dtype.name, None)) is None:
             text = f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}"
             raise Unsupported(text, hint="install a newer ml_dtypes")
         extended: np.dtype[Any] = np.dtype(scalar_type)

@@ -131,8 +131,7 @@ class GlobSet:
         for place in state:
             if place.stays:
                 reached.append(place)
-            exact = place.exact.get(part)
-            if exact is not None:
+            if (exact := place.exact.get(part)) is not None:
                 reached.append(exact)
             reached += [after for pieces, after in place.patterns.items() if _matches_part(pieces, part)]
         return _with_skips(reached) if reached else ()

@@ -68,8 +68,7 @@ def _log(level: int, text: str, start: float) -> None:
 
 def _record(name: str, start: float) -> None:
     jax = sys.modules.get("jax")
-    record = getattr(getattr(jax, "monitoring", None), "record_event_duration_secs", None)
-    if record is not None:
+    if (record := getattr(getattr(jax, "monitoring", None), "record_event_duration_secs", None)) is not None:
         try:
             record(f"/treering/{name}", time.perf_counter() - start)
         except Exception:  # a listener of the program's: the work that it hears of is done
