@@ -53,12 +53,9 @@ def _update(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
             return None
         chosen = {record.attempt for record in newest.values()}
         older = {record.attempt: record for record in saves if record.attempt not in chosen}
-        kept_branches = {
-            prefix: branch
-            for prefix, branch in index.branches.items()
-            if prefix not in unreadable or prefix not in newest
-        }
-        base = leaves_index.encode_leaves_index(dataclasses.replace(index, branches=kept_branches))
+        replaced = unreadable & newest.keys()
+        others = {prefix: branch for prefix, branch in index.branches.items() if prefix not in replaced}
+        base = leaves_index.encode_leaves_index(dataclasses.replace(index, branches=others))
         return plan_update(folder, base, [*newest.values()], [*older.values()])
 
 
@@ -132,12 +129,9 @@ def _find_arrays(folder: LeavesFolder, known: Collection[str]) -> dict[str, Zarr
     """
     found = {}
     for name in folder.array_folders():
-        if name in known:
-            continue
-        try:
-            found[name] = parse_zarray(read_zarray(folder, name, None))
-        except (NotFound, Corrupt, Format, LinkRefused, Unsupported):
-            continue
+        if name not in known:
+            with contextlib.suppress(NotFound, Corrupt, Format, LinkRefused, Unsupported):
+                found[name] = parse_zarray(read_zarray(folder, name, None))
     return found
 
 

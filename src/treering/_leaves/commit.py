@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -77,12 +78,10 @@ def read_records(folder: LeavesFolder) -> dict[str, LeavesRecord]:
     """
     found = {}
     for attempt, document in folder.records().items():
-        try:
+        with contextlib.suppress(Corrupt, Format, Unsupported):
             record = parse_record(document)
-        except (Corrupt, Format, Unsupported):
-            continue
-        if record.attempt == attempt:
-            found[attempt] = record
+            if record.attempt == attempt:
+                found[attempt] = record
     return found
 
 

@@ -184,7 +184,7 @@ class LeavesCommit:
         """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""
         named = moves.attempts_in(index)
         done = moves.attempts_in(self.index or b"").union(dropped)
-        try:
+        with contextlib.suppress(OSError):  # the save is done; the next one sweeps
             for attempt in attempts.list_attempts(self._tree):
                 if attempt == self._own.attempt or attempt in named:
                     continue
@@ -192,8 +192,6 @@ class LeavesCommit:
                     attempts.remove_attempt(self._tree, attempt)
                 else:
                     attempts.remove_if_dead(self._tree, attempt, spared=self._is_spared)
-        except OSError:  # the save is done; the next one sweeps
-            return
 
     def _is_spared(self, names: Collection[str]) -> bool:
         """Whether an attempt that no index names may be needed: it waits for one, or it is of an index that is lost."""
