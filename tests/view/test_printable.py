@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,16 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from tests.checkpoint.documents import Document, rewrite
 from tests.cli.command import inside
 from tests.cli.runs import add_step
-from tests.properties.strategies import quick
-from treering._printable import printable
 
 EVIL = "a\x1b[31m\u202eb\x07\nFORGED\r\x9b\u200b\x85\u2066c"
 NEVER = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -38,22 +33,6 @@ def check(text: str) -> None:
     """Require that a text is safe on a terminal, and that no line of it was made by a name."""
     assert [each for each in text if each != "\n" and unicodedata.category(each) in NEVER] == []
     assert [line for line in text.splitlines() if line.startswith("FORGED")] == []
-
-
-@quick(200)
-@given(st.text() | st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Cn"])))
-def test_what_is_printable_is_one_line_that_shows_as_itself(text: str) -> None:
-    assert printable(text).isprintable()
-    assert printable(printable(text)) == printable(text)
-    assert "\n".join(map(printable, text.split("\n"))) == printable(text, lines=True)
-    if text.isprintable():
-        assert printable(text) == text
-
-
-def test_no_character_of_all_is_forgotten() -> None:
-    never = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in NEVER]
-    assert len(never) > 2000
-    assert printable("".join(never)).isascii()
 
 
 # ------------------------------------------------------------------------------------------------------ hostile files
