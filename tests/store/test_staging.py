@@ -4,15 +4,15 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.store.listing import names
-from treering._store.posix import descriptors, stage
-from treering._store.posix.writing import replace_file
 from treering.errors import StoreFailed
+from treering.serialization import save_to_file, to_bytes
+
+NEW, NEWER = {"a": "new"}, {"a": "newer"}
 
 HOLDER = """
 import fcntl, sys, time
@@ -39,7 +39,7 @@ def test_the_leftover_of_a_dead_writer_is_swept_and_nothing_else(tmp_path: Path)
     ]
     for name in left + others:
         (tmp_path / name).write_bytes(b"left")
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
+    save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == sorted([*others, "a.bin"])
 
 
@@ -50,24 +50,27 @@ def test_a_live_writer_keeps_its_staged_file(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        replace_file(tmp_path / "a.bin", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "a.bin")
         assert staged.exists()
         holder.kill()
-    replace_file(tmp_path / "a.bin", [b"newer"], 5)
+    save_to_file(NEWER, tmp_path / "a.bin")
     assert names(tmp_path) == ["a.bin"]
 
 
-def test_two_saves_in_one_process_leave_each_other_alone(tmp_path: Path) -> None:
+def test_two_saves_in_one_process_leave_each_other_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.bin"
+    real = os.write
 
-    def buffers() -> Iterator[bytes]:
-        yield b"outer "
-        replace_file(path, [b"inner"], 5)
-        assert path.read_bytes() == b"inner"
-        yield b"new"
+    def write(descriptor: int, data: memoryview) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", real)
+            save_to_file(NEWER, path)
+        assert path.read_bytes() == to_bytes(NEWER)
+        return real(descriptor, data)
 
-    replace_file(path, buffers(), 9)
-    assert path.read_bytes() == b"outer new"
+    monkeypatch.setattr(os, "write", write)
+    save_to_file(NEW, path)
+    assert path.read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["a.bin"]
 
 
@@ -77,52 +80,66 @@ def test_a_link_or_pipe_with_the_name_of_a_leftover_harms_nobody(tmp_path: Path)
     (tmp_path / staged_name("a.bin", "1" * 16)).symlink_to(precious)
     os.mkfifo(tmp_path / staged_name("a.bin", "2" * 16))
     (tmp_path / staged_name("a.bin", "3" * 16)).mkdir()
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
+    save_to_file(NEW, tmp_path / "a.bin")
     assert precious.read_bytes() == b"precious"
-    assert (tmp_path / "a.bin").read_bytes() == b"new"
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
 
 
 def test_a_sweep_that_fails_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / staged_name("a.bin")).write_bytes(b"left")
+
+    refused: list[str] = []
 
     def refuse(path: object) -> list[str]:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", refuse)
-        replace_file(tmp_path / "a.bin", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "a.bin")
+    real = os.open
+
+    def refuse_leftovers(path: str, flags: int, *arguments: int, **options: int) -> int:
+        if path.endswith(".treering-tmp") and not flags & os.O_CREAT:
+            refused.append(path)
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *arguments, **options)
+
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "_sweep_one", refuse)
-        replace_file(tmp_path / "a.bin", [b"newer"], 5)
-    assert (tmp_path / "a.bin").read_bytes() == b"newer"
+        patch.setattr(os, "open", refuse_leftovers)
+        save_to_file(NEWER, tmp_path / "a.bin")
+    assert refused == [str(tmp_path / staged_name("a.bin"))]
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEWER)
 
 
 @pytest.mark.parametrize("moment", ["holds the lock", "has removed it"])
 def test_a_sweeper_between_creation_and_lock_costs_one_more_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    real = descriptors.lock
+    real = fcntl.flock
     met: list[str] = []
 
-    def lock(descriptor: int) -> bool | None:
+    def flock(descriptor: int, operation: int) -> None:
         if not met:
             met.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
             if moment == "holds the lock":
-                return False
+                raise BlockingIOError(11, "Resource temporarily unavailable")
             Path(met[0]).unlink()
-        return real(descriptor)
+        real(descriptor, operation)
 
-    monkeypatch.setattr(descriptors, "lock", lock)
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    save_to_file(NEW, tmp_path / "a.bin")
     assert len(met) == 1
     assert names(tmp_path) == ["a.bin"]
-    assert (tmp_path / "a.bin").read_bytes() == b"new"
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
 
 
 def test_a_sweeper_that_never_tires_is_an_error_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "lock", lambda descriptor: False)
+    def flock(descriptor: int, operation: int) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(StoreFailed, match="keep removing"):
-        replace_file(tmp_path / "a.bin", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == []
 
 
@@ -133,7 +150,7 @@ def test_a_file_system_without_locks_sweeps_nothing(tmp_path: Path, monkeypatch:
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
+    save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == [staged_name("a.bin"), "a.bin"]
 
 
@@ -143,7 +160,7 @@ def test_a_lock_that_fails_for_another_reason_is_an_error(tmp_path: Path, monkey
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(StoreFailed, match="Input/output"):
-        replace_file(tmp_path / "a.bin", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == []
 
 
@@ -157,7 +174,7 @@ def test_the_staged_name_is_never_too_long(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "replace", replace)
     for name in ("a", "n" * 255, "é" * 127, "🌲" * 63):
-        replace_file(tmp_path / name, [b"new"], 3)
+        save_to_file(NEW, tmp_path / name)
         staged = seen.pop()
         assert len(os.fsencode(staged)) <= 255
         assert name.startswith(staged[1 : -len(".0123456789abcdef.treering-tmp")])
@@ -172,6 +189,6 @@ def test_a_rename_whose_answer_is_lost_counts(tmp_path: Path, monkeypatch: pytes
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "replace", replace)
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
-    assert (tmp_path / "a.bin").read_bytes() == b"new"
+    save_to_file(NEW, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["a.bin"]

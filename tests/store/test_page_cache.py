@@ -1,4 +1,4 @@
-"""The ring: its errors reach the caller at once, short writes go on, and it works where nothing is direct."""
+"""Writes past the page cache, by a ring of threads, and through it, where the disk begins before the write ends."""
 
 import _thread
 import ctypes
@@ -19,7 +19,7 @@ import pytest
 
 from tests.store.listing import names
 from treering._store import crew
-from treering._store.posix import direct, writing
+from treering._store.posix import descriptors, direct, writing
 from treering._store.posix.writing import replace_file
 from treering.errors import StoreFailed
 
@@ -33,11 +33,21 @@ def everything_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FREE_SHARE", 0)
 
 
-def save(path: Path) -> None:
+USUAL = writing.DIRECT_FROM, writing.FREE_SHARE
+
+
+@pytest.fixture
+def as_usual(everything_direct: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files go past the cache where they are large, and memory is not free for them."""
+    monkeypatch.setattr(writing, "DIRECT_FROM", USUAL[0])
+    monkeypatch.setattr(writing, "FREE_SHARE", USUAL[1])
+
+
+def save_direct(path: Path) -> None:
     replace_file(path, [CONTENT[:7], memoryview(CONTENT)[7:]], len(CONTENT))
 
 
-def saved(path: Path) -> bool:
+def is_saved(path: Path) -> bool:
     return path.read_bytes() == CONTENT and names(path.parent) == [path.name]
 
 
@@ -55,8 +65,8 @@ def pwrite_that(change: Callable[[int, memoryview, int], int | None]) -> Callabl
 def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[: max(1, len(data) // 2)], offset))
-    save(tmp_path / "a.bin")
-    assert saved(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 @pytest.mark.parametrize("at", [0, 4 * MIB, 20 * MIB])
@@ -72,7 +82,7 @@ def test_an_error_of_a_thread_is_the_callers(
     monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
     threads = threading.active_count()
     with pytest.raises(StoreFailed, match=r"a\.bin") as caught:
-        save(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
     assert caught.value.errno == reason
     assert threading.active_count() == threads
     assert (tmp_path / "a.bin").read_bytes() == b"old"
@@ -102,19 +112,19 @@ def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
     with pytest.raises(MemoryError):
-        save(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
 
 
 def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
     with pytest.raises(StoreFailed, match="accepts no more bytes"):
-        save(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
     monkeypatch.setattr(writing, "DIRECT_FROM", 1 << 62)
     monkeypatch.setattr(writing, "FREE_SHARE", 0)
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
     with pytest.raises(StoreFailed, match="accepts no more bytes"):
-        save(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
 
 
@@ -123,8 +133,8 @@ def test_a_file_system_that_refuses_direct_mode(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    save(tmp_path / "a.bin")
-    assert saved(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 def test_a_file_system_that_takes_the_flag_and_refuses_the_write(
@@ -138,9 +148,9 @@ def test_a_file_system_that_takes_the_flag_and_refuses_the_write(
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "pwrite", pwrite_that(refuse))
-    save(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
     assert refused
-    assert saved(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 def test_another_error_of_the_flag_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +159,14 @@ def test_another_error_of_the_flag_is_an_error(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(fcntl, "fcntl", fail)
     with pytest.raises(StoreFailed, match="Input/output"):
-        save(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
 
 
 def test_a_platform_without_direct_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "O_DIRECT")
-    save(tmp_path / "a.bin")
-    assert saved(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 @pytest.mark.parametrize("platform", ["darwin", "linux"])
@@ -167,8 +177,8 @@ def test_nothing_can_be_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
     monkeypatch.setattr(sys, "platform", platform)
-    save(tmp_path / "a.bin")
-    assert saved(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 @pytest.mark.parametrize(("reason", "fatal"), [(errno.EOPNOTSUPP, False), (errno.EINTR, False), (errno.ENOSPC, True)])
@@ -185,11 +195,11 @@ def test_what_reserving_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(ctypes, "CDLL", Library)
     if fatal:
         with pytest.raises(StoreFailed, match="free some space"):
-            save(tmp_path / "a.bin")
+            save_direct(tmp_path / "a.bin")
         assert names(tmp_path) == []
     else:
-        save(tmp_path / "a.bin")
-        assert saved(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
+        assert is_saved(tmp_path / "a.bin")
 
 
 @pytest.mark.parametrize("given", [0, 1])
@@ -203,8 +213,8 @@ def test_a_system_that_gives_no_threads(tmp_path: Path, monkeypatch: pytest.Monk
         return start(*arguments)
 
     monkeypatch.setattr(_thread, "start_new_thread", start_some)
-    save(tmp_path / "a.bin")
-    assert saved(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +225,13 @@ def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(direct, "THREADS", 0)
     monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
     with pytest.raises(StoreFailed, match="Input/output"):
-        save(tmp_path / "a.bin")
+        save_direct(tmp_path / "a.bin")
 
 
 def test_a_kernel_without_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
-    save(tmp_path / "a.bin")
-    assert saved(tmp_path / "a.bin")
+    save_direct(tmp_path / "a.bin")
+    assert is_saved(tmp_path / "a.bin")
 
 
 def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,3 +298,84 @@ def test_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
 
 def test_a_large_save_takes_little_memory(tmp_path: Path) -> None:
     assert int(run(LARGE, tmp_path / "a.bin")) < 32 * MIB
+
+
+@pytest.mark.usefixtures("as_usual")
+def test_runs_are_begun_in_order_and_without_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(writing, "_RUN_BYTES", 3 * MIB)
+    monkeypatch.setattr(writing, "_PIECE_BYTES", MIB)
+
+    def begin(_: int, offset: int, count: int) -> bool:
+        asked.append((offset, count))
+        return True
+
+    monkeypatch.setattr(descriptors, "start_writeback", begin)
+    data = bytes(range(256)) * (8 * MIB // 256)
+    writing.replace_file(tmp_path / "a", [data[: 5 * MIB], data[5 * MIB :]], len(data))
+    assert asked == [(0, 3 * MIB), (3 * MIB, 3 * MIB)]
+    assert (tmp_path / "a").read_bytes() == data
+
+
+@pytest.mark.usefixtures("as_usual")
+def test_a_system_without_the_request_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(writing, "_RUN_BYTES", MIB)
+    monkeypatch.setattr(writing, "_PIECE_BYTES", MIB)
+
+    def refuse(_: int, offset: int, __: int) -> bool:
+        asked.append(offset)
+        return False
+
+    monkeypatch.setattr(descriptors, "start_writeback", refuse)
+    writing.replace_file(tmp_path / "a", [bytes(4 * MIB)], 4 * MIB)
+    assert asked == [0]
+    assert (tmp_path / "a").stat().st_size == 4 * MIB
+
+
+@pytest.mark.usefixtures("as_usual")
+def test_a_disk_that_fails_early_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    monkeypatch.setattr(writing, "_RUN_BYTES", MIB)
+
+    def fail(*_: int) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(descriptors, "start_writeback", fail)
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        writing.replace_file(tmp_path / "a", [bytes(4 * MIB)], 4 * MIB)
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_real_request_is_taken_and_a_closed_file_is_an_error(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        file.write(bytes(MIB))
+        file.flush()
+        assert isinstance(descriptors.start_writeback(file.fileno(), 0, MIB), bool)
+        number = file.fileno()
+    with pytest.raises(OSError, match="descriptor"):
+        descriptors.start_writeback(number, 0, MIB)
+
+
+@pytest.mark.usefixtures("as_usual")
+@pytest.mark.parametrize(("free", "past_the_cache"), [(1 << 40, False), (MIB, True), (None, False)])
+def test_only_a_file_too_large_for_free_memory_goes_past_the_cache(
+    free: int | None, past_the_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went: list[int] = []
+    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
+    monkeypatch.setattr(descriptors, "free_memory", lambda: free)
+
+    def refuse(descriptor: int) -> bool:
+        went.append(descriptor)
+        return False
+
+    monkeypatch.setattr(descriptors, "go_direct", refuse)
+    writing.replace_file(tmp_path / "a", [bytes(2 * MIB)], 2 * MIB)
+    assert bool(went) == past_the_cache
+    assert (tmp_path / "a").stat().st_size == 2 * MIB
+
+
+def test_free_memory_is_a_number_here() -> None:
+    assert (descriptors.free_memory() or 1) > 0
