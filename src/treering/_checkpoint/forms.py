@@ -37,7 +37,7 @@ class FormFunctions(NamedTuple):
 
 
 # fmt: off
-_MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.inspect:list_msgpack_file",
+_MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.open_tree:list_msgpack_file",
                                 "_inspect.verify:verify_msgpack", "_inspect.open_tree:open_msgpack")
 _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",

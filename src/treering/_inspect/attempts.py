@@ -196,6 +196,5 @@ def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMess
         return dataclasses.replace(PrepareMessage.decode(data), signature=b"")
     if name.endswith("-verdict"):
         return DecisionMessage.decode(data)
-    if checkpoint_names.attempt_of_message(name) is None:
-        return None
-    return dataclasses.replace(VoteMessage.decode(data), payload=b"")
+    is_vote = checkpoint_names.attempt_of_message(name) is not None
+    return dataclasses.replace(VoteMessage.decode(data), payload=b"") if is_vote else None

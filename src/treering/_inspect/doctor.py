@@ -93,9 +93,8 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
         lives = any(attempt.life is Life.IN_FLIGHT for attempt in attempts)
         what = f"{checkpoint_names.LOCK_FILE} is there, which stands for the lock of the folder"
         (notes if lives else problems).append(what if lives else f"{what}; if no process is saving here, remove it")
-    return Diagnosis(
-        path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=(*notes, *_waiting(looked))
-    )
+    notes.extend(_waiting(looked))
+    return Diagnosis(path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=tuple(notes))
 
 
 def _waiting(looked: FolderScan) -> Iterator[str]:

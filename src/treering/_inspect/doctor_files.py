@@ -56,14 +56,13 @@ def _checkpoint_problems(folder: OpenFolder, index: Index) -> Iterator[str]:
         whose = "" if file.process is None else f", which process {file.process} wrote,"
         try:
             with folder.open_files([file.name])[file.name] as opened:
-                size = opened.size
+                if opened.size != file.nbytes:
+                    size = f"{pluralize(opened.size, 'bytes')} instead of {file.nbytes}"
+                    yield f"{file.name}{whose} has {size}; use another copy"
         except NotFound:
             yield f"{file.name}{whose} is missing; use another copy of the checkpoint"
         except (LinkRefused, Corrupt, StoreFailed) as error:
             yield str(error)
-        else:
-            if size != file.nbytes:
-                yield f"{file.name}{whose} has {pluralize(size, 'bytes')} instead of {file.nbytes}; use another copy"
 
 
 def leaves_state(path: str) -> State:

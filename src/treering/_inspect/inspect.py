@@ -9,6 +9,7 @@ from typing import Any
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
+from treering._format.listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
 from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
@@ -125,7 +126,6 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
     """List a checkpoint; raises as `inspect` does."""
     from treering._format.document import parse_index
-    from treering._format.listing import list_index
     from treering._store.open_folder import OpenFolder
 
     with OpenFolder(located(path)) as folder:
@@ -147,20 +147,11 @@ def list_latest(path: str | os.PathLike[str]) -> Listing:
 
 def list_safetensors(path: str | os.PathLike[str]) -> Listing:
     """List a safetensors file; raises as `inspect` does."""
-    from treering._format.listing import list_index
     from treering._format.safetensors import parse_safetensors
 
     with open_file(located(path)) as file:
         index = parse_safetensors(file.size, file.read)
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
-
-
-def list_msgpack_file(path: str | os.PathLike[str]) -> Listing:
-    """List a msgpack file, or one in gzip form; raises as `inspect` does."""
-    from treering._inspect.open_tree import read_msgpack
-
-    with open_file(path) as file:
-        return read_msgpack(file)[0]
 
 
 def _fit_on_screens(root: Any) -> TreeLayout:

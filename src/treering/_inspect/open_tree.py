@@ -67,6 +67,12 @@ def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         yield OpenTree(listing, lambda record: MsgpackArray(record, fetch), text)
 
 
+def list_msgpack_file(path: str | os.PathLike[str]) -> Listing:
+    """List a msgpack file, or one in gzip form; raises as `treering.inspect` does."""
+    with open_file(path) as file:
+        return read_msgpack(file)[0]
+
+
 @contextlib.contextmanager
 def open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open a form whose leaves an index lists."""

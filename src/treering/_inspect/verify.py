@@ -120,7 +120,7 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
             return _report_broken(shown, INDEX_NAME, error)
         for number, found in enumerate(files):
             findings += _check_file(index, number, found)
-        nbytes, bad = _check_blocks(index, files, progress)
+        nbytes, bad = _check_data(index, files, progress)
         bad += _find_bad_text(index, files, {block.chunk for block in bad})
         findings += merge_blocks(index, bad, [entry.name for entry in index.files])
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
@@ -209,9 +209,7 @@ def _spans(index: Index, files: Sequence[Reader | None]) -> Iterator[tuple[Reade
             yield file, pieces
 
 
-def _check_blocks(
-    index: Index, files: Sequence[Reader | None], progress: Progress | None
-) -> tuple[int, list[BadBlock]]:
+def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress | None) -> tuple[int, list[BadBlock]]:
     """Compare every block with its checksum, large totals in two threads; return how many bytes, and the bad ones."""
     starts = first_blocks(index.chunks)
     total = sum(index.chunks.nbytes)
@@ -332,7 +330,7 @@ def verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) 
         if not index.verified:
             note = "it was not written by treering and has no checksums, so its arrays were not checked"
             return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=note)
-        nbytes, bad = _check_blocks(index, [file], progress)
+        nbytes, bad = _check_data(index, [file], progress)
         findings = tuple(merge_blocks(index, bad, [shown]))
     return Verification(path=shown, findings=findings, leaves=leaves, nbytes=nbytes, checked=True)
 

@@ -46,14 +46,13 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
     with contextlib.suppress(NotFound), RunFolder(new) as begun:
         # A branch that was killed here used the same attempt.
         tidy_step(begun, step, read_names)
-    with contextlib.ExitStack() as files:
-        run = files.enter_context(open_run(path))
+    with open_run(path) as run:
         source, written = run.open_step(step), run.modified(step)
         if source is None or written is None:
             raise missing_step(path, step, steps_in(run))
-        files.enter_context(source)
         try:
-            _copy(path, step, source, written, step_path(new, step))
+            with source:
+                _copy(path, step, source, written, step_path(new, step))
         except NotFound as error:
             if run.modified(step) is None:  # removed meanwhile
                 raise missing_step(path, step, steps_in(run)) from error

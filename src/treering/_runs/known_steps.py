@@ -207,12 +207,9 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
             having = [] if best else [fact.step for fact in lasting if rule.metric in fact.metrics][-1:]
             by_value.update(best, having)
         elif isinstance(rule, retention.KeepEvery):
-            by_value.update(_before(sorted(rule.kept(lasting)), going) if rule.interval is not None else ())
+            chosen = sorted(rule.kept(lasting)) if rule.interval is not None else []
+            # For each step that goes, the last one before it that was chosen: it was saved too shortly after that.
+            by_value.update(chosen[place - 1] for step in going if (place := bisect.bisect(chosen, step)))
         elif not isinstance(rule, retention.KeepSteps | None):  # a user's own
             by_value.update(fact.step for fact in facts)
     return by_presence, by_value
-
-
-def _before(chosen: Sequence[int], going: Sequence[int]) -> set[int]:
-    """Return, for each step that goes, the last one before it that was chosen: it was saved too shortly after that."""
-    return {chosen[place - 1] for step in going if (place := bisect.bisect(chosen, step))}

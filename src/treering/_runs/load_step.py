@@ -164,9 +164,8 @@ def _open_step(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterato
     with contextlib.ExitStack() as files:
         try:
             with open_run(run.path) as folder:
-                left = superseded_steps(folder)
-            if step in left:  # its files are there, but it is not
-                raise missing_step(run.shown, step, steps_of(run.path))
+                if step in superseded_steps(folder):  # its files are there, but it is not
+                    raise missing_step(run.shown, step, steps_of(run.path))
             source = files.enter_context(read_source(path, mapped=mapped))
         except NotFound as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error

@@ -148,10 +148,7 @@ def signal_text(signum: int) -> str:
         >>> signal_text(15), signal_text(1000)
         ('SIGTERM', 'signal 1000')
     """
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
+    return signal.Signals(signum).name if signum in list(signal.Signals) else f"signal {signum}"
 
 
 class _PreemptionNotice:

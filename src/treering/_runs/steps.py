@@ -126,11 +126,9 @@ def judge(records: Records, keep: Policy | None) -> list[Verdict]:
     return retained(keep, list(map(facts, records.steps)))
 
 
-def facts(record: StepRecord) -> StepFacts:
+def facts(one: StepRecord) -> StepFacts:
     """Return what a policy asks of one step."""
-    return StepFacts(
-        step=record.step, saved=record.saved, metrics=record.metrics, temporary=record.temporary, nbytes=record.nbytes
-    )
+    return StepFacts(step=one.step, saved=one.saved, metrics=one.metrics, temporary=one.temporary, nbytes=one.nbytes)
 
 
 def records_of(path: Path) -> Records:
