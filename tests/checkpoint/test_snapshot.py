@@ -235,13 +235,16 @@ def test_only_what_a_process_writes_is_fetched(
 ) -> None:
     write_by_threads(monkeypatch)
     shared = spread_over_devices((64, 32), "int4", "x")
+    everywhere = spread_over_devices((64, 32), "int4")  # each process writes a half of it
     alone = {process: jnp.arange(5).astype("int4") for process in range(2)}
     assert two.save(
         tmp_path / "x",
-        lambda process: {"alone": alone[process], "shared": shared},
+        lambda process: {"alone": alone[process], "everywhere": everywhere, "shared": shared},
         save=lambda path, tree: save_async(path, tree).result(PATIENCE),
     ) == [None, None]
-    # Four boxes, each on two devices of one process; what each has alone is written by process 0.
+    # Four boxes, each on two devices of one process, and two halves; what each has alone is written by process 0.
     begun = [thread for what, thread in calls if what == "begun"]
-    assert sorted(begun.count(thread) for thread in set(begun)) == [2, 3]
-    assert treering.load(tmp_path / "x")["alone"].tolist() == list(range(5))
+    assert sorted(begun.count(thread) for thread in set(begun)) == [3, 4]
+    found = treering.load(tmp_path / "x")
+    assert found["alone"].tolist() == list(range(5))
+    assert (found["everywhere"] == everywhere).all()
