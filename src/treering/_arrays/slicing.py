@@ -32,6 +32,8 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...]
         ((), None, (Ellipsis,))
         >>> box_and_rest(slice(6, 1, -2), (8,))
         (((2, 7),), (2,), (slice(None, None, -1),))
+        >>> box_and_rest((slice(5, 9), -1), (1 << 62, 1 << 62))[0]  # the shape alone costs nothing
+        ((5, 9), (4611686018427387903, 4611686018427387904))
     """
     parts = list(key) if isinstance(key, tuple) else [key]
     used = sum(part is not None and part is not Ellipsis for part in parts)
