@@ -52,6 +52,7 @@ _BY_REASON = {
         "checkpoint/test_jax_contexts.py::test_a_sharding_that_no_array_can_have_is_refused_by_its_leaf",
         "checkpoint/test_jax_contexts.py::test_an_array_of_partial_sums_is_not_saved",
         "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
+        "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
         "checkpoint/test_joint_load.py::test_a_timeout_that_makes_no_sense_is_refused_before_anything_is_opened",
         "checkpoint/test_static_fields.py::test_leaves_directories_have_them_too",
         "checkpoint/test_telemetry.py::test_a_load_is_one_line_and_one_event",

@@ -7,7 +7,6 @@ another one, as far as plans know, and the others say at each meeting what the t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import threading
@@ -150,8 +149,7 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
 
 def end_files_at(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let joint saves begin no data file beyond so many bytes of the one before."""
-    files = written.DividedSave.files
-    monkeypatch.setattr(written.DividedSave, "files", functools.partialmethod(files, limit=nbytes))
+    monkeypatch.setattr(written, "FILE_BYTES", nbytes)
 
 
 def fail_snapshots(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
