@@ -262,4 +262,7 @@ def _text(key: Any) -> str:
 
 
 def _key_text(entry: Any) -> str:
-    return str(next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry))
+    for name in ("key", "name", "idx"):
+        if hasattr(entry, name):
+            return str(getattr(entry, name))
+    return str(entry)

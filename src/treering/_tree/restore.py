@@ -226,7 +226,8 @@ def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
 
 
 def _check_keys(wanted: Iterable[str], state: Any) -> None:
-    _require_dict(NotADict, "dict", state)
+    if not isinstance(state, dict):
+        _require_dict(NotADict, "dict", state)
     absent = [key for key in wanted if key not in state]
     if absent:
         text = f"target dict contains keys {_set_text(absent)} which are not present in state dict"

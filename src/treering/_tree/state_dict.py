@@ -122,8 +122,8 @@ def _from_handler(state: Any) -> Any:
 
 _PAIRS: Final[dict[type, Callable[[Any], Iterable[tuple[str, Any]]]]] = {
     dict: lambda xs: (xs if all(type(key) is str for key in xs) else registry.key_by_text(xs)).items(),
-    list: lambda xs: zip(map(str, range(len(xs))), xs, strict=True),
-    tuple: lambda xs: zip(map(str, range(len(xs))), xs, strict=True),
+    list: lambda xs: ((str(index), value) for index, value in enumerate(xs)),
+    tuple: lambda xs: ((str(index), value) for index, value in enumerate(xs)),
     # The function comes from the target.
     jax.tree_util.Partial: lambda partial: [("args", partial.args), ("keywords", partial.keywords)],
 }
