@@ -69,6 +69,21 @@ def heartbeat_name(process: int) -> str:
     return f".treering-waiting-{process:05}"
 
 
+def prepare_name(job: str) -> str:
+    """Return the name of the message by which process 0 begins a save."""
+    return f".treering-{job}-begin"
+
+
+def vote_name(attempt: str, process: int) -> str:
+    """Return the name of the message in which a process votes."""
+    return f".treering-{attempt}-part-{process:05}"
+
+
+def decision_name(attempt: str) -> str:
+    """Return the name of the message in which process 0 decides."""
+    return f".treering-{attempt}-verdict"
+
+
 def tombstone_name(attempt: str) -> str:
     """Return the name that the index of a checkpoint has while the checkpoint is being removed."""
     return f".treering.json.{attempt}.removed"

@@ -1,11 +1,17 @@
-"""Small checkpoints whose index is a list of names, and what is found of them."""
+"""Small checkpoints and runs of them whose index is a list of names, and what is found of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from tests.on_disk import step_path
+from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
 from treering._checkpoint.transaction import CheckpointFolder
+from treering._coordination.message_board import MessageBoard
+from treering._runs.removal import remove_step, tidy_step
 from treering._store.open_folder import OpenFolder
+from treering._store.run_folder import RunFolder
 from treering.errors import Corrupt
 
 
@@ -18,8 +24,29 @@ def names_in(index: bytes) -> Sequence[str]:
     return [*files, *replaces]
 
 
-def folder_at(path: Path, *, overwrite: bool = False) -> CheckpointFolder:
-    return CheckpointFolder(path, overwrite=overwrite, names_in=names_in)
+def attempt_of(index: bytes) -> str:
+    """The attempt of an index of these tests."""
+    return json.loads(index)[0][0].split("-")[1]
+
+
+def folder_at(
+    path: Path,
+    *,
+    overwrite: bool = False,
+    attempt: str | None = None,
+    names_in: Callable[[bytes], Sequence[str]] = names_in,
+) -> CheckpointFolder:
+    return CheckpointFolder(path, overwrite=overwrite, names_in=names_in, attempt=attempt)
+
+
+def join(path: Path, attempt: str) -> JoinedFolder:
+    """Take part in the save of another process."""
+    return JoinedFolder(path, attempt)
+
+
+def refuse(path: Path) -> AbstractContextManager[MessageBoard]:
+    """Return the board of a folder that process 0 could not enter."""
+    return refusing_board(path)
 
 
 def write(saving: CheckpointFolder, payload: bytes) -> bytes:
@@ -59,3 +86,29 @@ def journal_name(attempt: str) -> str:
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def save_step(run: Path, step: int, payload: bytes) -> str:
+    """Save the payload as a step and return the attempt."""
+    return save(step_path(run, step), payload)
+
+
+def steps_of(run: Path) -> list[int]:
+    with RunFolder(run) as folder:
+        return folder.steps()
+
+
+def remove(run: Path, step: int, attempt_of: Callable[[bytes], str | None] = attempt_of) -> bool:
+    """Remove a step."""
+    with RunFolder(run) as folder:
+        return remove_step(folder, step, names_in, attempt_of)
+
+
+def tidy(run: Path, *steps: int, newest: bool = True) -> None:
+    """Finish in these steps, in all if none is named, what others did not."""
+    with RunFolder(run) as folder:
+        for step in steps or folder.folders():
+            tidy_step(folder, step, names_in, newest=newest)

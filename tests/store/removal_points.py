@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.store.checkpoints import load, names_in, save
+from tests.on_disk import step_path
+from tests.store import checkpoints
+from tests.store.checkpoints import attempt_of, load, save_step, steps_of, tidy
 from torture.children import Answer, in_child
 from torture.faults import Fault, Injector, Kind
-from treering._runs.removal import remove_step, tidy_step
-from treering._store.run_folder import RunFolder, step_name
 from treering.errors import TreeringError
 
 STEPS = (10, 20, 30)
@@ -26,19 +26,8 @@ MORE_USERS = {"step_00000020/mine": b"by hand", f"step_00000020/data-{'9' * 16}-
 DEAD = "0123456789abcdef"
 
 
-def attempt_of(index: bytes) -> str:
-    return json.loads(index)[0][0].split("-")[1]
-
-
-def remove(run: Path, step: int = REMOVED) -> bool:
-    with RunFolder(run) as folder:
-        return remove_step(folder, step, names_in, attempt_of)
-
-
-def tidy(run: Path) -> None:
-    with RunFolder(run) as folder:
-        for step in folder.folders():
-            tidy_step(folder, step, names_in)
+def remove(run: Path) -> bool:
+    return checkpoints.remove(run, REMOVED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,11 +58,11 @@ class Scene:
 
     def furnish(self, run: Path) -> None:
         for step in STEPS:
-            save(run / step_name(step), payload(step))
+            save_step(run, step, payload(step))
         for name, content in {**USERS, **(MORE_USERS if self.users else {})}.items():
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             (run / name).write_bytes(content)
-        folder = run / step_name(REMOVED)
+        folder = step_path(run, REMOVED)
         index = folder / "treering.json"
         if self.replaced:
             files, _ = json.loads(index.read_text())
@@ -86,7 +75,7 @@ class Scene:
             live = index.read_bytes()
             index.rename(folder / f".treering.json.{attempt_of(live)}.removed")
         if self.saved_anew:
-            shutil.copytree(run / step_name(10), folder, dirs_exist_ok=True)
+            shutil.copytree(step_path(run, 10), folder, dirs_exist_ok=True)
 
     def wrong_after(self, run: Path, answer: Answer, *, killed: bool) -> Iterator[str]:
         gone = REMOVED not in steps_of(run)
@@ -102,7 +91,7 @@ class Scene:
                 remove(run)
             yield from (f"{name} is left" for name in self.litter(run))
             if not self.users:
-                save(run / step_name(REMOVED), payload(5))
+                save_step(run, REMOVED, payload(5))
         except TreeringError as error:
             yield f"the next one fails: {error}"
 
@@ -114,7 +103,7 @@ class Scene:
         for step in there:
             wanted = payload(10 if self.saved_anew and step == REMOVED else step)
             try:
-                if load(run / step_name(step)) != wanted:
+                if load(step_path(run, step)) != wanted:
                     yield f"step {step} holds something else"
             except TreeringError as error:
                 yield f"step {step} counts, and is not whole: {error}"
@@ -123,7 +112,7 @@ class Scene:
                 yield f"{name} is harmed"
 
     def litter(self, run: Path) -> list[str]:
-        folder = run / step_name(REMOVED)
+        folder = step_path(run, REMOVED)
         users = {Path(name).name for name in MORE_USERS} if self.users else set()
         if not folder.exists():
             return []
@@ -132,11 +121,6 @@ class Scene:
 
 def payload(step: int) -> bytes:
     return bytes([step]) * (step * 3)
-
-
-def steps_of(run: Path) -> list[int]:
-    with RunFolder(run) as folder:
-        return folder.steps()
 
 
 SCENES = (

@@ -2,23 +2,25 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import random
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from tests.memory_paths import MemoryTestPath
+from tests.on_disk import vote_name
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
 from tests.store.listing import names
-from treering._checkpoint.transaction import CheckpointFolder
-from treering._store.memory import MemoryPath, MemoryStore
-from treering._store.posix import descriptors, folder, open_descriptor, writing
-from treering._values.checkpoint_names import vote_name
+from tests.store.platforms import PLATFORMS, without_locks
 from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
+from treering.testing import MemoryStore
 
 
 class Stop(Exception):
@@ -26,45 +28,6 @@ class Stop(Exception):
 
 
 DEAD = "0123456789abcdef"
-
-
-def no_links(*args: object, **keywords: object) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
-
-
-def without_locks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(descriptors, "lock", lambda descriptor: None)
-
-
-def without_links(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(os, "link", no_links)
-
-
-def without_dir_fd(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folder, "FROM_DESCRIPTOR", False)
-
-
-def like_windows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folder, "FROM_DESCRIPTOR", False)
-    patch.setattr(descriptors, "fcntl", None)
-    patch.setattr(open_descriptor, "open_folder", lambda path: None)
-    for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
-        patch.delattr(os, name)
-
-
-def past_the_cache(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writing, "DIRECT_FROM", 0)
-    patch.setattr(writing, "FREE_SHARE", 0)
-
-
-PLATFORMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "linux": lambda patch: None,
-    "past the page cache": past_the_cache,
-    "no locks": without_locks,
-    "no hard links": without_links,
-    "no dir_fd": without_dir_fd,
-    "like windows": like_windows,
-}
 
 
 @pytest.fixture(params=PLATFORMS)
@@ -443,16 +406,16 @@ def test_a_folder_that_is_moved_away_is_not_committed(tmp_path: Path, replaced: 
 
 def test_a_folder_that_a_failing_saver_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "a"
-    real = descriptors.lock
+    real = fcntl.flock
     times = iter(range(100))
 
-    def lock(descriptor: int) -> bool | None:
-        if next(times) < 3:
+    def flock(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and next(times) < 3:
             path.rmdir()
             path.parent.rmdir()
-        return real(descriptor)
+        real(descriptor, operation)
 
-    monkeypatch.setattr(descriptors, "lock", lock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     save(path, b"new")
     assert load(path) == b"new"
 
@@ -478,11 +441,11 @@ def test_a_folder_that_vanishes_after_it_was_locked_is_made_again(
 def test_a_folder_that_always_vanishes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
 
-    def lock(descriptor: int) -> bool:
-        path.rmdir()
-        return True
+    def flock(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            path.rmdir()
 
-    monkeypatch.setattr(descriptors, "lock", lock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(Busy, match="disappears repeatedly"):
         save(path, b"new")
     assert names(tmp_path) == []
@@ -577,19 +540,12 @@ def test_no_room_is_told_in_units_and_says_that_the_old_checkpoint_stays(tmp_pat
 def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, b"old")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    monkeypatch.setattr(descriptors, "is_read_only", lambda _: True)
+    room = SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1 << 40, f_bfree=1 << 40, f_frsize=1)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: room)
     with pytest.raises(StoreFailed, match="Read-only file system; save to another path") as caught:
         save(tmp_path, b"new", overwrite=True)
     assert caught.value.errno == errno.EROFS
     assert load(tmp_path) == b"old"
-
-
-def test_a_file_system_that_takes_writes_is_not_read_only(tmp_path: Path) -> None:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    try:
-        assert not descriptors.is_read_only(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "a" * 300, "\ud800"])
@@ -611,7 +567,7 @@ def test_an_index_that_vanishes_after_the_look_is_no_damaged_one(tmp_path: Path)
     def gone(index: bytes) -> list[str]:
         raise NotFound("not there")
 
-    with pytest.raises(NotFound), CheckpointFolder(tmp_path, overwrite=True, names_in=gone):
+    with pytest.raises(NotFound), folder_at(tmp_path, overwrite=True, names_in=gone):
         pass
     assert load(tmp_path) == b"old"
 
@@ -651,7 +607,7 @@ def test_what_the_buffers_raise_passes(tmp_path: Path) -> None:
 
 
 def test_data_that_came_after_the_first_listing_is_superseded(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cast("Path", MemoryPath("memory://late/ckpt"))
+    path = cast("Path", MemoryTestPath("memory://late/ckpt"))
     first = save(path, b"treering")
     listings: Iterator[list[str]] = iter([[]])  # the first listing was made before the first save came
     whole = MemoryStore.names
@@ -659,13 +615,13 @@ def test_data_that_came_after_the_first_listing_is_superseded(monkeypatch: pytes
     with folder_at(path, overwrite=True) as saving:
         assert sorted(saving.superseded) == data_names(first)
         saving.commit(write(saving, b"newer"))
-    assert not {*data_names(first)} & {*whole(MemoryStore(MemoryPath(str(path))))}
+    assert not {*data_names(first)} & {*whole(MemoryStore(MemoryTestPath(str(path))))}
 
 
 def test_messages_of_an_attempt_that_came_after_the_first_listing_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cast("Path", MemoryPath("memory://later/ckpt"))
+    path = cast("Path", MemoryTestPath("memory://later/ckpt"))
     save(path, b"treering")
-    store = MemoryStore(MemoryPath(str(path)))
+    store = MemoryStore(MemoryTestPath(str(path)))
     for attempt in (DEAD, "f" * 16):
         store.put(vote_name(attempt, 1), b"{}")
     store.claim(journal_name(DEAD), "treering.json", None).make()

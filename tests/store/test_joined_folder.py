@@ -7,20 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.checkpoints import folder_at, journal_name, names_in, open_descriptors, save, write
-from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
-from treering._checkpoint.transaction import CheckpointFolder
-from treering._values.checkpoint_names import decision_name, heartbeat_name, prepare_name, vote_name
+from tests.on_disk import decision_name, heartbeat_name, prepare_name, vote_name
+from tests.store.checkpoints import folder_at, join, journal_name, open_descriptors, refuse, save, write
 from treering.errors import Busy, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"
 OTHER = "fedcba9876543210"
 FIRST = f"data-{ATTEMPT}-00000-of-00002.safetensors"
 SECOND = f"data-{ATTEMPT}-00001-of-00002.safetensors"
-
-
-def entered(path: Path, *, overwrite: bool = False, attempt: str = ATTEMPT) -> CheckpointFolder:
-    return CheckpointFolder(path, overwrite=overwrite, names_in=names_in, attempt=attempt)
 
 
 def names(path: Path) -> list[str]:
@@ -30,7 +24,7 @@ def names(path: Path) -> list[str]:
 def test_two_write_one_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     before = open_descriptors()
-    with entered(path) as leader, JoinedFolder(path, ATTEMPT) as joined:
+    with folder_at(path, attempt=ATTEMPT) as leader, join(path, ATTEMPT) as joined:
         assert leader.attempt == ATTEMPT
         joined.require_space(4)
         joined.write_file(SECOND, [b"ring"], 4)
@@ -45,14 +39,14 @@ def test_new_files_take_the_rights_of_the_old_index(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     save(path, b"old content")
     (path / "treering.json").chmod(0o604)
-    with entered(path, overwrite=True) as leader, JoinedFolder(path, ATTEMPT) as joined:
+    with folder_at(path, overwrite=True, attempt=ATTEMPT) as leader, join(path, ATTEMPT) as joined:
         joined.write_file(SECOND, [b"ring"], 4)
         assert (path / SECOND).stat().st_mode & 0o777 == 0o604
         leader.commit(b"[[],[]]")
 
 
 def test_only_names_of_the_attempt_are_written(tmp_path: Path) -> None:
-    with JoinedFolder(tmp_path, ATTEMPT) as joined:
+    with join(tmp_path, ATTEMPT) as joined:
         for name in ("treering.json", f"data-{OTHER}-00001-of-00002.safetensors", "../x"):
             with pytest.raises(ValueError, match="not a data file of attempt"):
                 joined.write_file(name, [b""], 0)
@@ -61,7 +55,7 @@ def test_only_names_of_the_attempt_are_written(tmp_path: Path) -> None:
 
 def test_who_withdraws_removes_only_its_own(tmp_path: Path) -> None:
     (tmp_path / FIRST).write_bytes(b"of process 0")
-    with JoinedFolder(tmp_path, ATTEMPT) as joined:
+    with join(tmp_path, ATTEMPT) as joined:
         joined.write_file(SECOND, [b"ring"], 4)
         joined.withdraw()
         joined.withdraw()
@@ -70,7 +64,7 @@ def test_who_withdraws_removes_only_its_own(tmp_path: Path) -> None:
 
 def test_no_file_is_written_twice(tmp_path: Path) -> None:
     (tmp_path / SECOND).write_bytes(b"of somebody")
-    with JoinedFolder(tmp_path, ATTEMPT) as joined:
+    with join(tmp_path, ATTEMPT) as joined:
         with pytest.raises(StoreFailed):
             joined.write_file(SECOND, [b"ring"], 4)
         joined.withdraw()
@@ -78,7 +72,7 @@ def test_no_file_is_written_twice(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
-    with JoinedFolder(tmp_path / "none", ATTEMPT) as joined:
+    with join(tmp_path / "none", ATTEMPT) as joined:
         for deed in (lambda: joined.require_space(1), joined.make_durable):
             with pytest.raises(NotFound):
                 deed()
@@ -95,7 +89,7 @@ def test_the_journal_stays_while_others_may_have_files(overwrite: bool, tmp_path
     if overwrite:
         save(path, b"old content")
     before = names(path) if overwrite else []
-    with entered(path, overwrite=overwrite) as leader:
+    with folder_at(path, overwrite=overwrite, attempt=ATTEMPT) as leader:
         leader.write_file(FIRST, [b"tree"], 4)
         (path / SECOND).write_bytes(b"of process 1")
     assert names(path) == sorted([*before, journal_name(ATTEMPT), SECOND])
@@ -109,7 +103,7 @@ def test_nothing_stays_when_the_others_are_done(overwrite: bool, tmp_path: Path)
     if overwrite:
         save(path, b"old content")
     before = names(path) if overwrite else []
-    with entered(path, overwrite=overwrite) as leader:
+    with folder_at(path, overwrite=overwrite, attempt=ATTEMPT) as leader:
         leader.write_file(FIRST, [b"tree"], 4)
         (path / SECOND).write_bytes(b"of process 1, who could not remove it")
         leader.others_are_done()
@@ -118,7 +112,7 @@ def test_nothing_stays_when_the_others_are_done(overwrite: bool, tmp_path: Path)
 
 def test_a_living_attempt_is_spared(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    with entered(path) as leader:
+    with folder_at(path, attempt=ATTEMPT) as leader:
         leader.board.put(prepare_name(OTHER), b"begin")
         with pytest.raises(Busy), folder_at(path):
             pass
@@ -135,7 +129,7 @@ def test_notes_of_the_dead_are_swept_and_the_own_are_not(overwrite: bool, tmp_pa
     dead = [prepare_name(OTHER), vote_name(OTHER, 3), decision_name(OTHER), heartbeat_name(2)]
     for name in [*dead, vote_name(ATTEMPT, 1), f"{vote_name(OTHER, 1)}.{OTHER}.new"]:
         (path / name).write_bytes(b"{}")
-    with entered(path, overwrite=overwrite) as leader:
+    with folder_at(path, overwrite=overwrite, attempt=ATTEMPT) as leader:
         assert [name for name in names(path) if name.startswith(".treering-")] == [vote_name(ATTEMPT, 1)]
         leader.commit(write(leader, b"payload"))
     save(path, b"again", overwrite=True)
@@ -145,7 +139,7 @@ def test_notes_of_the_dead_are_swept_and_the_own_are_not(overwrite: bool, tmp_pa
 def test_files_of_others_beside_notes_are_refused_as_ever(tmp_path: Path) -> None:
     (tmp_path / vote_name(OTHER, 3)).write_bytes(b"{}")
     (tmp_path / "precious").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="precious"), entered(tmp_path):
+    with pytest.raises(FileExistsError, match="precious"), folder_at(tmp_path, attempt=ATTEMPT):
         pass
     assert names(tmp_path) == [vote_name(OTHER, 3), "precious"]
 
@@ -155,7 +149,7 @@ def test_files_of_others_beside_notes_are_refused_as_ever(tmp_path: Path) -> Non
 
 def test_who_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ckpt"
-    with refusing_board(path) as board:
+    with refuse(path) as board:
         assert path.is_dir()
         board.put(decision_name(ATTEMPT), b"refused")
         board.remove(decision_name(ATTEMPT))
@@ -163,11 +157,11 @@ def test_who_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_who_is_refused_leaves_a_folder_that_was_there(tmp_path: Path) -> None:
-    with refusing_board(tmp_path):
+    with refuse(tmp_path):
         pass
     assert tmp_path.is_dir()
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreFailed), refusing_board(tmp_path / "file"):
+    with pytest.raises(StoreFailed), refuse(tmp_path / "file"):
         pass
 
 
@@ -175,6 +169,6 @@ def test_who_is_refused_leaves_a_folder_that_was_there(tmp_path: Path) -> None:
 def test_a_link_to_the_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    with JoinedFolder(tmp_path / "link", ATTEMPT) as joined:
+    with join(tmp_path / "link", ATTEMPT) as joined:
         joined.write_file(SECOND, [b"ring"], 4)
     assert names(tmp_path / "real") == [SECOND]

@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.checkpoints import data_names, folder_at, load, names_in, open_descriptors, save
-from tests.store.removal_points import attempt_of, payload, remove, steps_of, tidy
-from treering._runs.removal import remove_step, tidy_step
-from treering._store.posix import descriptors
-from treering._store.posix.folder import Folder, FolderLock
-from treering._store.run_folder import RunFolder, step_name
+from tests.on_disk import locked
+from tests.store.checkpoints import (
+    attempt_of,
+    data_names,
+    folder_at,
+    load,
+    names_in,
+    open_descriptors,
+    remove,
+    save,
+    save_step,
+    steps_of,
+    tidy,
+)
+from tests.store.platforms import without_locks
+from tests.store.removal_points import payload
 from treering.errors import Busy, Corrupt, StoreFailed
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     for step in (10, 20):
-        save(tmp_path / "run" / step_name(step), payload(step))
+        save_step(tmp_path / "run", step, payload(step))
     return tmp_path / "run"
 
 
@@ -53,28 +63,21 @@ class TestNotesOfSavesByManyProcesses:
         assert names(run) == {"step_00000010"}
 
     def test_they_go_when_it_is_not_the_newest_any_more(self, run: Path) -> None:
-        with RunFolder(run) as opened:
-            tidy_step(opened, 20, names_in)
-            assert names(run / "step_00000020") >= set(NOTES)
-            tidy_step(opened, 20, names_in, newest=False)
+        tidy(run, 20)
+        assert names(run / "step_00000020") >= set(NOTES)
+        tidy(run, 20, newest=False)
         assert names(run / "step_00000020").isdisjoint(NOTES)
         assert load(run / "step_00000020") == payload(20)
 
     def test_where_nothing_is_saved_yet_they_stay(self, run: Path) -> None:
         """Processes may be meeting there for the first save of their job."""
         (run / "step_00000020" / "treering.json").unlink()
-        with RunFolder(run) as opened:
-            tidy_step(opened, 20, names_in, newest=False)
+        tidy(run, 20, newest=False)
         assert names(run / "step_00000020") >= set(NOTES)
 
     def test_while_somebody_saves_there_they_stay(self, run: Path) -> None:
-        folder = Folder(os.fspath(run / "step_00000020"))
-        lock = FolderLock(folder)
-        assert lock.take()
-        with RunFolder(run) as opened, pytest.raises(Busy):
-            tidy_step(opened, 20, names_in, newest=False)
-        lock.give_back()
-        folder.close()
+        with locked(run / "step_00000020"), pytest.raises(Busy):
+            tidy(run, 20, newest=False)
         assert names(run / "step_00000020") >= set(NOTES)
 
 
@@ -159,13 +162,12 @@ class TestRemoving:
             return attempt_of(index)
 
         before = names(folder)
-        with RunFolder(run) as opened, pytest.raises(Corrupt):
-            remove_step(opened, 20, names_in, attempt_of_all)
+        with pytest.raises(Corrupt):
+            remove(run, 20, attempt_of_all)
         assert names(folder) == before
 
     def test_a_step_that_should_stay_does(self, run: Path) -> None:
-        with RunFolder(run) as opened:
-            assert not remove_step(opened, 20, names_in, lambda index: None)
+        assert not remove(run, 20, lambda index: None)
         assert load(run / "step_00000020") == payload(20)
 
     def test_while_somebody_saves_to_it_a_step_stays(self, run: Path) -> None:
@@ -183,23 +185,23 @@ class TestRemoving:
         self, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         order: list[str] = []
-        replace, unlink, sync = Folder.replace, Folder.remove, Folder.sync
+        replace, unlink, sync = os.replace, os.unlink, os.fsync
 
-        def replaced(folder: Folder, name: str, new: str) -> None:
+        def replaced(name: str, new: str, **options: int) -> None:
             order.append(f"{name} is {new[-7:]}")
-            replace(folder, name, new)
+            replace(name, new, **options)
 
-        def removed(folder: Folder, name: str) -> None:
+        def removed(name: str, **options: int) -> None:
             order.append(name.rpartition(".")[2])
-            unlink(folder, name)
+            unlink(name, **options)
 
-        def synced(folder: Folder) -> None:
+        def synced(descriptor: int) -> None:
             order.append("sync")
-            sync(folder)
+            sync(descriptor)
 
-        monkeypatch.setattr(Folder, "replace", replaced)
-        monkeypatch.setattr(Folder, "remove", removed)
-        monkeypatch.setattr(Folder, "sync", synced)
+        monkeypatch.setattr(os, "replace", replaced)
+        monkeypatch.setattr(os, "unlink", removed)
+        monkeypatch.setattr(os, "fsync", synced)
         remove(run, 20)
         assert order[-6:] == ["treering.json is removed", "sync", "safetensors", "safetensors", "sync", "removed"]
 
@@ -279,8 +281,7 @@ class TestFinishing:
     def test_an_empty_folder_goes_though_it_is_locked(self, run: Path) -> None:
         """A saver that has just made it begins again; it would be told that it is busy, were the lock taken."""
         (run / "step_00000030").mkdir()
-        with Folder(str(run / "step_00000030")) as folder:
-            assert FolderLock(folder).take()
+        with locked(run / "step_00000030"):
             tidy(run)
         assert not (run / "step_00000030").exists()
 
@@ -288,13 +289,12 @@ class TestFinishing:
         with folder_at(run / "step_00000020", overwrite=True) as saving:
             journal = run / "step_00000020" / f".treering.json.{saving.attempt}.treering-tmp"
             journal.rename(run / "aside")
-            with RunFolder(run) as opened:
-                tidy_step(opened, 20, names_in)
+            tidy(run, 20)
             (run / "aside").rename(journal)
 
 
 def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "lock", lambda descriptor: None)
+    without_locks(monkeypatch)
     tombstone(run / "step_00000010")
     (run / "step_00000010" / ".treering.lock").write_bytes(b"")
     with pytest.raises(Busy):
@@ -306,12 +306,15 @@ def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pyt
 
 
 def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: Folder, name: str) -> None:
+    unlink = os.unlink
+
+    def refuse(name: str, **options: int) -> None:
         if name.endswith(".safetensors"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(name, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "remove", refuse)
+        patch.setattr(os, "unlink", refuse)
         with pytest.raises(StoreFailed, match=r"step_00000020.*Permission denied"):
             remove(run, 20)
     assert steps_of(run) == [10]

@@ -1,0 +1,67 @@
+"""What a platform or a file system may lack: locks, hard links, names from open folders, memory for the page cache."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from treering._store.posix import descriptors, folder, open_descriptor, writing
+
+
+def no_locks(*_: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+def no_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def without_locks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fcntl, "flock", no_locks)
+
+
+def without_links(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "link", no_links)
+
+
+def without_dir_fd(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folder, "FROM_DESCRIPTOR", False)
+
+
+def without_nofollow(patch: pytest.MonkeyPatch) -> None:
+    without_dir_fd(patch)
+    patch.delattr(os, "O_NOFOLLOW")
+    patch.setattr(folder, "CAREFUL", os.O_CLOEXEC)
+
+
+def without_open_folders(patch: pytest.MonkeyPatch) -> None:
+    without_dir_fd(patch)
+    patch.setattr(open_descriptor, "open_folder", lambda path: Path(path).stat() and None)
+
+
+def like_windows(patch: pytest.MonkeyPatch) -> None:
+    without_dir_fd(patch)
+    patch.setattr(descriptors, "fcntl", None)
+    patch.setattr(open_descriptor, "open_folder", lambda path: None)
+    for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
+        patch.delattr(os, name)
+
+
+def past_the_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writing, "DIRECT_FROM", 0)
+    patch.setattr(writing, "FREE_SHARE", 0)
+
+
+PLATFORMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "linux": lambda patch: None,
+    "past the page cache": past_the_cache,
+    "no locks": without_locks,
+    "no hard links": without_links,
+    "no dir_fd": without_dir_fd,
+    "like windows": like_windows,
+}
