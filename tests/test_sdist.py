@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
-CHOSEN = ("tests/docs/test_architecture.py", "tests/leaves/folder/test_small_files.py", "tests/crash/test_flushes.py")
+CHOSEN = ("tests/docs/test_architecture.py", "tests/leaves/folder/test_leaves_folder.py", "tests/crash/test_flushes.py")
 
 
 def run(*command: str, at: Path, path: Path | None = None) -> str:

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +43,22 @@ def without_nofollow(patch: pytest.MonkeyPatch) -> None:
 def without_open_folders(patch: pytest.MonkeyPatch) -> None:
     without_dir_fd(patch)
     patch.setattr(open_descriptor, "open_folder", lambda path: Path(path).stat() and None)
+
+
+def without_syncfs(patch: pytest.MonkeyPatch) -> None:
+    """As with a kernel that keeps the errors of this call to itself."""
+    patch.setattr(os, "uname", lambda: SimpleNamespace(release="4.18.0"))
+
+
+def before_syncfs(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
+    """Do something before everything on a file system is made durable, each time that it is asked for."""
+    real = descriptors.sync_file_system
+
+    def sync_file_system(descriptor: int) -> bool:
+        act(descriptor)
+        return real(descriptor)
+
+    patch.setattr(descriptors, "sync_file_system", sync_file_system)
 
 
 def like_windows(patch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
 from treering._coordination.message_board import stale_messages
 from treering._store.failures import DataFileMissing
+from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Move, Update
+from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._values import timing
 
 Tree = Mapping[str, bytes]
 """The content of the leaves of one branch, by folder."""
@@ -58,6 +63,29 @@ def unfinished(index: bytes) -> Update | None:
 
 def stage(path: Path, attempt: str | None = None) -> StagedLeaves:
     return StagedLeaves(path, unfinished, stale_messages, attempt, ())
+
+
+def join(path: Path, attempt: str) -> JoinedLeaves:
+    """Take part in the save of another process."""
+    return JoinedLeaves(path, attempt)
+
+
+def open_leaves(path: Path) -> LeavesFolder:
+    return LeavesFolder(path)
+
+
+def wait_at_most(patch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Let savers wait only so long for each other."""
+    patch.setattr(timing, "current", timing.Timing(**seconds))
+
+
+def fail_moves(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let savers fail after their commit, where staged files go to their places."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    patch.setattr(moves, "move_staged", fail)
 
 
 def chunks_of(content: bytes) -> list[tuple[str, bytes]]:

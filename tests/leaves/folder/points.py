@@ -12,14 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from tests.leaves.folder import directories
 from tests.leaves.folder.directories import Tree
+from tests.store.platforms import without_syncfs
 from torture.faults import Kind
 from torture.judging import NEW
 from torture.points import Report, sweep
 from torture.scenes import OLD, Scene
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.posix import descriptors
 from treering.errors import NotFound
 
 OTHER = {"other/a": b"mine", "other/b/c": b"all mine"}
@@ -45,7 +46,7 @@ class LeavesScene(Scene):
 
     def settle(self) -> None:
         if self.portable:
-            descriptors.sync_file_system = lambda descriptor: False
+            without_syncfs(pytest.MonkeyPatch())
 
     def furnish(self, path: Path) -> None:
         self.settle()
@@ -82,7 +83,7 @@ class LeavesScene(Scene):
         tree: Tree | None = None
         try:
             if self.waits == "leave" and (waiting := directories.pending(path)):
-                with LeavesFolder(path) as directory:
+                with directories.open_leaves(path) as directory:
                     _, _, attempt, names = waiting[-1]
                     branch = {"attempt": attempt, "leaves": names, "moving": []}
                     tree = directories.whole(directory, branch)

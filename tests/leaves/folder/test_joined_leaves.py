@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaves.folder.directories import array_text, everything, expected, load, save, stage, update_for
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.staged_files import JoinedLeaves
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
-from treering._store.posix import descriptors
-from treering._values import timing
-from treering._values.timing import Timing
+from tests.leaves.folder import directories
+from tests.leaves.folder.directories import (
+    array_text,
+    everything,
+    expected,
+    join,
+    load,
+    open_leaves,
+    save,
+    stage,
+    update_for,
+)
+from tests.store.platforms import without_syncfs
 from treering.errors import Exists, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"
@@ -26,7 +32,7 @@ def staged(path: Path) -> Path:
     return path / ".treering" / ATTEMPT / "leaves"
 
 
-def commit(leader: StagedLeaves, *, expect: bool = True) -> None:
+def commit(leader: directories.StagedLeaves, *, expect: bool = True) -> None:
     """Commit ``NEW``, of which the leader has written the ``.zarray`` and another one the chunks."""
     leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
     leader.make_durable()
@@ -35,7 +41,7 @@ def commit(leader: StagedLeaves, *, expect: bool = True) -> None:
     leader.commit(b"{}", update_for({"": (ATTEMPT, {"layer/w": ["0", "1"]})}))
 
 
-def write(joined: JoinedLeaves) -> None:
+def write(joined: directories.JoinedLeaves) -> None:
     joined.write_file("layer/w", "0", [b"ab", b"cd"], 4)
     joined.write_small("layer/w", [("1", b"efgh")])
 
@@ -43,11 +49,11 @@ def write(joined: JoinedLeaves) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_two_write_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     if not whole:
-        monkeypatch.setattr(descriptors, "sync_file_system", lambda _: False)
+        without_syncfs(monkeypatch)
     save(tmp_path, OLD)
     with stage(tmp_path, ATTEMPT) as leader:
         assert leader.attempt == ATTEMPT
-        with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+        with join(tmp_path, ATTEMPT) as joined:
             write(joined)
             joined.make_durable()
         assert load(tmp_path) == OLD
@@ -59,10 +65,9 @@ def test_two_write_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one call for all: those of this process, and no others."""
     synced: list[int] = []
-    monkeypatch.setattr(descriptors, "sync_file_system", lambda _: False)
-    monkeypatch.setattr(descriptors, "sync", lambda number: synced.append(os.fstat(number).st_ino))
-    monkeypatch.setattr(descriptors, "sync_folder", lambda number: synced.append(os.fstat(number).st_ino))
-    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    without_syncfs(monkeypatch)
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         leader.write_small("other", [(".zarray", b"{}")])
         write(joined)
         synced.clear()
@@ -76,7 +81,7 @@ def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: py
 def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
     save(tmp_path, OLD, prefix="other")
     (tmp_path / "layer" / "w" / "1").unlink()
-    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         leader.write_small("c", [(".zarray", array_text(ATTEMPT, b"abcd"))])
         leader.make_durable()
         leader.expect("c", ["0"])
@@ -89,7 +94,7 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_withdrawing_removes_what_this_process_wrote(tmp_path: Path) -> None:
-    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         leader.write_small("layer/w", [(".zarray", b"{}")])
         write(joined)
         joined.withdraw()
@@ -99,7 +104,7 @@ def test_withdrawing_removes_what_this_process_wrote(tmp_path: Path) -> None:
 
 
 def test_withdrawing_after_everything_was_removed(tmp_path: Path) -> None:
-    with stage(tmp_path, ATTEMPT) as leader, JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         write(joined)
         leader.close()
         joined.withdraw()
@@ -112,7 +117,7 @@ def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
     """It has no lock and no record, others may go on writing, and the next saver sweeps it."""
     save(tmp_path, OLD)
     leader = stage(tmp_path, ATTEMPT)
-    with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with join(tmp_path, ATTEMPT) as joined:
         write(joined)
         leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
         leader.make_durable()
@@ -129,7 +134,7 @@ def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
 
 def test_abandoning_what_was_committed_changes_nothing(tmp_path: Path) -> None:
     leader = stage(tmp_path, ATTEMPT)
-    with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    with join(tmp_path, ATTEMPT) as joined:
         write(joined)
     commit(leader)
     leader.abandon()
@@ -142,11 +147,11 @@ def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
     (tmp_path / ".treering").mkdir()
     found: list[str] = []
 
-    def join() -> None:
-        with JoinedLeaves(tmp_path, ATTEMPT) as joined:
+    def take_part() -> None:
+        with join(tmp_path, ATTEMPT) as joined:
             found.append(joined.attempt)
 
-    thread = threading.Thread(target=join)
+    thread = threading.Thread(target=take_part)
     thread.start()
     with stage(tmp_path, ATTEMPT):
         thread.join()
@@ -154,11 +159,11 @@ def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
 
 
 def test_no_folder_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "current", Timing(staged_folder=0.05))
+    directories.wait_at_most(monkeypatch, staged_folder=0.05)
     with pytest.raises(StoreFailed, match="process 0 gave up or died"):
-        JoinedLeaves(tmp_path, ATTEMPT)
+        join(tmp_path, ATTEMPT)
     with pytest.raises(FileNotFoundError):
-        JoinedLeaves(tmp_path / "none", ATTEMPT)
+        join(tmp_path / "none", ATTEMPT)
 
 
 def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
@@ -180,10 +185,10 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
 
 def test_notes_are_not_what_a_folder_holds(tmp_path: Path) -> None:
     (tmp_path / ".treering-waiting-00001").write_bytes(b"{}")
-    with LeavesFolder(tmp_path) as directory, pytest.raises(NotFound, match="it is empty"):
+    with open_leaves(tmp_path) as directory, pytest.raises(NotFound, match="it is empty"):
         directory.read_index()
     (tmp_path / "data").write_bytes(b"")
-    with LeavesFolder(tmp_path) as directory, pytest.raises(NotFound, match="it holds 'data'"):
+    with open_leaves(tmp_path) as directory, pytest.raises(NotFound, match="it holds 'data'"):
         directory.read_index()
 
 

@@ -1,9 +1,14 @@
-"""OpenLeaves: files of leaves wherever they are, what is refused, and what is said where there is no index."""
+"""LeavesFolder: files of leaves wherever they are, small ones at once; what is refused, and how all become durable."""
+
+from __future__ import annotations
 
 import errno
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,17 +17,22 @@ from tests.leaves.folder.directories import (
     branches_of,
     everything,
     expected,
+    fail_moves,
     load,
     save,
     stage,
     unfinished,
     write,
 )
+from tests.store.platforms import without_dir_fd
 from treering._store.failures import DataFileMissing, LinkRefused
-from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update
+from treering._store.leaves_folder.sync import sync_folders, sync_written
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder
+from treering._store.posix.folder_tree import FolderTree
 from treering._values.leaves_names import attempt_folder
 from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
 
@@ -206,7 +216,7 @@ def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
 def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, {"a": b"12345678", "b": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(moves, "move_staged", lambda tree, attempt: 1 / 0)
+        fail_moves(patch, ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new", "c": b"1"})
     moving = branches_of((tmp_path / INDEX).read_bytes())[""]
@@ -223,7 +233,7 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
 
 def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(moves, "move_staged", lambda tree, attempt: 1 / 0)
+        fail_moves(patch, ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new"})
 
@@ -237,3 +247,159 @@ def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.Mon
     assert load(tmp_path) == {"a": b"new"}
     assert everything(tmp_path) == expected({"": {"a": b"new"}})
     assert saving.attempt not in [entry.name for entry in (tmp_path / ".treering").iterdir()]
+
+
+@pytest.fixture(params=[True, False], ids=["from descriptors", "by paths"])
+def leaves(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if not request.param:
+        without_dir_fd(monkeypatch)
+    for number in range(3):
+        place = tmp_path / "a" / f"n{number}"
+        place.mkdir(parents=True)
+        (place / ".zarray").write_bytes(b"{}")
+        (place / "0").write_bytes(bytes(number))
+    return tmp_path
+
+
+def test_each_file_comes_up_to_one_byte_more(leaves: Path) -> None:
+    with LeavesFolder(leaves) as directory:
+        assert directory.read_small("a/n2", [(".zarray", 9), ("0", 2)], None) == [b"{}", b"\0\0"]
+        assert directory.read_small("a/n2", [("0", 1), (".zarray", 0)], None) == [b"\0\0", b"{"]
+        assert directory.read_small("a/n2", [("0", 0)], None) == [b"\0"]
+        assert directory.read_small("a/n0", [("0", 5)], None) == [b""]
+
+
+def test_files_beside_the_index_have_no_folder(leaves: Path) -> None:
+    (leaves / "0").write_bytes(b"x")
+    with LeavesFolder(leaves) as directory:
+        assert directory.read_small("", [("0", 5)], None) == [b"x"]
+
+
+def test_staged_files_come_first_and_both_of_one_place(leaves: Path) -> None:
+    staged = leaves / ".treering" / ATTEMPT / "leaves" / "a" / "n1"
+    staged.mkdir(parents=True)
+    (staged / ".zarray").write_bytes(b"new")
+    with LeavesFolder(leaves) as directory:
+        assert directory.read_small("a/n1", [(".zarray", 9)], ATTEMPT) == [b"new"]
+        assert directory.read_small("a/n1", [(".zarray", 9), ("0", 9)], ATTEMPT) == [b"{}", b"\0"]
+        assert directory.read_small("a/n2", [(".zarray", 9)], ATTEMPT) == [b"{}"]
+
+
+@pytest.mark.parametrize("way", ["a/n9", "b", "a/n1/0"])
+def test_what_is_not_there_is_named(leaves: Path, way: str) -> None:
+    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissing, match="1"):
+        directory.read_small(way, [("1", 5)], None)
+
+
+def test_links_to_small_files_are_refused(leaves: Path) -> None:
+    (leaves / "a" / "n0" / "1").symlink_to(leaves / "a" / "n1" / "0")
+    (leaves / "b").symlink_to(leaves / "a")
+    with LeavesFolder(leaves) as directory:
+        for way, name in (("a/n0", "1"), ("b/n0", "0"), ("b", "0")):
+            with pytest.raises(LinkRefused, match="link"):
+                directory.read_small(way, [(name, 5)], None)
+
+
+def test_a_folder_in_the_place_of_a_file(leaves: Path) -> None:
+    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissing, match="n1"):
+        directory.read_small("a", [("n1", 5)], None)
+
+
+def test_a_pipe_is_not_waited_for(leaves: Path) -> None:
+    os.mkfifo(leaves / "a" / "n0" / "1")
+    with LeavesFolder(leaves) as directory:
+        assert directory.read_small("a/n0", [("1", 5)], None) == [b""]
+
+
+def test_no_way_leads_out(leaves: Path) -> None:
+    with LeavesFolder(leaves) as directory:
+        for way in ("../a", "a/../a", "/a", ".treering/x"):
+            with pytest.raises(Corrupt):
+                directory.read_small(way, [("0", 5)], None)
+
+
+def test_nothing_stays_open(leaves: Path) -> None:
+    before = len(list(Path("/dev/fd").iterdir()))
+    with LeavesFolder(leaves) as directory:
+        for number in range(3):
+            directory.read_small(f"a/n{number}", [("0", 9), (".zarray", 9)], None)
+            with pytest.raises(DataFileMissing):
+                directory.read_small(f"a/n{number}", [("0", 9), ("1", 9)], None)
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="there is no syncfs")
+
+
+@pytest.fixture
+def folder_and_tree(tmp_path: Path) -> Iterator[tuple[Folder, FolderTree]]:
+    with Folder(str(tmp_path)) as folder:
+        tree = FolderTree(folder, str(tmp_path))
+        yield folder, tree
+        tree.close()
+
+
+@linux
+@pytest.mark.parametrize(("release", "trusted"), [("5.7.19-generic", False), ("4.18.0", False), ("odd", False)])
+def test_kernels_that_keep_errors_to_themselves(
+    monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], release: str, trusted: bool
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    assert folder_and_tree[0].descriptor is not None
+    assert descriptors.sync_file_system(folder_and_tree[0].descriptor) is trusted
+
+
+@linux
+def test_file_systems_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="6.1.0"))
+    with Folder("/proc") as folder:
+        assert folder.descriptor is not None
+        assert not descriptors.sync_file_system(folder.descriptor)
+
+
+@linux
+def test_file_systems_that_are_known(
+    monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree]
+) -> None:
+    assert folder_and_tree[0].descriptor is not None
+    monkeypatch.setattr(descriptors, "_syncs_as_a_whole", lambda descriptor: True)
+    assert descriptors.sync_file_system(folder_and_tree[0].descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor") as caught:
+        descriptors.sync_file_system(-1)
+    assert caught.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_was_written_is_synced_and_the_way_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], whole: bool
+) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c" / "0").write_bytes(b"1")
+    (tmp_path / "a" / "beside").write_bytes(b"1")
+    (tmp_path / "a" / "b" / "link").symlink_to("../beside")
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: whole)
+    sync_written(*folder_and_tree, ("a", "b"), {("c",): ["0"]})
+    below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
+    assert sorted(synced) == ([] if whole else [f"{tmp_path}{name}" for name in below])
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_an_error_of_any_folder_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], count: int
+) -> None:
+    folders = [(str(number),) for number in range(count)]
+    for (name,) in folders:
+        (tmp_path / name).mkdir()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
+    sync_folders(*folder_and_tree, folders)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_folders(*folder_and_tree, folders)

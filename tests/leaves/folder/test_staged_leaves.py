@@ -7,7 +7,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,44 +17,33 @@ from tests.leaves.folder.directories import (
     branches_of,
     everything,
     expected,
+    fail_moves,
     load,
+    open_leaves,
     pending,
     save,
     stage,
     take_up,
     update_for,
+    wait_at_most,
     write,
 )
+from tests.store import platforms
 from tests.store.checkpoints import open_descriptors
 from tests.store.listing import names
-from treering._store.failures import LinkRefused
-from treering._store.leaves_folder import moves
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.posix import descriptors, folder, open_descriptor
-from treering._store.posix.folder_tree import FolderTree
-from treering._values import timing
-from treering._values.timing import Timing
-from treering.errors import Busy, Exists, NotDirectory, StoreFailed, Unsupported
+from treering.errors import Busy, Exists, Format, NotDirectory, StoreFailed, Unsupported
 
 DEAD = "0123456789abcdef"
 OLD = {"a/b": b"treering", "a/c": b"x", "d": b""}
 NEW = {"a/b": b"a year has gone", "e/f/g": b"new", "d": b"1234"}
 
 
-def like_windows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folder, "FROM_DESCRIPTOR", False)
-    patch.setattr(descriptors, "fcntl", None)
-    patch.setattr(open_descriptor, "open_folder", lambda path: None)
-    for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
-        patch.delattr(os, name)
-
-
 PLATFORMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "linux": lambda patch: None,
-    "no syncfs": lambda patch: patch.setattr(descriptors, "sync_file_system", lambda descriptor: False),
-    "no locks": lambda patch: patch.setattr(descriptors, "lock", lambda descriptor: None),
-    "no dir_fd": lambda patch: patch.setattr(folder, "FROM_DESCRIPTOR", False),
-    "like windows": like_windows,
+    "no syncfs": platforms.without_syncfs,
+    "no locks": platforms.without_locks,
+    "no dir_fd": platforms.without_dir_fd,
+    "like windows": platforms.like_windows,
 }
 
 
@@ -215,7 +204,8 @@ PLACES = {
 def test_links_inside_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, old: bool, dir_fd: bool
 ) -> None:
-    monkeypatch.setattr(folder, "FROM_DESCRIPTOR", dir_fd)
+    if not dir_fd:
+        platforms.without_dir_fd(monkeypatch)
     path, link = tmp_path / "dir", tmp_path / "dir" / PLACES[place]
     far = tmp_path / "far"
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -226,11 +216,11 @@ def test_links_inside_are_refused(
         far.mkdir()
     link.symlink_to(far)
     before = everything(tmp_path, records=True)
-    with pytest.raises(LinkRefused, match=r"is a link, which may lead anywhere; put a file or folder of its own"):
+    with pytest.raises(Format, match=r"is a link, which may lead anywhere; put a file or folder of its own"):
         save(path, NEW)
     assert everything(tmp_path, records=True) == before
     if old and place != "attempts":
-        with pytest.raises(LinkRefused, match="is a link"):
+        with pytest.raises(Format, match="is a link"):
             load(path)
     link.unlink()
     if old:
@@ -254,19 +244,21 @@ def test_the_order_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     save(path, {"a/b": b"1234", "a/c": b"x", "d": b""})
     steps: list[str] = []
 
-    def watched(module: object, name: str) -> None:
-        real = getattr(module, name)
+    def watched(name: str) -> None:
+        real = getattr(os, name)
 
         def call(*args: object, **keywords: object) -> object:
             what = Path(f"/proc/self/fd/{args[0]}").readlink() if isinstance(args[0], int) else Path(str(args[-1]))
             steps.append(f"{name} {what.name}")
             return real(*args, **keywords)
 
-        monkeypatch.setattr(module, name, call)
+        monkeypatch.setattr(os, name, call)
 
     for name in ("fsync", "replace", "unlink", "rmdir"):
-        watched(os, name)
-    watched(descriptors, "sync_file_system")
+        watched(name)
+    platforms.before_syncfs(
+        monkeypatch, lambda number: steps.append(f"sync_file_system {Path(f'/proc/self/fd/{number}').readlink().name}")
+    )
     second = save(path, {"a/b": b"12345", "n": b""})
     durable = ["sync_file_system dir", "fsync record.json", f"fsync {second}"]
     committed = ["fsync index", f"replace {INDEX}", "fsync dir"]
@@ -296,17 +288,15 @@ def test_a_failing_sync_is_a_failed_save_and_not_asked_again(
     before = everything(tmp_path, records=True)
     calls: list[int] = []
 
-    def fail(descriptor: int) -> bool:
+    def fail(descriptor: int) -> None:
         calls.append(descriptor)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if portable:
-        monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
+        platforms.without_syncfs(monkeypatch)
     with stage(tmp_path) as saving:
         leaves = write(saving, NEW)
-        monkeypatch.setattr(os, "fsync", fail) if portable else monkeypatch.setattr(
-            descriptors, "sync_file_system", fail
-        )
+        monkeypatch.setattr(os, "fsync", fail) if portable else platforms.before_syncfs(monkeypatch, fail)
         with pytest.raises(StoreFailed) as caught:
             saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
     assert (caught.value.errno, caught.value.filename, len(calls)) == (errno.EIO, str(tmp_path), 1)
@@ -326,7 +316,7 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
             synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         real(descriptor)
 
-    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
+    platforms.without_syncfs(monkeypatch)
     monkeypatch.setattr(os, "fsync", fsync)
     tree = {f"a/{number}": b"12" for number in range(40)}
     with stage(tmp_path) as saving:
@@ -387,7 +377,7 @@ def test_names_and_paths_that_are_too_long(tmp_path: Path) -> None:
     deep = {"n/" * 1800 + "n": b"1"}
     save(tmp_path, deep)
     assert load(tmp_path) == deep
-    with LeavesFolder(tmp_path) as directory:
+    with open_leaves(tmp_path) as directory:
         assert list(directory.array_folders()) == list(deep)
     save(tmp_path, OLD)
     assert everything(tmp_path) == expected({"": OLD})
@@ -413,7 +403,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
     thread.start()
     entered.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(timing, "current", Timing(directory_lock=0.0))
+        wait_at_most(patch, directory_lock=0.0)
         with pytest.raises(Busy, match="other processes keep saving there") as caught:
             save(tmp_path, NEW)
     assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(tmp_path))
@@ -460,7 +450,7 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
 
     save(tmp_path, OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(moves, "move_staged", refused)
+        fail_moves(patch, OSError(errno.EIO, os.strerror(errno.EIO)))
         with pytest.raises(StoreFailed, match="the new content is in place"):
             save(tmp_path, NEW)
     with stage(tmp_path) as saving:
@@ -472,15 +462,17 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
 
 
 def test_names_that_a_system_takes_for_the_same_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = FolderTree.find
+    real = os.stat
 
-    def folding(tree: FolderTree, parts: tuple[str, ...], name: str) -> os.stat_result | None:
+    def folding(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         """As on a file system that does not tell capitals from other letters."""
-        return find(tree, parts, next((there for there in tree.scan(parts) if there.lower() == name.lower()), name))
+        names = os.listdir(dir_fd) if dir_fd is not None and isinstance(path, str) else []  # noqa: PTH208 - an open folder
+        path = next((there for there in names if there.lower() == str(path).lower()), path)
+        return real(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
     save(tmp_path, {"Model/w": b"1"}, prefix="Model")
     save(tmp_path, {"a/W": b"1", "a/x": b"1"}, prefix="a")
-    monkeypatch.setattr(FolderTree, "find", folding)
+    monkeypatch.setattr(os, "stat", folding)
     with pytest.raises(Exists, match="the same name in other letters") as caught:
         save(tmp_path, {"model/w": b"2"}, prefix="model")
     assert caught.value.filename == str(tmp_path / "model")
@@ -496,7 +488,7 @@ def test_a_lost_index_does_not_cost_the_records(tmp_path: Path) -> None:
     (unfinished / "leaves").mkdir(parents=True)
     (unfinished / "record.json").write_bytes(b"{}")
     second = save(tmp_path, {"m/a": b"1"}, prefix="m")
-    with LeavesFolder(tmp_path) as directory:
+    with open_leaves(tmp_path) as directory:
         assert directory.records().keys() == {first, second}
 
 
@@ -569,7 +561,7 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
             saving.write_small(f"a/{number}", [(".zarray", b"{}"), ("0", b"1")])
         assert calls == ["mkdir", "open", "open", "write", "write", "close", "close"] * 10
         saving.commit(b"", update_for({"": (saving.attempt, {})}))
-    with LeavesFolder(tmp_path) as directory:
+    with open_leaves(tmp_path) as directory:
         directory.open("a/0", ".zarray", None).close()
         calls.clear()
         for number in range(1, 11):
