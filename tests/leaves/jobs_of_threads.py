@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +11,12 @@ import jax
 import pytest
 
 from treering._arrays import outgoing as outgoing_module
-from treering._coordination.operations import Call
+from treering._coordination.operations import Call, derive_attempt
 from treering._leaves import joint_serialize
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions
 from treering._tree.flatten import flatten
+from treering._values.boxes import Box
 from treering._values.processes import Processes
 
 __all__ = ["Job"]
@@ -31,9 +31,25 @@ class Job:
         self.count = count
         self.name = name
         self.calls = 0
+        self._monkeypatch = monkeypatch
+        self._of_thread = threading.local()
         each = len(jax.devices()) // count
         monkeypatch.setattr(outgoing_module, "process_of", lambda device: device.id // each)
         monkeypatch.setattr(joint_serialize, "next_sequence", self._next_call)
+
+    @property
+    def attempt(self) -> str:
+        """The attempt of the last call."""
+        return derive_attempt(self.name, self.calls)
+
+    @property
+    def this(self) -> int | None:
+        """The process that this thread stands for; None where it stands for none."""
+        return getattr(self._of_thread, "this", None)
+
+    def hold(self, *parts: tuple[Box, tuple[int, ...]]) -> None:
+        """Let every leaf lie in these boxes, each with the processes that hold it."""
+        self._monkeypatch.setattr(outgoing_module, "held_boxes", lambda *_: parts)
 
     def _next_call(self, path: Path, processes: Processes, *, timeout: float, doing: str) -> Call:
         del path
@@ -45,7 +61,7 @@ class Job:
         tree: Any,
         *,
         trees: Mapping[int, Any] | None = None,
-        asked: Mapping[int, LeavesSaveOptions] | None = None,
+        asked: Mapping[int, Mapping[str, Any]] | None = None,
         timeout: float = PATIENCE,
         absent: tuple[int, ...] = (),
         before: Callable[[int], None] | None = None,
@@ -57,7 +73,7 @@ class Job:
             path: the directory.
             tree: what is saved.
             trees: other trees of some processes.
-            asked: other options of some processes.
+            asked: other options of some processes, by name.
             timeout: seconds that each waits for others.
             absent: processes that do not come.
             before: called in the thread of each process, with its number, before it saves.
@@ -67,13 +83,14 @@ class Job:
         errors: dict[int, BaseException | None] = {}
 
         def run(this: int) -> None:
+            self._of_thread.this = this
             try:
                 if before is not None:
                     before(this)
                 serialize_together(
                     path,
                     flatten((trees or {}).get(this, tree)),
-                    dataclasses.replace((asked or {}).get(this, LeavesSaveOptions(**wished)), timeout=timeout),
+                    LeavesSaveOptions(**{**(asked or {}).get(this, wished), "timeout": timeout}),
                     processes=Processes(this=this, count=self.count),
                 )
             except Exception as error:  # noqa: BLE001 - looked at by the test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,8 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import index_at, listing, put, stored, visible
-from treering._arrays import outgoing
-from treering._coordination.operations import derive_attempt
-from treering._leaves.plan import LeavesSaveOptions
-from treering._store.leaves_folder.staged_files import JoinedLeaves, StagedFiles
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
-from treering._values.checkpoint_names import is_message
+from tests.on_disk import is_message
+from tests.store.platforms import before_syncfs
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -133,9 +130,7 @@ def test_what_all_hold_is_cut_and_shared(job: Job, tmp_path: Path) -> None:
         "more": put(jnp.ones((1 << 20), "f4"), P()),
         "rows": put(jnp.arange(8 << 17, dtype="f4"), P("x")),
     }
-    asked = {
-        this: LeavesSaveOptions(progress=lambda *done, this=this: told[this].append(done)) for this in range(job.count)
-    }
+    asked = {this: {"progress": lambda *done, this=this: told[this].append(done)} for this in range(job.count)}
     all_well(job.save(tmp_path, tree, asked=asked))
     totals = [done[-1][1] for done in told.values()]
     total = sum(leaf.nbytes for leaf in tree.values())
@@ -168,7 +163,7 @@ def test_prefixes_overwrites_and_other_numbers_of_processes(monkeypatch: pytest.
 def test_without_an_index(job: Job, tmp_path: Path) -> None:
     called: list[int] = []
     asked = {
-        this: LeavesSaveOptions(write_index=False, commit_callback=functools.partial(called.append, this))
+        this: {"write_index": False, "commit_callback": functools.partial(called.append, this)}
         for this in range(job.count)
     }
     tree = tree_of()
@@ -210,7 +205,7 @@ def test_other_trees_and_other_arguments_are_refused(job: Job, tmp_path: Path) -
     other = {**tree, "rows": put(jnp.zeros((4, 8)), P())}
     all_failed(job.save(tmp_path, tree, trees={last: other}), Mismatch, r"leaf 'rows'.*\[4, 8\]")
     all_failed(job.save(tmp_path, tree, trees={last: {"w": 1}}), Mismatch, "leaves, this process 1")
-    asked = {last: LeavesSaveOptions(chunk_bytes=8)}
+    asked = {last: {"chunk_bytes": 8}}
     all_failed(job.save(tmp_path, tree, asked=asked), Mismatch, "different arguments.*chunk_bytes")
     assert listing(tmp_path) == before
 
@@ -228,11 +223,9 @@ def test_what_one_process_cannot_save_all_are_told(job: Job, tmp_path: Path) -> 
     all_well(job.save(tmp_path / "new", tree))
 
 
-def test_parts_that_are_no_grid(pair: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_are_no_grid(pair: Job, tmp_path: Path) -> None:
     """No process holds a whole chunk: that is refused, with the name of the leaf, by all."""
-    owners = ((0,), (1,))
-    uneven = (((0, 2),), ((2, 8),))
-    monkeypatch.setattr(outgoing, "held_boxes", lambda *_: tuple(zip(uneven, owners, strict=True)))
+    pair.hold((((0, 2),), (0,)), (((2, 8),), (1,)))
     errors = pair.save(tmp_path / "ckpt", {"w": put(jnp.arange(8), P("x"))})
     all_failed(errors, Unsupported, r"no grid.*leaf 'w'.*treering\.save")
     assert not (tmp_path / "ckpt").exists()
@@ -246,27 +239,29 @@ def test_a_process_that_cannot_write(job: Job, tmp_path: Path, monkeypatch: pyte
     tree = tree_of()
     all_well(job.save(tmp_path, {"w": tree["rows"]}))
     before = listing(tmp_path)
-    real = JoinedLeaves.make_durable
-    monkeypatch.setattr(JoinedLeaves, "make_durable", _raising(OSError(5, "Input/output error")))
-    all_failed(job.save(tmp_path, tree), (StoreFailed, ProcessFailed), "Input/output error")
+
+    def fail(_: int) -> None:
+        if job.this:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        before_syncfs(patch, fail)
+        all_failed(job.save(tmp_path, tree), (StoreFailed, ProcessFailed), "Input/output error")
     assert listing(tmp_path) == before
-    monkeypatch.setattr(JoinedLeaves, "make_durable", real)
     all_well(job.save(tmp_path, tree))
     assert treering.verify(tmp_path).ok
-
-
-def _raising(error: Exception) -> Any:
-    def broken(*_: object) -> None:
-        raise error
-
-    return broken
 
 
 def test_process_0_cannot_write(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tree_of()
     all_well(job.save(tmp_path, {"w": tree["rows"]}))
     before = listing(tmp_path)
-    monkeypatch.setattr(StagedLeaves, "make_durable", _raising(OSError(28, "No space left on device")))
+
+    def fail(_: int) -> None:
+        if job.this == 0:
+            raise OSError(28, "No space left on device")
+
+    before_syncfs(monkeypatch, fail)
     all_failed(job.save(tmp_path, tree), (StoreFailed, ProcessFailed, OSError), "No space left")
     assert listing(tmp_path) == before
 
@@ -298,7 +293,7 @@ def test_who_does_not_come_is_named(pair: Job, tmp_path: Path) -> None:
     assert isinstance(error, Timeout)
     assert error.missing == (1,)
     assert set(stored(tmp_path)) == {"w"}
-    left = tmp_path / ".treering" / derive_attempt(pair.name, pair.calls)
+    left = tmp_path / ".treering" / pair.attempt
     assert left.exists()
     assert not (left / "record.json").exists()
     assert treering.verify(tmp_path).ok
@@ -313,7 +308,7 @@ def test_process_0_does_not_come(pair: Job, tmp_path: Path) -> None:
     all_failed(pair.save(tmp_path, tree_of(), absent=(0,), timeout=1), Timeout, "process 0")
     assert set(stored(tmp_path)) == {"w"}
     # What processes say to each other disturbs nobody, and whoever saves next removes it.
-    attempt = derive_attempt(pair.name, pair.calls)
+    attempt = pair.attempt
     for name in (f".treering-{attempt}-part-00001", ".treering-waiting-00001", f".treering-{pair.name}-begin"):
         (tmp_path / name).write_bytes(b"{}")
     assert treering.verify(tmp_path).ok
@@ -340,16 +335,17 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(pair: Job, tm
 
 def test_staged_files_that_another_saver_swept(pair: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower whose folder was removed while it wrote says so; it never stands for data that is gone."""
-    real = StagedFiles.require_space
+    real = os.fstatvfs
+    attempts = tmp_path / ".treering"
 
-    def removed(self: StagedFiles, size: int) -> None:
-        real(self, size)
-        if isinstance(self, JoinedLeaves):
-            attempts = tmp_path / ".treering"
-            (attempts / self.attempt).rename(attempts / "elsewhere")
-            (attempts / self.attempt / "leaves").mkdir(parents=True)
+    def removed(descriptor: int) -> os.statvfs_result:
+        found = real(descriptor)
+        if pair.this:  # it asks for space when it has the folder, and before it writes
+            (attempts / pair.attempt).rename(attempts / "elsewhere")
+            (attempts / pair.attempt / "leaves").mkdir(parents=True)
+        return found
 
-    monkeypatch.setattr(StagedFiles, "require_space", removed)
+    monkeypatch.setattr(os, "fstatvfs", removed)
     all_failed(pair.save(tmp_path, tree_of()), (StoreFailed, ProcessFailed), "was removed while it was written")
 
 

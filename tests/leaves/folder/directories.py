@@ -23,6 +23,8 @@ from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._values import timing
 
+Staging = StagedLeaves
+Joined = JoinedLeaves
 Tree = Mapping[str, bytes]
 """The content of the leaves of one branch, by folder."""
 

@@ -32,7 +32,7 @@ def staged(path: Path) -> Path:
     return path / ".treering" / ATTEMPT / "leaves"
 
 
-def commit(leader: directories.StagedLeaves, *, expect: bool = True) -> None:
+def commit(leader: directories.Staging, *, expect: bool = True) -> None:
     """Commit ``NEW``, of which the leader has written the ``.zarray`` and another one the chunks."""
     leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
     leader.make_durable()
@@ -41,7 +41,7 @@ def commit(leader: directories.StagedLeaves, *, expect: bool = True) -> None:
     leader.commit(b"{}", update_for({"": (ATTEMPT, {"layer/w": ["0", "1"]})}))
 
 
-def write(joined: directories.JoinedLeaves) -> None:
+def write(joined: directories.Joined) -> None:
     joined.write_file("layer/w", "0", [b"ab", b"cd"], 4)
     joined.write_small("layer/w", [("1", b"efgh")])
 
