@@ -1,4 +1,4 @@
-"""``.zarray`` documents: as TensorStore writes them, and strict on the way in."""
+"""``.zarray`` documents and compressors: as TensorStore has them, and strict on the way in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tensorstore
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treering._codec.compressors import require_known_compressor
 from treering._codec.zarr import (
     ZarrArray,
     check_compressor,
@@ -400,3 +401,47 @@ def test_huge_grids_cost_nothing() -> None:
     assert number_of_chunk(array, chunk_name(array, chunk_count(array) - 1)) == chunk_count(array) - 1
     assert chunk_bytes(array) == 4
     assert time.perf_counter() - began < 5
+
+
+# ---------------------------------------------------------------------------------------- configurations of compressors
+
+CONFIGS: list[dict[str, Any]] = [
+    {"id": "blosc", "cname": "zstd", "clevel": 9, "shuffle": 0, "blocksize": 256},
+    {"id": "blosc", "cname": "nonsense"},
+    {"id": "lzma", "preset": 1},
+    *({"id": codec} for codec in ("zstd", "gzip", "zlib", "bz2", "blosc", "lz4", "nonsense")),
+    *({"id": codec, "more": 1} for codec in ("zstd", "gzip", "zlib", "bz2")),
+    *(
+        {"id": codec, "level": level}
+        for codec in ("zstd", "gzip", "zlib", "bz2")
+        for level in (-131073, -131072, -1, 0, 1, 9, 10, 22, 23, "1")
+    ),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=json.dumps)
+def test_tensorstore_agrees_about_compressors(config: dict[str, Any]) -> None:
+    array = ZarrArray(shape=(4,), chunks=(4,), dtype="uint8")
+    metadata = json.loads(zarray_bytes(array)) | {"compressor": config}
+    spec = {"driver": "zarr", "kvstore": "memory://", "metadata": metadata}
+    try:
+        store: Any = tensorstore.open(spec, create=True, context=tensorstore.Context()).result()
+    except ValueError:
+        with pytest.raises(Unsupported, match=config["id"]):
+            require_known_compressor(config)
+    else:
+        known = require_known_compressor(config)
+        assert json.loads(known) == json.loads(store.kvstore[".zarray"])["compressor"]
+        assert require_known_compressor(json.loads(known)) == known
+
+
+def test_levels_are_whole_numbers() -> None:
+    for level in (True, 1.0, None):
+        with pytest.raises(Unsupported, match="level"):
+            require_known_compressor({"id": "zstd", "level": level})
+
+
+def test_the_message_about_a_compressor_is_short() -> None:
+    with pytest.raises(Unsupported) as caught:
+        require_known_compressor({"id": "none"})
+    assert str(caught.value) == 'the compressor {"id":"none"} is unknown to TensorStore: "none" is not registered'

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tensorstore
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codec.zarr_in_memory import read_by_tensorstore, written_by_tensorstore
 from treering._codec import zstd
 from treering._codec.compressors import check_chunk_file
-from treering._codec.zarr import ZarrArray, chunk_bytes
+from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
 from treering._codec.zarr_chunks import decode, encode
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, TreeringError, Unsupported
@@ -45,6 +45,29 @@ CODECS: dict[str, str | None] = {
 CHECKED = ("zstd", "gzip", "zlib", "bz2")
 DTYPES = ["bool", "int8", "int4", "int16", "uint32", "int64", "float8_e4m3fn", "float16", "bfloat16", "float32"]
 DTYPES += ["float64", "complex64", "complex128"]
+
+
+def folder_in_memory(array: ZarrArray) -> tuple[Any, Any]:
+    context = tensorstore.Context()
+    folder = tensorstore.KvStore.open("memory://", context=context).result()
+    folder[".zarray"] = zarray_bytes(array)
+    return folder, context
+
+
+def read_by_tensorstore(array: ZarrArray, chunk: bytes) -> NDArray[Any]:
+    """Return what TensorStore reads of an array of one chunk."""
+    folder, context = folder_in_memory(array)
+    folder["0" if len(array.shape) < 2 else array.separator.join("0" * len(array.shape))] = chunk
+    store: Any = tensorstore.open({"driver": "zarr", "kvstore": "memory://"}, context=context).result()
+    return store.read().result()
+
+
+def written_by_tensorstore(array: ZarrArray, items: NDArray[Any]) -> bytes:
+    """Return the chunk file that TensorStore makes of an array of one chunk."""
+    folder, context = folder_in_memory(array)
+    store: Any = tensorstore.open({"driver": "zarr", "kvstore": "memory://"}, context=context).result()
+    store.write(items).result()
+    return folder["0" if len(array.shape) < 2 else array.separator.join("0" * len(array.shape))]
 
 
 def array_of(shape: tuple[int, ...], dtype: str, codec: str, **more: Any) -> ZarrArray:

@@ -1,8 +1,13 @@
-"""Strict JSON: what is read, what is refused, and that whatever check_json takes comes back as it was."""
+"""Strict JSON, keys that are chosen to have one hash, and documents with a digest in their first line."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import time
+from array import array
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import treering
+from tests.checkpoint.documents import document_of, signed
 from tests.properties.strategies import quick
-from treering._codec.documents import MAX_NESTING, check_json, json_text, member, parse_json
-from treering.errors import Corrupt, Unsupported
+from torture.quadratic import colliding_pairs
+from treering._codec.documents import MAX_NESTING, check_json, have_one_hash, json_text, member, parse_json
+from treering._format.columns import check_name, check_texts, decode_checksums, encode_checksums, read_free_json
+from treering._format.document import parse_index
+from treering._format.signed import SignedForm
+from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
@@ -137,3 +148,120 @@ def test_members_that_stand_twice_are_named() -> None:
 def test_members_of_another_type(node: Any, name: str, kind: type) -> None:
     with pytest.raises(Corrupt, match="it"):
         member(node, name, kind, "it")
+
+
+# ----------------------------------------------------------------------------------------------------- keys of one hash
+
+INTS = [number * (2**61 - 1) for number in range(1, 40_001)]
+PAIRS = list(colliding_pairs(20_000))
+
+
+def test_the_pairs_collide() -> None:
+    assert len(set(map(hash, PAIRS[:100]))) == 1
+    assert len(set(map(str, PAIRS))) == len(PAIRS)  # a set of the pairs themselves takes quadratic time
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (INTS, True),
+        (PAIRS, True),
+        (INTS[:64], False),
+        (INTS[:65], True),
+        (INTS[:1] * 1000, False),
+        ([2.0**power for power in range(-1000, 1000)], False),
+        (list(range(-(2**15), 2**15)), False),
+        ([(a, b) for a in range(150) for b in range(150)], False),
+        ([number << 40 for number in range(50_000)], False),
+        (["k"] * 100, False),
+    ],
+)
+def test_only_chosen_values_collide(values: list[Any], *, found: bool) -> None:
+    start = time.process_time()
+    assert have_one_hash(values) is found
+    assert time.process_time() - start < 1
+
+
+def test_an_index_of_such_keys_is_refused_at_once(tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", {5: None})
+    document = document_of(tmp_path / "ckpt")
+    for keys in (
+        [{"int": hex(number)} for number in INTS],
+        [{"tuple": [{"int": hex(one) if one else "0"} for one in pair]} for pair in PAIRS],
+    ):
+        document["structure"] = [{"node": "dict", "keys": keys}, len(keys)]
+        document["leaves"] = {"key": [f"k{number}" for number in range(len(keys))], "type": [0] * len(keys)}
+        document["values"] = [None] * len(keys)
+        data = signed(document)
+        start = time.process_time()
+        with pytest.raises(Corrupt, match="have one hash"):
+            parse_index(data)
+        assert time.process_time() - start < 3
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="have one hash"):
+        treering.save(tmp_path / "ckpt", dict.fromkeys(INTS[:100], 1))
+    assert not (tmp_path / "ckpt" / "treering.json").exists()
+    treering.save(tmp_path / "ckpt", dict.fromkeys(INTS[:64], 1))
+    assert treering.load(tmp_path / "ckpt") == dict.fromkeys(INTS[:64], 1)
+
+
+# ---------------------------------------------------------------------------------------------- documents with a digest
+
+FORM = SignedForm(member="note", version=2, name="the note", hint="write it again")
+DATA = FORM.encode([("a", [1, 2]), ("b", {"c": "é"})])
+
+
+def test_a_member_a_line() -> None:
+    assert DATA.decode().splitlines()[1:] == ['"a": [1,2],', '"b": {"c":"\\u00e9"}}']
+    assert json.loads(DATA)["note"] == 2
+    assert FORM.read(DATA, lambda document: document["b"]) == {"c": "é"}
+
+
+@pytest.mark.parametrize("place", range(len(DATA)))
+def test_every_byte_counts(place: int) -> None:
+    bad = DATA[:place] + bytes([DATA[place] ^ 1]) + DATA[place + 1 :]
+    assert not FORM.is_whole(bad)
+    with pytest.raises(TreeringError):
+        FORM.read(bad, lambda document: document)
+
+
+def test_another_version_is_whole_but_not_read() -> None:
+    newer = SignedForm(member="note", version=3, name="the note", hint="").encode([("a", 1)])
+    assert FORM.is_whole(newer)
+    with pytest.raises(Format, match="the note is of version 3; this treering reads version 2"):
+        FORM.read(newer, lambda document: document)
+    other = SignedForm(member="letter", version=2, name="the letter", hint="").encode([])
+    assert not FORM.is_whole(other)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (Corrupt("too short"), "the note contradicts itself: too short; write it again"),
+        (Corrupt("the note is odd", hint="smile"), "the note is odd; smile"),
+        (Format("of a new kind"), "the note: of a new kind"),
+        (Unsupported("of a new kind"), "the note: of a new kind"),
+    ],
+    ids=range(4),
+)
+def test_what_its_reader_finds_is_said_of_the_document(error: TreeringError, shown: str) -> None:
+    def read(_: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        FORM.read(DATA, read)
+    assert str(caught.value) == shown
+
+
+def test_parts() -> None:
+    table = array("Q", [0, 1, 2**64 - 1])
+    assert decode_checksums(encode_checksums(table)) == table
+    assert check_texts(["a"], "the list") == ["a"]
+    for broken in (lambda: check_texts(["a", 1], "the list"), lambda: check_name(re.compile("a"), "b", "it")):
+        with pytest.raises(Corrupt):
+            broken()
+    assert read_free_json({"a": {"b": [1]}}, "a", "it") == {"b": [1]}
+    with pytest.raises(Corrupt):
+        read_free_json({"a": [1]}, "a", "it")

@@ -1,4 +1,4 @@
-"""What a run writes about its steps, and what is made of documents that nobody of ours wrote."""
+"""What a run writes about its steps, and how readers take documents that treering did not write."""
 
 import dataclasses
 import json
@@ -19,6 +19,7 @@ from treering._format.run_document import (
     StepNote,
     StepOrigin,
     StepRecord,
+    SupersededSteps,
     add_note,
     encode_run,
     encode_superseded,
@@ -263,3 +264,64 @@ def test_the_examples_of_the_specification() -> None:
     steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]
     assert encode_superseded(parse_superseded(list_of_left.encode())) == list_of_left.encode()
+
+
+# ------------------------------------------------------------------------------------------- steps that are left behind
+
+SUPERSEDED = SupersededSteps(step=10, mark="0123456789abcdef", left={20: "f" * 16, 30: None})
+attempts_left = st.none() | st.text("0123456789abcdef", min_size=16, max_size=16)
+
+
+def signed_list(list_node: dict[str, Any], version: int = 1) -> bytes:
+    head = f'{{"treering_left": {version}, "digest": "'
+    body = '",\n' + json.dumps(list_node)[1:] + "\n"
+    return f"{head}{digest((head.encode(), body.encode()))}{body}".encode()
+
+
+def list_node(**changed: Any) -> dict[str, Any]:
+    left = [{"step": 20, "attempt": "f" * 16}, {"step": 30, "attempt": None}]
+    return {"step": 10, "mark": "0123456789abcdef", "left": left} | changed
+
+
+@given(st.integers(0, 2**40), st.dictionaries(st.integers(2**40 + 1, HIGHEST_STEP), attempts_left, max_size=5))
+def test_a_list_comes_back(step: int, left: dict[int, str | None]) -> None:
+    document = SupersededSteps(step=step, mark="0" * 16, left=left)
+    assert parse_superseded(encode_superseded(document)) == document
+
+
+def test_a_signed_list_is_read() -> None:
+    assert parse_superseded(signed_list(list_node())) == SUPERSEDED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step": -1},
+        {"step": True},
+        {"step": 20},
+        {"mark": "xyz"},
+        {"mark": None},
+        {"left": {}},
+        {"left": [{"step": 20}]},
+        {"left": [{"step": 20, "attempt": "short"}]},
+        {"left": [{"step": 20, "attempt": 7}]},
+        {"left": ["20"]},
+        {"left": [20]},
+        {"left": [None]},
+    ],
+)
+def test_a_list_that_contradicts_itself_is_damaged(changed: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt, match=r"\.run\.json\.left"):
+        parse_superseded(signed_list(list_node(**changed)))
+
+
+def test_a_list_that_was_not_written_to_its_end_is_damaged() -> None:
+    data = encode_superseded(SUPERSEDED)
+    for end in range(len(data)):
+        with pytest.raises(Corrupt):
+            parse_superseded(data[:end])
+
+
+def test_a_newer_list_is_refused() -> None:
+    with pytest.raises(Format, match="is of version 2"):
+        parse_superseded(signed_list(list_node(), version=2))

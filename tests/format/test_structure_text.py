@@ -1,17 +1,26 @@
-"""Structures as JSON and back, and key texts held against them."""
+"""Structures as JSON and back, the texts of their keys, and parts of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import collections
+import math
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import treering
+from tests.checkpoint.test_selection import TREE
 from tests.format.indexes import keys_of
 from tests.properties.strategies import quick
 from treering._codec.documents import json_text, parse_json
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
+from treering._format.selection import select
+from treering._format.structure import key_text
 from treering._format.structure_text import (
     check_keys,
     decode_structure,
@@ -19,8 +28,10 @@ from treering._format.structure_text import (
     escape_surrogates,
     unescape_surrogates,
 )
-from treering._values.keys import join_key
-from treering.errors import Corrupt
+from treering._tree.flatten import flatten
+from treering._tree.likeness import apply_renames
+from treering._values.keys import join_key, split_key
+from treering.errors import Corrupt, TreeringError, Unsupported
 
 NAMES = st.text(st.sampled_from("ab~/\ud800é0"), max_size=3)
 DICT_KEYS = st.one_of(NAMES, st.integers(), st.booleans(), st.none(), st.builds(ForeignKey, st.just("m.C"), NAMES))
@@ -135,3 +146,161 @@ def test_equal_containers_are_made_once() -> None:
     tokens = decode_structure([{"node": "list", "length": 3}, layer, 2, layer, 2, layer, 2], 6)
     assert tokens[1] is tokens[3] is tokens[5]
     check_keys(tokens, [f"{number}/{name}" for number in range(3) for name in "ab"])
+
+
+# -------------------------------------------------------------------------------------------------------- texts of keys
+
+NEW = "\U00031350"  # a letter since Unicode 15: Python 3.11's repr escapes it, that of 3.13 does not
+
+
+class Pair(NamedTuple):
+    """A namedtuple."""
+
+    a: Any
+    b: Any
+
+
+class Named:
+    """A key whose text holds the repr of another text."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"Named({self.name!r})"
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("é/~" + NEW, "é/~" + NEW),
+        (5, "5"),
+        (True, "True"),
+        (None, "None"),
+        (1e16, "1e+16"),
+        (-0.0, "-0.0"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+        (b"'\xe9\n", 'b"\'\\xe9\\n"'),
+        ((), "()"),
+        (("é", NEW, "it's"), "('\\xe9', '\\U00031350', \"it's\")"),
+        (((1,), b"k", None), "((1,), b'k', None)"),
+        (("\ud800",), "('\\ud800',)"),
+        (ForeignKey("m.C", "é"), "é"),
+    ],
+    ids=ascii,
+)
+def test_texts_of_keys(key: Any, text: str) -> None:
+    assert key_text(key) == text
+
+
+def test_what_repr_shows_does_not_matter() -> None:
+    tree: dict[Any, Any] = {(NEW,): 1, Pair(NEW, 1): 2, Named(NEW): 3, (Pair("é", 1), "x"): 4}
+    assert flatten(tree).keys == [
+        "('\\U00031350',)",
+        "Pair(a='\\U00031350', b=1)",
+        "Named('\\U00031350')",
+        "(Pair(a='\\xe9', b=1), 'x')",
+    ]
+    assert unicodedata.category(NEW) in ("Lo", "Cn")  # the premise: versions of Python differ
+
+
+def test_a_key_in_a_tuple_that_files_do_not_hold_makes_all_of_it_text() -> None:
+    (container, _) = flatten({(Pair(1, 2), "x"): 1}).tokens
+    assert isinstance(container, Container)
+    assert container.keys == (ForeignKey("builtins.tuple", "(Pair(a=1, b=2), 'x')"),)
+
+
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict])
+def test_keys_come_back_whatever_the_container(tmp_path: Path, make: Any) -> None:
+    tree = {"outer": make([((NEW, "é"), 1), (b"\xe9", {("ü",): 2})])}
+    treering.save(tmp_path / "ckpt", tree)
+    assert treering.load(tmp_path / "ckpt") == tree
+    assert treering.load(tmp_path / "ckpt", like=tree) == tree
+    text = "outer/('\\U00031350', '\\xe9')"
+    with treering.open(tmp_path / "ckpt") as opened:
+        assert list(opened) == flatten(tree).keys == [text, "outer/b'\\xe9'/('\\xfc',)"]
+    assert treering.load(tmp_path / "ckpt", at=text) == 1
+
+
+def test_selection_and_structure_agree() -> None:
+    tokens: list[Token] = [Container(node="dict", keys=((NEW,), "a")), 2]
+    keys = keys_of(tokens)
+    assert select(tokens, keys, at=None, only=keys[0]).keys == [keys[0]]
+    assert select(tokens, keys, at=keys[0], only=None).leaves == [0]
+
+
+@pytest.mark.parametrize("key", [frozenset({1}), (1, frozenset({2})), Pair(frozenset(), 1)], ids=repr)
+def test_a_set_is_no_key(key: Any) -> None:
+    with pytest.raises(Unsupported, match=r"dict key is a frozenset: a set has no order.*sorted tuple") as caught:
+        flatten({"a": {key: 1}})
+    assert caught.value.path == ("a",)
+
+
+def test_an_endless_tuple_is_no_key() -> None:
+    key: Any = frozenset
+    for _ in range(5_000):
+        key = (key,)
+    with pytest.raises(Unsupported, match="no text"):
+        flatten({key: 1})
+
+
+# ------------------------------------------------------------------------------------------------- parts of a structure
+
+LAYERS = 5000
+ONE: list[Token] = [Container(node="dict", keys=("b", "w")), 2]
+STRUCTURE: list[Token] = [Container(node="list", keys=tuple(range(LAYERS))), *(ONE * LAYERS)]
+KEYS = keys_of(STRUCTURE)
+
+
+def test_two_thousand_exact_keys_are_looked_up() -> None:
+    wanted = KEYS[::5]
+    start = time.process_time()
+    part = select(STRUCTURE, KEYS, at=None, only=wanted)
+    assert time.process_time() - start < 1  # 10 s where each is compared with each
+    assert list(part.keys) == wanted
+
+
+def test_three_hundred_renamings_are_looked_up() -> None:
+    renaming = {f"{layer}/w": f"{layer}/kernel" for layer in range(0, LAYERS, 5)} | {"7": "seven"}
+    start = time.process_time()
+    found = apply_renames(KEYS, renaming)
+    assert time.process_time() - start < 1
+    assert found == {wanted: saved for wanted, saved in renaming.items() if wanted != "7"} | {
+        "7/b": "seven/b",
+        "7/w": "seven/w",
+    }
+
+
+# ------------------------------------------------------------------------------------------ against a plain description
+
+
+def test_a_selection_is_what_its_description_says() -> None:
+    """For every key and branch: the leaves are those below it, the structure rebuilds, the keys are cut."""
+    flat = flatten(TREE)
+    branches = {"/".join(key.split("/")[:end]) for key in flat.keys for end in range(1, key.count("/") + 2)}
+    for branch in sorted(branches):
+        inside = [n for n, key in enumerate(flat.keys) if key == branch or key.startswith(f"{branch}/")]
+        part = select(flat.tokens, flat.keys, at=branch, only=None)
+        assert list(part.leaves) == inside
+        above = split_key(branch)
+        assert [above + split_key(key) for key in part.keys] == [split_key(flat.keys[n]) for n in inside]
+        if "*" not in branch:
+            kept = select(flat.tokens, flat.keys, at=None, only=branch)
+            assert list(kept.leaves) == inside
+            assert list(kept.keys) == [flat.keys[n] for n in inside]
+
+
+def test_thousands_of_globs_and_leaves_take_no_square_of_time() -> None:
+    tree = {f"layer{n}": {"kernel": n, "bias": n} for n in range(3000)}
+    flat = flatten(tree)
+    part = select(flat.tokens, flat.keys, at=None, only=[f"layer{n}/kernel" for n in range(60)])
+    assert len(part.leaves) == 60
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    flat = flatten(deep)
+    part = select(flat.tokens, flat.keys, at=None, only="/".join(["**", "*a*"] * 20))
+    assert list(part.leaves) == [0]
+    with pytest.raises(TreeringError):
+        select(flat.tokens, flat.keys, at=None, only="/".join(["**", "b"] * 20))
