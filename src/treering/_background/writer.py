@@ -97,7 +97,8 @@ class Writer:
         limit = async_bytes()
 
         def has_room() -> bool:
-            return writes_here() or self._has_room(job, limit)
+            held = sum(other.nbytes for other in self.jobs)
+            return writes_here() or not self.jobs or (len(self.jobs) < MOST and held + job.nbytes <= limit)
 
         while True:
             with self._lock:
@@ -146,10 +147,6 @@ class Writer:
         if job.error is not None and not job.told:
             job.told = True
             raise job.error
-
-    def _has_room(self, job: SaveJob, limit: int) -> bool:
-        held = sum(other.nbytes for other in self.jobs)
-        return not self.jobs or (len(self.jobs) < MOST and held + job.nbytes <= limit)
 
     def _has_thread(self) -> bool:
         if not self._threads:

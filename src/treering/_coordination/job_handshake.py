@@ -293,7 +293,9 @@ class _JobHandshake:
             if now >= deadline:
                 return False
             if now >= refreshed + timing.current.refresh:
-                _refresh_folder(self._path.parent)
+                # Whereupon the client of a network file system forgets that a name was not there.
+                with contextlib.suppress(OSError):
+                    opened_store(self._path.parent, quick=True).close()
                 refreshed = now
             time.sleep(timing.current.handshake_pause)
 
@@ -313,9 +315,3 @@ class _SignedMessageBoard(PathMessageBoard):
 
     def remove(self, name: str) -> None:
         """Leave it until the call's end: process 0 may yet have to read in it which call that is."""
-
-
-def _refresh_folder(folder: Path) -> None:
-    """Open a folder, whereupon the client of a network file system forgets that a name was not there."""
-    with contextlib.suppress(OSError):
-        opened_store(folder, quick=True).close()

@@ -101,10 +101,6 @@ def derive_attempt(job: str, number: int) -> str:
     return hashlib.sha256(f"{job} {number}".encode()).hexdigest()[:16]
 
 
-def _describe_this_process() -> str:
-    return f"{platform.node() or 'this machine'}, pid {os.getpid()}"
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One joint save, seen by one of the processes.
@@ -126,7 +122,7 @@ class Call:
     """Seconds to wait at one point for others."""
     doing: str
     """What it does, for messages: ``save '/x/ckpt'``."""
-    who: str = dataclasses.field(default_factory=_describe_this_process)
+    who: str = dataclasses.field(default_factory=lambda: f"{platform.node() or 'this machine'}, pid {os.getpid()}")
     """Where this process runs, for the messages of others."""
     timing: Timing = dataclasses.field(default_factory=lambda: timing.current)
     """How often it looks, and how long the coordinator lingers."""

@@ -307,7 +307,11 @@ class Store(Closable):
             if (found := self.find(name)) is not None and found.is_file:
                 if name.startswith(prefix):
                     yield found
-            elif found is not None and found.kind is Kind.PLACE and _may_lead(f"{name}/", prefix):
+            elif (
+                found is not None
+                and found.kind is Kind.PLACE
+                and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"))
+            ):
                 with self.below(name) as place:
                     for entry in place.list(prefix[len(name) + 1 :]):
                         yield dataclasses.replace(entry, name=f"{name}/{entry.name}")
@@ -443,7 +447,3 @@ class Store(Closable):
     def link_from(self, source: Store, name: str) -> bool:
         """Give data of another place the same name here without a copy; False where that cannot be."""
         return False
-
-
-def _may_lead(place: str, prefix: str) -> bool:
-    return place.startswith(prefix) or prefix.startswith(place)
