@@ -115,6 +115,4 @@ def on_host(array: NDArray[Any], kind: str, *, own: bool = True) -> Any:
         return array.tobytes()
     if kind == "bytearray":
         return bytearray(array.data)
-    if kind == "numpy scalar":
-        return array[()]
-    return array.copy() if own and array.nbytes <= _SMALL_BYTES else array
+    return array[()] if kind == "numpy scalar" else array.copy() if own and array.nbytes <= _SMALL_BYTES else array

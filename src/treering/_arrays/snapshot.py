@@ -80,9 +80,7 @@ def _choose(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> Iterable[t
 
 def _cut(sources: Sequence[HeldBox], box: Box | None) -> HeldBox:
     held = next(source for source in sources if box is None or contains(source.box, box))
-    if box is None or box == held.box:
-        return held
-    return HeldBox(box, cut_box(held.data, held.box, box))
+    return held if box is None or box == held.box else HeldBox(box, cut_box(held.data, held.box, box))
 
 
 class _HostCopies:

@@ -88,9 +88,7 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
         Unsupported: the form cannot hold it.
     """
     prepare = _FILES.get(options.suffix)
-    if prepare is None:
-        return FolderSave(plan_tree(tree, ALONE))
-    return prepare(tree, options.python_metadata())
+    return FolderSave(plan_tree(tree, ALONE)) if prepare is None else prepare(tree, options.python_metadata())
 
 
 def plan_together(

@@ -39,9 +39,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     Raises:
         StoreFailed: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    if dry_run:
-        return judge(records_of(path), keep)
-    return read_run(path, lambda run: _collect(run, keep), [])
+    return judge(records_of(path), keep) if dry_run else read_run(path, lambda run: _collect(run, keep), [])
 
 
 def collect_after(

@@ -113,9 +113,7 @@ def kind_in_target(x: Any) -> str:
         return "abstract"
     if isinstance(x, jax.Array):
         return _jax_kind(x)
-    if isinstance(x, np.generic):
-        return "numpy scalar"
-    return "numpy" if isinstance(x, np.ndarray) else "opaque"
+    return "numpy scalar" if isinstance(x, np.generic) else "numpy" if isinstance(x, np.ndarray) else "opaque"
 
 
 def _jax_kind(x: jax.Array) -> str:

@@ -43,9 +43,7 @@ def array_dtype(index: Index, match: LeafMatch) -> np.dtype[Any] | None:
     """Return the dtype of a leaf that may go on devices, None for any other."""
     if match.fit is KEPT or match.fit.kind not in ("jax", "key", "numpy"):
         return None
-    if match.fit.dtype is not None:
-        return match.fit.dtype
-    return stored_dtype(index.type_of(match.leaf))
+    return match.fit.dtype if match.fit.dtype is not None else stored_dtype(index.type_of(match.leaf))
 
 
 def aval_shape(index: Index, match: LeafMatch) -> tuple[int, ...]:

@@ -165,9 +165,7 @@ class _Digests:
             return _hash_parts(class_name(kind), *self._pairs(x))
         if kind is collections.deque:
             return self._parts(x, [x.maxlen, *x])
-        if kind is slice:
-            return self._parts(x, [x.start, x.stop, x.step])
-        return None
+        return self._parts(x, [x.start, x.stop, x.step]) if kind is slice else None
 
     def _pairs(self, x: Mapping[Any, Any]) -> list[bytes]:
         return [self.of(key) + self.of(value) for key, value in x.items()]

@@ -130,9 +130,7 @@ def _prepend(head: str, keys: Sequence[str]) -> list[str]:
     """Return key texts as they are below another text; the one of a bare array is that text, and ``~`` an empty one."""
     if not head:
         return list(keys)
-    if list(keys) == [""]:
-        return [head[:-1] or "~"]
-    return [head if key == "~" else head + key for key in keys]
+    return [head[:-1] or "~"] if list(keys) == [""] else [head if key == "~" else head + key for key in keys]
 
 
 class _Rows:

@@ -67,9 +67,7 @@ def folder_of(prefix: str | None, key: str) -> str:
                     hint="shorten the key",
                 )
         below = "/".join(folders)
-    if above and below:
-        return f"{above}/{below}"
-    return above or below or _EMPTY
+    return f"{above}/{below}" if above and below else above or below or _EMPTY
 
 
 @functools.lru_cache(maxsize=64)

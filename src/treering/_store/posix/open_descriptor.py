@@ -102,6 +102,4 @@ class OpenDescriptor:
 
 def open_folder(folder: str) -> OpenDescriptor | None:
     """Open ``folder`` so that it can be synced; None where the platform cannot open folders."""
-    if os.name == "nt":
-        return None
-    return OpenDescriptor(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return None if os.name == "nt" else OpenDescriptor(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -291,9 +291,7 @@ class PosixStore(Store):
         if (found := self.find(marker)) is None:
             return Held.NO
         locks = self.locks()
-        if locks.holder(found) is not None:
-            return Held.YES
-        return Held.UNKNOWN if locks.gap else Held.NO
+        return Held.YES if locks.holder(found) is not None else Held.UNKNOWN if locks.gap else Held.NO
 
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
         """Rename it."""
