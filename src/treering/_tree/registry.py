@@ -262,7 +262,4 @@ def _text(key: Any) -> str:
 
 
 def _key_text(entry: Any) -> str:
-    for name in ("key", "name", "idx"):
-        if hasattr(entry, name):
-            return str(getattr(entry, name))
-    return str(entry)
+    return str(next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry))

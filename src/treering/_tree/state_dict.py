@@ -165,8 +165,7 @@ def differences(target: Any, state: Any) -> list[str]:
             continue
         modern = registry.modernize_namedtuple(found, wanted)
         found = found if modern is None else modern
-        for key in wanted.keys() - found.keys():
-            missing[unwind((trail, str(key)))] = _describe(wanted[key])
+        missing |= {unwind((trail, str(key))): _describe(wanted[key]) for key in wanted.keys() - found.keys()}
         for key in found.keys() - wanted.keys():
             unexpected[unwind((trail, str(key)))] = _describe(found[key])
         pending.extend(((trail, str(key)), wanted[key], found[key]) for key in wanted.keys() & found.keys())

@@ -106,10 +106,8 @@ def _pairs(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     if not all(node is ABSENT or is_branch(node) for node in (a, b)):
         return
     others = _children(b)
-    for name, left in _children(a).items():
-        yield name, left, others.pop(name, ABSENT)
-    for name, right in others.items():
-        yield name, ABSENT, right
+    yield from ((name, left, others.pop(name, ABSENT)) for name, left in _children(a).items())
+    yield from ((name, ABSENT, right) for name, right in others.items())
 
 
 def _children(node: Any) -> dict[str, Any]:

@@ -199,10 +199,8 @@ def child_key(above: str, depth: int, name: str) -> str:
     part = escape_part(name)
     if not depth:
         key = part or "~"
-    elif depth == 1 and above == "~":
-        key = f"/{part}"
     else:
-        key = f"{above}/{part}"
+        key = f"/{part}" if depth == 1 and above == "~" else f"{above}/{part}"
     return key if len(key) <= LONGEST_KEY else cut(key, LONGEST_KEY + 1)
 
 

@@ -234,8 +234,7 @@ class StagedLeaves(StagedFiles):
                 sync_parent(folder.path)
 
     def _wanted(self) -> Mapping[Parts, Sequence[str]]:
-        for parts in self._given:
-            self._names[parts] = list(self._tree.scan((*self._staged, *parts)))
+        self._names |= {parts: list(self._tree.scan((*self._staged, *parts))) for parts in self._given}
         if not self._expected:
             return self._names
         folders = dict.fromkeys((*self._names, *self._expected))
