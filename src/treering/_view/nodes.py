@@ -197,10 +197,7 @@ def child_key(above: str, depth: int, name: str) -> str:
         ('a', 'a/b~1c', '~', '/')
     """
     part = escape_part(name)
-    if not depth:
-        key = part or "~"
-    else:
-        key = f"/{part}" if depth == 1 and above == "~" else f"{above}/{part}"
+    key = part or "~" if not depth else f"/{part}" if depth == 1 and above == "~" else f"{above}/{part}"
     return key if len(key) <= LONGEST_KEY else cut(key, LONGEST_KEY + 1)
 
 
