@@ -102,7 +102,7 @@ def test_the_bytes_of_every_dtype(tmp_path: Path, name: str) -> None:
 def test_sizes_and_checksums_are_those_of_the_files_in_order(
     tmp_path: Path, codec: dict[str, Any] | None, limit: int | None
 ) -> None:
-    tree = {
+    tree: dict[str, Any] = {
         "large": numbers(300, 500),
         "small": numbers(7),
         "sharded": put(numbers(64, 512), PartitionSpec("x", "y"), (4, 2), ("x", "y")),
