@@ -61,9 +61,13 @@ def before_syncfs(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> No
     patch.setattr(descriptors, "sync_file_system", sync_file_system)
 
 
+def without_fcntl(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(descriptors, "fcntl", None)
+
+
 def like_windows(patch: pytest.MonkeyPatch) -> None:
     without_dir_fd(patch)
-    patch.setattr(descriptors, "fcntl", None)
+    without_fcntl(patch)
     patch.setattr(open_descriptor, "open_folder", lambda path: None)
     for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
         patch.delattr(os, name)

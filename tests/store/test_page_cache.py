@@ -19,9 +19,10 @@ import pytest
 
 from tests.store.listing import names
 from treering._store import crew
+from treering._store.pieces import Buffer
 from treering._store.posix import descriptors, direct, writing
 from treering._store.posix.writing import replace_file
-from treering.errors import StoreFailed
+from treering.errors import NotFound, StoreFailed
 
 MIB = 1 << 20
 CONTENT = random.Random(0).randbytes(21 * MIB + 33)
@@ -379,3 +380,70 @@ def test_only_a_file_too_large_for_free_memory_goes_past_the_cache(
 
 def test_free_memory_is_a_number_here() -> None:
     assert (descriptors.free_memory() or 1) > 0
+
+
+# ------------------------------------------------------------------------------------------------------------ both ways
+
+
+@pytest.fixture(params=["direct", "page cache"])
+def way(everything_direct: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every file takes the direct way, or none does."""
+    if request.param != "direct":
+        monkeypatch.setattr(writing, "DIRECT_FROM", 1 << 62)
+    return str(request.param)
+
+
+def noise(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+SIZES = [0, 1, 511, 4095, 4096, 4097, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 16 * MIB, 19 * MIB + 77]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", SIZES)
+def test_the_content_is_the_concatenation(tmp_path: Path, size: int) -> None:
+    content = noise(size)
+    cuts = sorted(random.Random(1).randrange(size + 1) for _ in range(7))
+    buffers = [memoryview(content)[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
+    replace_file(tmp_path / "a.bin", iter(buffers), size)
+    assert (tmp_path / "a.bin").read_bytes() == content
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_buffers_of_every_kind(tmp_path: Path) -> None:
+    import array
+
+    numbers = array.array("d", range(20_000))
+    buffers: list[Buffer] = [b"ab", bytearray(b"cd"), memoryview(numbers), memoryview(numbers)[:0], memoryview(b"ef")]
+    replace_file(tmp_path / "a.bin", buffers, 6 + 8 * 20_000)
+    assert (tmp_path / "a.bin").read_bytes() == b"abcd" + numbers.tobytes() + b"ef"
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("announced", [0, 5 * MIB - 1, 5 * MIB + 1, 50 * MIB])
+def test_another_size_than_announced_changes_nothing(tmp_path: Path, announced: int) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(StoreFailed, match=r"buffers hold .*announced") as caught:
+        replace_file(path, [noise(5 * MIB)], announced)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NotFound("the source is gone"), ValueError("no such leaf")])
+def test_an_error_of_the_source_passes_and_changes_nothing(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def buffers() -> Iterator[bytes]:
+        yield noise(3 * MIB)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        replace_file(path, buffers(), 9 * MIB)
+    assert caught.value is error
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]

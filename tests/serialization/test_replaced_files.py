@@ -1,93 +1,41 @@
-"""replace_file: what lies at the path afterwards, and beside it."""
+"""save_to_file at a path: what lies there afterwards, and beside it."""
 
+import contextlib
 import os
 import random
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.store.listing import names
-from treering._store.pieces import Buffer
-from treering._store.posix import descriptors, writing
-from treering._store.posix.writing import replace_file
-from treering.errors import NotFound, StoreFailed, TreeringError
+from tests.store.platforms import past_the_cache, without_fcntl
+from treering.errors import StoreFailed
+from treering.serialization import save_to_file, to_bytes
 
 MIB = 1 << 20
+NEW, NEWER = {"a": "new"}, {"a": "newer"}
+
+
+def fail(*_: object) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def noise(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-@pytest.fixture(params=["direct", "page cache"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every file takes the direct way, or none does."""
-    monkeypatch.setattr(writing, "DIRECT_FROM", 0 if request.param == "direct" else 1 << 62)
-    monkeypatch.setattr(writing, "FREE_SHARE", 0)
-    return str(request.param)
-
-
-SIZES = [0, 1, 511, 4095, 4096, 4097, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 16 * MIB, 19 * MIB + 77]
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("size", SIZES)
-def test_the_content_is_the_concatenation(tmp_path: Path, size: int) -> None:
-    content = noise(size)
-    cuts = sorted(random.Random(1).randrange(size + 1) for _ in range(7))
-    buffers = [memoryview(content)[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
-    replace_file(tmp_path / "a.bin", iter(buffers), size)
-    assert (tmp_path / "a.bin").read_bytes() == content
-    assert names(tmp_path) == ["a.bin"]
-
-
-@pytest.mark.usefixtures("way")
-def test_ten_thousand_small_buffers(tmp_path: Path) -> None:
-    buffers = [noise(size % 3000) for size in range(10_000)]
-    content = b"".join(buffers)
-    replace_file(tmp_path / "a.bin", buffers, len(content))
-    assert (tmp_path / "a.bin").read_bytes() == content
-
-
-def test_buffers_of_every_kind(tmp_path: Path) -> None:
-    import array
-
-    numbers = array.array("d", range(20_000))
-    buffers: list[Buffer] = [b"ab", bytearray(b"cd"), memoryview(numbers), memoryview(numbers)[:0], memoryview(b"ef")]
-    replace_file(tmp_path / "a.bin", buffers, 6 + 8 * 20_000)
-    assert (tmp_path / "a.bin").read_bytes() == b"abcd" + numbers.tobytes() + b"ef"
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("announced", [0, 5 * MIB - 1, 5 * MIB + 1, 50 * MIB])
-def test_another_size_than_announced_changes_nothing(tmp_path: Path, announced: int) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-    with pytest.raises(StoreFailed, match=r"buffers hold .*announced") as caught:
-        replace_file(path, [noise(5 * MIB)], announced)
-    assert caught.value.filename == str(path)
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["a.bin"]
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), NotFound("the source is gone"), ValueError("no such leaf")])
-def test_an_error_of_the_source_passes_and_changes_nothing(tmp_path: Path, error: BaseException) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-
-    def buffers() -> Iterator[bytes]:
-        yield noise(3 * MIB)
-        raise error
-
-    with pytest.raises(type(error)) as caught:
-        replace_file(path, buffers(), 9 * MIB)
-    assert caught.value is error
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["a.bin"]
+@pytest.mark.parametrize("way", [past_the_cache, lambda patch: None], ids=["direct", "page cache"])
+def test_ten_thousand_small_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    way(monkeypatch)
+    tree = {str(size): noise(size % 3000) for size in range(10_000)}
+    save_to_file(tree, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(tree)
 
 
 def test_missing_folders_are_made_and_every_new_name_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +47,8 @@ def test_missing_folders_are_made_and_every_new_name_is_synced(tmp_path: Path, m
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    replace_file(tmp_path / "a" / "b" / "c.bin", [b"new"], 3)
-    assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == b"new"
+    save_to_file(NEW, tmp_path / "a" / "b" / "c.bin")
+    assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == to_bytes(NEW)
     folder = str(tmp_path)
     assert synced[:2] == [folder, f"{folder}/a"]
     assert synced[2].startswith(f"{folder}/a/b/.c.bin.")
@@ -119,12 +67,11 @@ def test_the_content_is_durable_before_the_name_and_the_name_before_the_answer(
             return real(*args)  # type: ignore[operator]
 
         monkeypatch.setattr(os, name, record)
-    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
-    monkeypatch.setattr(writing, "FREE_SHARE", 0)
-    replace_file(tmp_path / "a.bin", [noise(100)], 100)
+    save_to_file(noise(100), tmp_path / "a.bin")
     assert calls == ["write", "fsync", "replace", "fsync"]
     calls.clear()
-    replace_file(tmp_path / "a.bin", [noise(3 * MIB)], 3 * MIB)
+    past_the_cache(monkeypatch)
+    save_to_file(noise(3 * MIB), tmp_path / "a.bin")
     assert calls == ["pwrite", "pwrite", "ftruncate", "fsync", "replace", "fsync"]
 
 
@@ -133,15 +80,15 @@ def test_permission_bits_are_kept(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
     path.chmod(mode)
-    replace_file(path, [b"new"], 3)
+    save_to_file(NEW, path)
     assert stat.S_IMODE(path.stat().st_mode) == mode
-    assert path.read_bytes() == b"new"
+    assert path.read_bytes() == to_bytes(NEW)
 
 
 def test_a_new_file_gets_the_bits_that_the_umask_leaves(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        replace_file(tmp_path / "a.bin", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "a.bin")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.bin").stat().st_mode) == 0o640
@@ -160,10 +107,9 @@ def test_another_group_gets_no_more_than_everybody_had(tmp_path: Path, monkeypat
     def refused(descriptor: int, owner: int, group: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(descriptors, "is_at", lambda descriptor, path: True)
     monkeypatch.setattr(os, "fstat", stranger)
     monkeypatch.setattr(os, "fchown", refused)
-    replace_file(path, [b"new"], 3)
+    save_to_file(NEW, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
@@ -172,7 +118,7 @@ def test_a_write_protected_file_stays(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_bytes(b"old")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match="write-protected") as caught:
-        replace_file(path, [b"new"], 3)
+        save_to_file(NEW, path)
     assert isinstance(caught.value, StoreFailed)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
@@ -183,25 +129,25 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "far" / "real.bin").write_bytes(b"old")
     (tmp_path / "step.bin").symlink_to("far/real.bin")
     (tmp_path / "latest.bin").symlink_to("step.bin")
-    replace_file(tmp_path / "latest.bin", [b"new"], 3)
+    save_to_file(NEW, tmp_path / "latest.bin")
     assert str((tmp_path / "latest.bin").readlink()) == "step.bin"
     assert str((tmp_path / "step.bin").readlink()) == "far/real.bin"
-    assert (tmp_path / "far" / "real.bin").read_bytes() == b"new"
+    assert (tmp_path / "far" / "real.bin").read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["far", "latest.bin", "step.bin"]
 
 
 def test_a_link_to_nothing_gets_a_target(tmp_path: Path) -> None:
     (tmp_path / "latest.bin").symlink_to("not/yet.bin")
-    replace_file(tmp_path / "latest.bin", [b"new"], 3)
+    save_to_file(NEW, tmp_path / "latest.bin")
     assert (tmp_path / "latest.bin").is_symlink()
-    assert (tmp_path / "not" / "yet.bin").read_bytes() == b"new"
+    assert (tmp_path / "not" / "yet.bin").read_bytes() == to_bytes(NEW)
 
 
 def test_a_circle_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(StoreFailed, match="cannot be followed"):
-        replace_file(tmp_path / "a", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "a")
     assert names(tmp_path) == ["a", "b"]
 
 
@@ -215,14 +161,14 @@ def test_a_link_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(os, "readlink", fail)
         with pytest.raises(StoreFailed, match=re.escape(str(tmp_path / "latest.bin"))):
-            replace_file(tmp_path / "latest.bin", [b"new"], 3)
+            save_to_file(NEW, tmp_path / "latest.bin")
     assert (tmp_path / "latest.bin").is_symlink()
     assert (tmp_path / "real.bin").read_bytes() == b"old"
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match="pass the name of a file") as caught:
-        replace_file(tmp_path, [b"new"], 3)
+        save_to_file(NEW, tmp_path)
     assert isinstance(caught.value, StoreFailed)
     assert names(tmp_path) == []
 
@@ -230,7 +176,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_and_nobody_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreFailed, match="not a file"):
-        replace_file(tmp_path / "pipe", [b"new"], 3)
+        save_to_file(NEW, tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
@@ -238,7 +184,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
     for path in (tmp_path / "a" / "b.bin", tmp_path / "a" / "b" / "c.bin"):
         with pytest.raises(NotADirectoryError) as caught:
-            replace_file(path, [b"new"], 3)
+            save_to_file(NEW, path)
         assert isinstance(caught.value, StoreFailed)
     assert (tmp_path / "a").read_bytes() == b"old"
 
@@ -246,9 +192,9 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
 def test_names_that_are_no_names(tmp_path: Path) -> None:
     for name in ("a\0b", "\ud800"):
         with pytest.raises(StoreFailed, match="cannot be the name of a file"):
-            replace_file(tmp_path / name, [b"new"], 3)
+            save_to_file(NEW, tmp_path / name)
     with pytest.raises(StoreFailed, match="too long"):
-        replace_file(tmp_path / ("n" * 256), [b"new"], 3)
+        save_to_file(NEW, tmp_path / ("n" * 256))
     assert names(tmp_path) == []
 
 
@@ -256,24 +202,24 @@ def test_names_that_are_no_names(tmp_path: Path) -> None:
     "name", ["with space.bin", "größe-数-🌲.bin", ".hidden", "-dash", "new\nline", "a" * 255, "数" * 85, "*?[a]"]
 )
 def test_unusual_names(tmp_path: Path, name: str) -> None:
-    for content in (b"old", b"newer"):
-        replace_file(tmp_path / name, [content], len(content))
-        assert (tmp_path / name).read_bytes() == content
+    for content in (NEW, NEWER):
+        save_to_file(content, tmp_path / name)
+        assert (tmp_path / name).read_bytes() == to_bytes(content)
         assert names(tmp_path) == [name]
 
 
 def test_a_relative_path_counts_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    replace_file(Path("a.bin"), [b"new"], 3)
-    replace_file(Path("sub/../b/c.bin"), [b"new"], 3)
-    assert (tmp_path / "a.bin").read_bytes() == b"new"
-    assert Path("b/c.bin").read_bytes() == b"new"
+    save_to_file(NEW, Path("a.bin"))
+    save_to_file(NEW, Path("sub/../b/c.bin"))
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
+    assert Path("b/c.bin").read_bytes() == to_bytes(NEW)
 
 
 def test_very_deep_new_folders(tmp_path: Path) -> None:
     path = tmp_path.joinpath(*["d"] * 300, "a.bin")
-    replace_file(path, [b"new"], 3)
-    assert path.read_bytes() == b"new"
+    save_to_file(NEW, path)
+    assert path.read_bytes() == to_bytes(NEW)
 
 
 def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
@@ -285,11 +231,13 @@ def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
     def never(descriptor: int, data: memoryview) -> int:
         raise AssertionError
 
+    full = SimpleNamespace(f_blocks=1 << 40, f_bfree=0, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
     monkeypatch.setattr(os, "write", never)
     with pytest.raises(
         StoreFailed, match=r"needed, \d+ bytes.* are free; free some space; the path is unchanged"
     ) as caught:
-        replace_file(path, iter([]), 1 << 60)
+        save_to_file(NEW, path)
     assert caught.value.errno == 28
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
@@ -300,10 +248,10 @@ def test_a_file_system_that_cannot_tell_its_room_is_trusted(tmp_path: Path, monk
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "fstatvfs", refuse)
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
+    save_to_file(NEW, tmp_path / "a.bin")
     monkeypatch.delattr(os, "fstatvfs")
-    replace_file(tmp_path / "a.bin", [b"newer"], 5)
-    assert (tmp_path / "a.bin").read_bytes() == b"newer"
+    save_to_file(NEWER, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEWER)
 
 
 def test_a_failed_sync_of_the_folder_says_that_the_new_content_is_visible(
@@ -323,11 +271,11 @@ def test_a_failed_sync_of_the_folder_says_that_the_new_content_is_visible(
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StoreFailed, match=r"could not make durable.*new content is in place") as caught:
-        replace_file(path, [b"new"], 3)
+        save_to_file(NEW, path)
     assert asked == [False, True]
     assert caught.value.errno == 5
     assert caught.value.filename == str(path)
-    assert path.read_bytes() == b"new"
+    assert path.read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["a.bin"]
 
 
@@ -344,7 +292,7 @@ def test_a_failed_sync_of_the_file_fails_the_save_and_is_not_asked_again(
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StoreFailed, match="could not write"):
-        replace_file(path, [b"new"], 3)
+        save_to_file(NEW, path)
     assert len(asked) == 1
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
@@ -359,33 +307,36 @@ def test_a_file_system_that_keeps_no_folders_is_no_error(tmp_path: Path, monkeyp
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    replace_file(tmp_path / "a.bin", [b"new"], 3)
-    assert (tmp_path / "a.bin").read_bytes() == b"new"
+    save_to_file(NEW, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
 
 
 def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: nothing is swept, nothing direct, the file is closed before it is renamed."""
-    monkeypatch.setattr(descriptors, "fcntl", None)
-    monkeypatch.setattr(writing, "DIRECT_FROM", 0)
-    monkeypatch.setattr(writing, "FREE_SHARE", 0)
+    without_fcntl(monkeypatch)
+    past_the_cache(monkeypatch)
     path = tmp_path / "a.bin"
     left = tmp_path / f".a.bin.{'0' * 16}.treering-tmp"
     left.write_bytes(b"left")
     for content in (noise(3 * MIB), b"newer"):
-        replace_file(path, [content], len(content))
-        assert path.read_bytes() == content
-    with pytest.raises(TreeringError):
-        replace_file(path, [b"new"], 4)
+        save_to_file(content, path)
+        assert path.read_bytes() == to_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(StoreFailed):
+            save_to_file(NEW, path)
+    assert path.read_bytes() == to_bytes(b"newer")
     assert names(tmp_path) == [left.name, "a.bin"]
 
 
 def test_descriptors_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = names("/proc/self/fd")
-    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
-    monkeypatch.setattr(writing, "FREE_SHARE", 0)
-    for size, announced in ((3, 3), (3, 4), (3 * MIB, 3 * MIB), (3 * MIB, 4 * MIB)):
-        try:
-            replace_file(tmp_path / "a.bin", [noise(size)], announced)
-        except StoreFailed:
-            assert size != announced
+    for way in (lambda patch: None, past_the_cache):
+        way(monkeypatch)
+        for content in (NEW, noise(3 * MIB)):
+            save_to_file(content, tmp_path / "a.bin")
+            with monkeypatch.context() as patch, contextlib.suppress(StoreFailed):
+                patch.setattr(os, "fsync", fail)
+                save_to_file(content, tmp_path / "a.bin")
+                pytest.fail("it did not fail")
     assert names("/proc/self/fd") == before
