@@ -390,12 +390,9 @@ class Run:
         """
         from treering._runs.load_step import branch_run
 
-        new = Run(
-            path,
-            keep=self.keep if keep is None else keep,
-            save_every=self.save_every if save_every is None else save_every,
-            timeout=self._state.timeout,
-        )
+        keep = self.keep if keep is None else keep
+        save_every = self.save_every if save_every is None else save_every
+        new = Run(path, keep=keep, save_every=save_every, timeout=self._state.timeout)
         branch_run(self._state, step, new._state)
         return new
 

@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from treering._checkpoint.detect import Form, detect
 
@@ -42,8 +42,8 @@ _MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.o
 _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",
                                    "_inspect.verify:verify_checkpoint", "_inspect.open_tree:open_indexed"),
-    Form.RUN: FormFunctions("_runs.steps:open_latest", "_inspect.inspect:list_latest",
-                            "_inspect.verify:verify_run", "_inspect.open_tree:open_latest"),
+    # Of a run, the functions of a checkpoint work on its latest step, except to verify.
+    Form.RUN: FormFunctions("", "", "_inspect.verify:verify_run", ""),
     Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.listing:list_leaves",
                                "_inspect.verify_leaves:verify_leaves", "_inspect.open_tree:open_indexed"),
     Form.SAFETENSORS: FormFunctions("_checkpoint.source:open_safetensors", "_inspect.inspect:list_safetensors",
@@ -62,8 +62,7 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
         Corrupt: its headers contradict themselves.
         StoreFailed: the system refuses.
     """
-    source: Source = _function(path, "source")(path, files, mapped=mapped)
-    return source
+    return cast("Source", _call("source", path, files, mapped=mapped))
 
 
 @contextlib.contextmanager
@@ -75,8 +74,7 @@ def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sourc
 
 def list_headers(path: str | os.PathLike[str]) -> Listing:
     """Return what the headers of what stands at ``path`` say; raises as `open_source` does."""
-    listing: Listing = _function(path, "listing")(path)
-    return listing
+    return cast("Listing", _call("listing", path))
 
 
 def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
@@ -86,14 +84,12 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
         NotFound, Format, Unsupported: as ``detect`` says.
         StoreFailed: the system refuses.
     """
-    found: Verification = _function(path, "verify")(path, progress)
-    return found
+    return cast("Verification", _call("verify", path, progress))
 
 
 def open_leaf_by_leaf(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
     """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
-    opened: AbstractContextManager[OpenTree] = _function(path, "tree")(path)
-    return opened
+    return cast("AbstractContextManager[OpenTree]", _call("tree", path))
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -101,6 +97,16 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return detect(path) is Form.RUN
 
 
-def _function(path: str | os.PathLike[str], task: str) -> Any:
-    module, _, name = getattr(_FORMS[detect(path)], task).partition(":")
-    return getattr(importlib.import_module(f"treering.{module}"), name)
+def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
+    """Call the function of the form at ``path``; where a run has none, that of a checkpoint on its latest step."""
+    form = detect(path)
+    function = getattr(_FORMS[form], task)
+    if function:
+        return _import(function)(path, *given, **named)
+    read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
+    return _import("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))
+
+
+def _import(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"treering.{module}"), function)

@@ -146,20 +146,6 @@ class LoadGroup:
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
             raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")
 
-    def end(self) -> None:
-        """Meet for the last time: each process has what it wanted, or all fail."""
-        if self.joined:
-            self._met()
-
-    def replaced(self) -> None:
-        """Tell the others that a save replaced the tree while it was being read.
-
-        Raises:
-            Reopen: all heard it.
-            TreeringError: what another process raised, or Busy where reading cannot begin again.
-        """
-        self._met(again=True)
-
     def tell(self, error: Exception) -> None:
         """Tell the others that this process fails, unless they know.
 
@@ -176,12 +162,6 @@ class LoadGroup:
                     raise heard from error
             except (TreeringError, Reopen):
                 pass  # what becomes of the others is their concern: this process raises its own error
-
-    def leave(self) -> None:
-        """Go without a word, for an interrupt does not wait: the next call here is none of those that others are in."""
-        if self.joined and not self.over:
-            self.over = True
-            give_up()
 
     def _join_all(self) -> None:
         self._processes = job_processes()
@@ -306,7 +286,9 @@ class LoadGroup:
                 self.tell(error)
                 raise
             except BaseException:  # an interrupt does not wait for others
-                self.leave()
+                if self.joined and not self.over:
+                    self.over = True
+                    give_up()
                 raise
             else:
                 if done:
@@ -324,10 +306,11 @@ class LoadGroup:
                 raise
         else:
             if source.index.verified or source.is_current():
-                self.end()
+                if self.joined:  # for the last time: each process has what it wanted, or all fail
+                    self._met()
                 return True, result
         if self.joined:
-            self.replaced()
+            self._met(again=True)
         return False, []
 
 

@@ -91,10 +91,9 @@ class LoadOptions:
             raise Unsupported(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
             )
-        if self.missing not in ("error", "keep"):
-            raise Unsupported(f'missing={self.missing!r:.100} is neither "error" nor "keep"')
-        if self.extra not in ("error", "ignore"):
-            raise Unsupported(f'extra={self.extra!r:.100} is neither "error" nor "ignore"')
+        for name, value, other in (("missing", self.missing, "keep"), ("extra", self.extra, "ignore")):
+            if value not in ("error", other):
+                raise Unsupported(f'{name}={value!r:.100} is neither "error" nor "{other}"')
         _require_tree(like)
         if like is None and (rename or self.cast or self.missing == "keep" or self.extra == "ignore"):
             hint = "pass like=, for example jax.eval_shape(init)"

@@ -65,7 +65,12 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     Quote them, or the shell expands them. With GLOBs, the leaves of the latest step of a run are listed.
     """
     if not globs and is_run(path):
-        return _steps(path, as_json=as_json)
+        from treering._runs.reports import list_run
+        from treering._view.run_text import step_lines, steps_json
+
+        run = list_run(path)
+        write_lines(steps_json(run) if as_json else step_lines(run, look_of(sys.stdout)))
+        return GOOD
     path = latest_of(path)
     listing = list_headers(path)
     leaves = list(leaves_of(listing.root, globs))
@@ -74,15 +79,6 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     else:
         write_lines(key_lines(leaves, look_of(sys.stdout)))
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
-
-
-def _steps(path: str, *, as_json: bool) -> int:
-    from treering._runs.reports import list_run
-    from treering._view.run_text import step_lines, steps_json
-
-    listing = list_run(path)
-    write_lines(steps_json(listing) if as_json else step_lines(listing, look_of(sys.stdout)))
-    return GOOD
 
 
 @verb("treering du checkpoint", "treering du checkpoint --depth 4", "treering du state.msgpack 'params/**' --depth 3")

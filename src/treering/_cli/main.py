@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -50,8 +50,8 @@ class Verbs(click.Group):
         """Import the module of one verb and return its command, which has the verb's name."""
         if cmd_name not in _VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"treering._cli.{_VERBS[cmd_name][0]}"), cmd_name)
-        return command
+        module = importlib.import_module(f"treering._cli.{_VERBS[cmd_name][0]}")
+        return cast("click.Command", getattr(module, cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -13,6 +13,7 @@ from treering._format.listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
 from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
+from treering._view.json_lines import members_of
 from treering._view.listing_text import form_text, notes_of
 from treering._view.nodes import leaves_of, record_of
 from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out
@@ -107,17 +108,8 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         ('msgpack', ['params/w/0', 'params/w/1', 'step'], 7)
     """
     listing = list_headers(path)
-    return Inspection(
-        path=os.fspath(path),
-        form=listing.form,
-        nbytes=listing.file_bytes,
-        files=listing.files,
-        root=listing.root,
-        metadata=listing.metadata,
-        written=listing.written,
-        verified=listing.verified,
-        listing=listing,
-    )
+    same = members_of(listing, "form", "files", "root", "metadata", "written", "verified")
+    return Inspection(path=os.fspath(path), nbytes=listing.file_bytes, listing=listing, **same)
 
 
 # What reads a form is imported when such a file is there: together they take longer than a small file.
@@ -136,13 +128,6 @@ def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
         process = file.process if index.processes > 1 else None
         files.append(FileRecord(name=file.name, nbytes=file.nbytes, process=process))
     return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
-
-
-def list_latest(path: str | os.PathLike[str]) -> Listing:
-    """List the latest step of a run; raises as `inspect` does."""
-    from treering._runs.steps import of_latest
-
-    return of_latest(path, list_checkpoint)
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> Listing:

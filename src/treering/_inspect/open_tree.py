@@ -8,8 +8,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import read_source
@@ -42,13 +41,6 @@ class OpenTree:
     """``array(record)`` returns the view of a stored array."""
     text: Callable[[LeafRecord], Any]
     """``text(record)`` reads a long str, bytes or bytearray."""
-
-
-def open_latest(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
-    """Open the latest step of a run."""
-    from treering._runs.steps import latest_step
-
-    return open_indexed(latest_step(path))
 
 
 @contextlib.contextmanager
@@ -141,8 +133,8 @@ class MsgpackArray:
         first, last = box[0] if box else (0, 1)
         rows = np.frombuffer(self._read(first * row, last * row), self.dtype)
         array = rows.reshape(last - first, *self.shape[1:]) if box else rows.reshape(())
-        selected: NDArray[Any] = (array[slices(((0, last - first), *box[1:]), steps)] if box else array)[rest]
-        return selected
+        selected = array[slices(((0, last - first), *box[1:]), steps)] if box else array
+        return cast("NDArray[Any]", selected[rest])
 
     def _read(self, start: int, stop: int) -> bytes:
         """Read bytes ``start`` to ``stop`` of the array, from whichever pieces hold them."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 from jax.sharding import NamedSharding, Sharding
@@ -127,8 +127,7 @@ class _Fresh:
             return [flat.leaves[number] for number in numbers]
 
         places = [self.shardings[self.flat.keys[number]] for number in numbers]
-        made: list[jax.Array] = jax.jit(arrays, out_shardings=places)()
-        return made
+        return cast("list[jax.Array]", jax.jit(arrays, out_shardings=places)())
 
 
 _HOLE: Final = aval_of((), bool)

@@ -20,6 +20,7 @@ from treering._store.resolve import find_at, is_folder, located
 from treering._store.run_folder import RunFolder
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
+from treering._view.json_lines import members_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import Format, NotFound
 from treering.retention import Verdict
@@ -71,21 +72,11 @@ def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Ve
         verdicts: what becomes of them.
     """
     of = {verdict.step: verdict for verdict in verdicts}
-    steps = [
-        RunStep(
-            step=one.step,
-            path=os.fspath(step_path(path, one.step)),
-            saved=one.saved,
-            nbytes=one.nbytes,
-            seconds=one.seconds,
-            metrics=one.metrics,
-            temporary=one.temporary,
-            kept=of[one.step].kept,
-            reasons=of[one.step].reasons,
-        )
-        for one in records.steps
-        if one.step in of
+    same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
+    there = [
+        members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in records.steps if one.step in of
     ]
+    steps = [RunStep(path=os.fspath(step_path(path, one["step"])), **one) for one in there]
     unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
     return RunListing(path=shown, steps=steps, keep=records.keep, save_every=records.save_every, notes=unread)
 

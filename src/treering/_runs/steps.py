@@ -6,12 +6,11 @@ it never lies about a step that another program has saved anew.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run, note_of, parse_run
@@ -21,11 +20,9 @@ from treering._store.failures import naming_file
 from treering._store.resolve import located
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import steps_text
+from treering._view.json_lines import members_of
 from treering.errors import NotFound, TreeringError
 from treering.retention import Policy, StepFacts, Verdict, retained
-
-if TYPE_CHECKING:
-    from treering._arrays.source import Source
 
 T = TypeVar("T")
 
@@ -232,17 +229,8 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
     # which step it is: to rename or copy a folder is to renumber the step.
     note = note_of(found.metadata, step, written)
-    return StepRecord(
-        step=step,
-        attempt=found.attempt,
-        saved=note.saved,
-        metrics=note.metrics,
-        temporary=note.temporary,
-        nbytes=found.nbytes,
-        seconds=None,
-        index_nbytes=len(data),
-        digest=found.digest,
-    )
+    known = members_of(found, "attempt", "nbytes", "digest") | members_of(note, "saved", "metrics", "temporary")
+    return StepRecord(step=step, seconds=None, index_nbytes=len(data), **known)
 
 
 # ----------------------------------------------------------------------------------------------------- the latest step
@@ -283,15 +271,3 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
             if step == latest_step(path):
                 raise
     raise NotFound(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")
-
-
-def open_latest(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
-    """Open the latest step of a run; its files stay open until ``files`` closes them.
-
-    Raises:
-        NotFound: it has none yet.
-        TreeringError: as `treering._checkpoint.source.open_checkpoint`.
-    """
-    from treering._checkpoint.source import open_checkpoint
-
-    return of_latest(path, lambda step: open_checkpoint(step, files, mapped=mapped))

@@ -107,14 +107,10 @@ def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterat
         step  int   7     8 B
         on    bool  True  1 B
     """
-    cells = [
-        (
-            visible(key, LONGEST_KEY, look.ellipsis) or "(the root)",
-            *leaf_cells(leaf, look),
-            bytes_text(weight_of(leaf)[0]),
-        )
-        for key, leaf in leaves
-    ]
+    cells = []
+    for key, leaf in leaves:
+        name = visible(key, LONGEST_KEY, look.ellipsis) or "(the root)"
+        cells.append((name, *leaf_cells(leaf, look), bytes_text(weight_of(leaf)[0])))
     for key, dtype, *more in align(cells, right=(3,), widest=_WIDEST):
         yield _GAP.join((key, look.paint(CYAN, dtype), *more))
 
