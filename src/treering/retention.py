@@ -30,7 +30,6 @@ __all__ = [
     "retained",
 ]
 
-_NEWEST = "the newest"
 _ALL = "all are kept"
 _NO_RULE = "no rule keeps it"
 _number = operator.attrgetter("step")
@@ -299,7 +298,7 @@ def retained(policy: Policy | None, facts: Sequence[StepFacts]) -> list[Verdict]
     for position, fact in enumerate(ordered, 1):
         reasons = kept.get(fact.step, ())
         if position == len(ordered):
-            reasons = (_NEWEST, *reasons) if policy is not None or not reasons else reasons
+            reasons = ("the newest", *reasons) if policy is not None or not reasons else reasons
         why = f"temporary, and {ordered[position].step} came after it" if fact.temporary and not reasons else _NO_RULE
         verdicts.append(Verdict(step=fact.step, kept=bool(reasons), reasons=reasons or (why,)))
     return verdicts

@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from treering._arrays.buffers import on_host
 from treering._arrays.incoming import ReadRequest
@@ -83,8 +83,7 @@ class LeafView:
 
     def __getitem__(self, key: Key) -> NDArray[Any]:
         box, steps, rest = box_and_rest(key, self.shape)
-        array: NDArray[Any] = self._checkpoint.box(self._number, box, steps)[rest]
-        return array
+        return cast("NDArray[Any]", self._checkpoint.box(self._number, box, steps)[rest])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:

@@ -19,7 +19,7 @@ from typing import Self
 
 from treering._checkpoint.joined_folder import AttemptFiles
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, stale_messages
-from treering._store.api import Claim, Entry, Held, Outcome, Store
+from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document
 from treering._values import checkpoint_names
@@ -221,19 +221,13 @@ class CheckpointFolder(AttemptFiles):
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
         """Remove what dead attempts left, and what the old index had superseded; remember what this one supersedes."""
         store = self._store
-        for marker in names:
-            attempt = checkpoint_names.attempt_of_journal(marker)
-            if attempt is not None:
-                data = [name for name in checkpoint_names.data_of(attempt, names) if name not in listed]
-                life = store.sweep(marker, data, INDEX, self._old)
-                if life is Held.YES:
-                    raise self._refuse("another process is saving to this checkpoint")
+        for _, life in sweep_attempts(store, names, listed, self._old):
+            if life is Held.YES:
+                raise self._refuse("another process is saving to this checkpoint")
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
             finish_removals(store, names, self._names_in, listed)
         # What is not swept may go on: its marker is there. It may also have come after the names were listed.
-        for note in stale_messages(names, self._may_go_on, FolderMessageBoard(store).get):
-            with contextlib.suppress(OSError):  # it stands in nobody's way
-                store.remove(note)
+        sweep_messages(store, names, self._may_go_on)
         # Listed anew: where no lock keeps others out, the index may name data that came after the first listing.
         present = set(store.names()) if listed else set[str]()
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
@@ -316,6 +310,34 @@ def listed_by_tombstones(
         except (NotFound, Corrupt, Format, Unsupported):
             continue
         yield name, [data for data in listed if checkpoint_names.is_data(data)]
+
+
+def sweep_attempts(
+    store: Store, names: Collection[str], live: Collection[str], current: Version | None
+) -> Iterator[tuple[str, Held]]:
+    """Remove what dead attempts left, and yield each attempt of the folder with what its lock says.
+
+    Args:
+        store: the place; the caller has its lock.
+        names: the names in it.
+        live: names that the index lists that is there now; they stay.
+        current: the version of that index.
+
+    Raises:
+        OSError: the system refused.
+    """
+    for marker in names:
+        attempt = checkpoint_names.attempt_of_journal(marker)
+        if attempt is not None:
+            data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
+            yield attempt, store.sweep(marker, data, INDEX, current)
+
+
+def sweep_messages(store: Store, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
+    """Remove the messages of attempts that are not live. The caller has the lock of the folder."""
+    for note in stale_messages(names, is_live, FolderMessageBoard(store).get):
+        with contextlib.suppress(OSError):  # it stands in nobody's way
+            store.remove(note)
 
 
 def finish_removals(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._format.records import LeafRecord
@@ -189,8 +189,7 @@ def _unequal_items(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any] | None:
     left, right = (array.reshape(-1).view(np.uint8) for array in (a, b))
     if np.array_equal(left, right):
         return None
-    marks: NDArray[Any] = (left != right).reshape(-1, a.dtype.itemsize).any(axis=1)
-    return marks
+    return cast("NDArray[Any]", (left != right).reshape(-1, a.dtype.itemsize).any(axis=1))
 
 
 def _describe_pair(a: Any, b: Any) -> list[str]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from treering._checkpoint.transaction import finish_removals
-from treering._coordination.message_board import FolderMessageBoard, stale_messages
+from treering._checkpoint.transaction import finish_removals, sweep_attempts, sweep_messages
 from treering._store.api import Held, Outcome, Store, Version
 from treering._store.failures import LinkRefused, naming, with_errno
 from treering._store.open_folder import index_document
@@ -69,7 +68,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if outcome is Outcome.LOST:
             return False
         _tidy(folder, names_in)
-        _sweep_messages(folder, folder.names(), _none_lives)
+        sweep_messages(folder, folder.names(), lambda _: False)  # a process that saves holds the lock, or waits for it
     return True
 
 
@@ -102,7 +101,7 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = Tr
             if locked is not None:
                 _tidy(locked, names_in)
                 if over:
-                    _sweep_messages(locked, names, _none_lives)
+                    sweep_messages(locked, names, lambda _: False)
 
 
 @contextlib.contextmanager
@@ -134,29 +133,13 @@ def _tidy(folder: Store, names_in: NamesIn) -> None:
             return  # nobody can say which files are its own
     finish_removals(folder, names, names_in, live)
     dead: set[str] = set()
-    for marker in names:
-        attempt = checkpoint_names.attempt_of_journal(marker)
-        if attempt is not None:
-            data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
-            life = folder.sweep(marker, data, INDEX, current)
-            if life is Held.YES:
-                raise _busy(os.fspath(folder.path))
-            if life is Held.NO:
-                dead.add(attempt)
+    for attempt, life in sweep_attempts(folder, names, live, current):
+        if life is Held.YES:
+            raise _busy(os.fspath(folder.path))
+        if life is Held.NO:
+            dead.add(attempt)
     if dead:
-        _sweep_messages(folder, names, lambda attempt: attempt not in dead)
-
-
-def _sweep_messages(folder: Store, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
-    """Remove the notes of attempts that nobody works on; the folder is locked."""
-    for note in stale_messages(names, is_live, FolderMessageBoard(folder).get):
-        with contextlib.suppress(OSError):  # it stands in nobody's way
-            folder.remove(note)
-
-
-def _none_lives(_: str) -> bool:
-    """Whoever saves has the lock of the folder, or waits for the one who has it."""
-    return False
+        sweep_messages(folder, names, lambda attempt: attempt not in dead)
 
 
 def _is_left_over(name: str) -> bool:

@@ -27,7 +27,6 @@ LONGEST_KEY = 1000
 
 States: TypeAlias = tuple[Any, ...] | None
 """The state of each glob at one branch; None below a branch that a glob keeps whole: nothing is left to match."""
-_Frame: TypeAlias = tuple[str, int, States, Iterator[tuple[str, Any]]]
 
 
 def is_branch(node: Any) -> bool:
@@ -169,7 +168,7 @@ def nodes_of(root: Any, globs: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
         yield "", root
     if not is_branch(root):
         return
-    stack: list[_Frame] = [("", 0, start, children_of(root))]
+    stack: list[tuple[str, int, States, Iterator[tuple[str, Any]]]] = [("", 0, start, children_of(root))]
     while stack:
         above, depth, states, children = stack[-1]
         for name, node in children:

@@ -186,11 +186,9 @@ class _RowBuilder:
                 self.rows.append(row)
             return True
         below = _sum(node) if branch else None
+        added = _sum([node]) if below is None else below
         for total in (self.everything,) if states is not None else (self.everything, self.total):
-            if below is None:
-                total.add_leaf(node)
-            else:
-                total.add(below)
+            total.add(added)
         if states is None and depth <= self.depth:
             self.rows.append(Row(depth=depth, name=name, node=node, below=below, closed="long" if below else None))
         return False
