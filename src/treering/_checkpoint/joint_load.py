@@ -268,33 +268,30 @@ class LoadGroup:
             Exception: whatever ``work`` raises on a tree that was not replaced, here or in another process.
         """
         with report("load", self.path):
-            return self._retry(opened, work)
-
-    def _retry(self, opened: Callable[[], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
-        alone = together = 0
-        while alone < _TRIES:
-            try:
-                with opened() as source:
-                    done, result = self._try(source, work)
-            except Reopen as again:
-                # Counted alike on all, so that all end at the same try.
-                together += 1
-                if together == _TRIES_TOGETHER:
-                    raise again.error from None
-                time.sleep(min(timing.current.reopen_longest, timing.current.reopen_first * 2**together))
-            except Exception as error:
-                self.tell(error)
-                raise
-            except BaseException:  # an interrupt does not wait for others
-                if self.joined and not self.over:
-                    self.over = True
-                    give_up()
-                raise
-            else:
-                if done:
-                    return result[0]
-                alone += 1
-        raise Busy(f"the tree was replaced {_TRIES} times while it was being read", hint="try again")
+            alone = together = 0
+            while alone < _TRIES:
+                try:
+                    with opened() as source:
+                        done, result = self._try(source, work)
+                except Reopen as again:
+                    # Counted alike on all, so that all end at the same try.
+                    together += 1
+                    if together == _TRIES_TOGETHER:
+                        raise again.error from None
+                    time.sleep(min(timing.current.reopen_longest, timing.current.reopen_first * 2**together))
+                except Exception as error:
+                    self.tell(error)
+                    raise
+                except BaseException:  # an interrupt does not wait for others
+                    if self.joined and not self.over:
+                        self.over = True
+                        give_up()
+                    raise
+                else:
+                    if done:
+                        return result[0]
+                    alone += 1
+            raise Busy(f"the tree was replaced {_TRIES} times while it was being read", hint="try again")
 
     def _try(self, source: S, work: Callable[[S], T]) -> tuple[bool, list[T]]:
         """Return whether the tree was there to the end, and if so ``work(source)``."""
