@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from treering._arrays import exchange as room
-from treering._arrays.exchange import PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
+from treering._arrays.exchange import LeafForm, PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
 from treering._arrays.host import jax_holds
 from treering._plan.exchange import Parts, StoredChunk, plan_parts
 from treering._values.boxes import slices, whole
@@ -60,7 +60,7 @@ def parts_for(array: np.ndarray, sharding: NamedSharding, **kwargs: Any) -> Part
 def read(array: np.ndarray, sharding: NamedSharding, parts: Parts) -> PartedLeaf:
     boxes = part_boxes(array.shape, sharding, parts)
     arrays = [np.ascontiguousarray(array[slices(box)]) for box in boxes]
-    return PartedLeaf(array.shape, array.dtype, sharding, parts, arrays)
+    return PartedLeaf(LeafForm(array.shape, array.dtype, sharding, parts), arrays)
 
 
 def assert_bits(found: jax.Array, array: np.ndarray, sharding: Any) -> None:
@@ -221,7 +221,7 @@ def test_no_device_has_more_than_its_part_or_what_it_wants(name: str, kinds: set
     sharding = WANTED[name]
     array = np.zeros((length, 1024), np.uint32)
     parts = parts_for(array, sharding, rows=-(-length // 8))
-    program: Any = room._program(room._LeafForm(array.shape, array.dtype, sharding, parts), 1)
+    program: Any = room._program(LeafForm(array.shape, array.dtype, sharding, parts), 1)
     wanted = math.prod(sharding.shard_shape(array.shape)) * 4
     collectives = shapes_in(program.as_text())
     assert set(collectives) == kinds
@@ -235,7 +235,7 @@ def test_one_reader_of_a_small_leaf_costs_each_device_a_few_times_the_leaf(name:
     array = np.zeros((1024, 256), np.uint32)
     for first in (0, 5):
         parts = parts_for(array, WANTED[name], rows=1024, first=first)
-        program: Any = room._program(room._LeafForm(array.shape, array.dtype, WANTED[name], parts), 1)
+        program: Any = room._program(LeafForm(array.shape, array.dtype, WANTED[name], parts), 1)
         assert program.memory_analysis().temp_size_in_bytes <= 2.2 * array.nbytes
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
 
 from treering._arrays.buffers import on_host
-from treering._arrays.exchange import PartedLeaf, without_shards
+from treering._arrays.exchange import LeafForm, PartedLeaf, without_shards
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import ReadRequest
 from treering._plan.exchange import Parts
@@ -30,7 +30,6 @@ _ALIKE: Final = 512
 _SMALL_BYTES: Final = 64 << 10
 # One call of device_put for many arrays costs half of a call for each.
 _TOGETHER: Final = 256
-_Passer: TypeAlias = Callable[[list[Any]], list[jax.Array]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -126,9 +125,14 @@ def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
 
 def finish(leaf: Any, delivery: Delivery) -> Any:
     """Return an array as the leaf that it becomes: itself, a typed key, or a Python number."""
-    if delivery.fit.kind == "key":
-        return _wrap_key(leaf, delivery)
-    return leaf if delivery.fit.python is None else delivery.fit.python(leaf)
+    if delivery.fit.kind != "key":
+        return leaf if delivery.fit.python is None else delivery.fit.python(leaf)
+    try:
+        return jax.random.wrap_key_data(leaf, impl=delivery.fit.impl)
+    except (TypeError, ValueError) as error:
+        what = f"this jax has no keys {delivery.fit.impl!r} of {leaf.dtype.name}{list(leaf.shape)}"
+        hint = "register the implementation, or read the numbers with treering.open"
+        raise Unsupported(what, path=split_key(delivery.key), hint=hint) from error
 
 
 def take_parts(delivery: Delivery) -> PartedLeaf:
@@ -136,8 +140,7 @@ def take_parts(delivery: Delivery) -> PartedLeaf:
     sharding: Any = delivery.sharding
     if delivery.parts is None:
         raise AssertionError("no exchange was planned for it")
-    dtype = _dtype_of(delivery)
-    return PartedLeaf(delivery.shape, dtype, sharding, delivery.parts, _take(delivery))
+    return PartedLeaf(LeafForm(delivery.shape, _dtype_of(delivery), sharding, delivery.parts), _take(delivery))
 
 
 def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
@@ -166,15 +169,6 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
     except NotKept as error:
         within = error.index or ()
         raise NotKept(error.value, tuple(at + start for at, (start, _) in zip(within, box, strict=True))) from None
-
-
-def _wrap_key(data: Any, delivery: Delivery) -> Any:
-    try:
-        return jax.random.wrap_key_data(data, impl=delivery.fit.impl)
-    except (TypeError, ValueError) as error:
-        what = f"this jax has no keys {delivery.fit.impl!r} of {data.dtype.name}{list(data.shape)}"
-        hint = "register the implementation, or read the numbers with treering.open"
-        raise Unsupported(what, path=split_key(delivery.key), hint=hint) from error
 
 
 def _keep_on_host(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
@@ -206,10 +200,9 @@ def _put_by_boxes(
 
 
 @functools.lru_cache(maxsize=64)
-def _passer(sharding: jax.sharding.Sharding | None) -> _Passer:
+def _passer(sharding: jax.sharding.Sharding | None) -> Callable[[list[Any]], list[jax.Array]]:
     """Return a jitted function that returns its arguments, on the device of a sharding."""
-    passer: _Passer = jax.jit(list) if sharding is None else jax.jit(list, out_shardings=sharding)
-    return passer
+    return jax.jit(list) if sharding is None else jax.jit(list, out_shardings=sharding)
 
 
 def put_all(arrays: Sequence[NDArray[Any]], sharding: jax.sharding.Sharding | None = None) -> list[jax.Array]:

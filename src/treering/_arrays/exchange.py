@@ -42,14 +42,8 @@ Runner: TypeAlias = Callable[[Callable[[], dict[int, jax.Array]]], dict[int, jax
 class PartedLeaf:
     """A leaf, of which this process has read the parts of its devices."""
 
-    shape: tuple[int, ...]
-    """Global shape."""
-    dtype: np.dtype[Any]
-    """Of the items."""
-    sharding: NamedSharding
-    """Where it shall lie."""
-    parts: Parts
-    """Which rows each device has."""
+    form: LeafForm
+    """Its form."""
     arrays: list[NDArray[Any]]
     """What ``part_boxes`` asked for; let go on the way."""
 
@@ -121,7 +115,7 @@ def exchange_parts(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array]
     result: list[Any] = [None] * len(leaves)
     groups: dict[tuple[jax.Device, ...], list[int]] = {}
     for number, leaf in enumerate(leaves):
-        groups.setdefault(tuple(leaf.sharding.mesh.devices.flat), []).append(number)
+        groups.setdefault(tuple(leaf.form.sharding.mesh.devices.flat), []).append(number)
     for numbers in groups.values():
         some = [leaves[number] for number in numbers]
         for number, array in zip(numbers, _exchange_group(some, run), strict=True):
@@ -136,11 +130,11 @@ def without_shards(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) 
 
 def _exchange_group(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array]:
     """Exchange leaves on the same devices."""
-    if not leaves[0].sharding.addressable_devices:
-        return [without_shards(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves]
-    alike: dict[_LeafForm, list[int]] = {}
+    if not leaves[0].form.sharding.addressable_devices:
+        return [without_shards(leaf.form.shape, leaf.form.dtype, leaf.form.sharding) for leaf in leaves]
+    alike: dict[LeafForm, list[int]] = {}
     for number, leaf in enumerate(leaves):
-        alike.setdefault(_LeafForm(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts), []).append(number)
+        alike.setdefault(leaf.form, []).append(number)
     batches = [(form, batch) for form, numbers in alike.items() for batch in _batches(numbers)]
     # Compiled before anything is exchanged: what comes after is awaited with a deadline.
     programs = [_program(form, len(batch)) for form, batch in batches]
@@ -155,7 +149,7 @@ def _exchange_group(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array
         return found
 
     after = run(work)
-    return [_relabel(after[number], leaf.sharding) for number, leaf in enumerate(leaves)]
+    return [_relabel(after[number], leaf.form.sharding) for number, leaf in enumerate(leaves)]
 
 
 def _batches(numbers: list[int]) -> list[list[int]]:
@@ -177,20 +171,20 @@ def _relabel(array: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=1024)
-def _reading_mesh(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple[str, ...]]:
-    """Return a mesh of the wanted devices, and the names of its axes in the order in which they cut a leaf's axis."""
+def _reading_mesh(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple[str, ...], Grid]:
+    """Return a mesh of the wanted devices, its axes in the order in which they cut a leaf's axis, and its grid."""
     grid = grid_of(sharding, axes)
     if grid is None:
         raise AssertionError(f"parts for {sharding} were never planned")
     names = sharding.mesh.axis_names
     # Its own, since that of the user may have axes that XLA must not decide about.
-    return Mesh(sharding.mesh.devices, names), tuple(names[number] for number in grid.order(axis))
+    return Mesh(sharding.mesh.devices, names), tuple(names[number] for number in grid.order(axis)), grid
 
 
 @functools.lru_cache(maxsize=1024)
 def _own_places(sharding: NamedSharding, axes: int, axis: int) -> tuple[tuple[int, jax.Device], ...]:
     """Return the parts that devices of this process have, with the devices."""
-    mesh, names = _reading_mesh(sharding, axes, axis)
+    mesh, names, _ = _reading_mesh(sharding, axes, axis)
     numbers = [mesh.axis_names.index(name) for name in names]
     devices = np.transpose(mesh.devices, numbers).reshape(-1)
     own = sharding.addressable_devices
@@ -199,19 +193,20 @@ def _own_places(sharding: NamedSharding, axes: int, axis: int) -> tuple[tuple[in
 
 def _on_devices(leaf: PartedLeaf) -> jax.Array:
     """Put the parts on their devices, as one array of unsigned integers with zeros around the leaf."""
-    form = _LeafForm(leaf.shape, leaf.dtype, leaf.sharding, leaf.parts)
+    form, parts = leaf.form, leaf.form.parts
     arrays, leaf.arrays = leaf.arrays[::-1], []
-    lengths = list(form.carried_shape)
-    lengths[form.parts.axis] = form.parts.rows
-    nothing = np.zeros(lengths, form.carrier)
+    carrier, item = _carrier(form.dtype)
+    lengths = [*form.shape, *item]
+    lengths[parts.axis] = parts.rows
+    nothing = np.zeros(lengths, carrier)
     held: list[NDArray[Any]] = []
-    places = _own_places(leaf.sharding, len(leaf.shape), leaf.parts.axis)
+    places = _own_places(form.sharding, len(form.shape), parts.axis)
     for place, _ in places:
-        start, stop = leaf.parts.rows_of(place)
-        part = nothing if start == stop else _as_carrier(arrays.pop(), form.carrier)
-        if 0 < stop - start < leaf.parts.rows:
-            room = np.zeros(lengths, form.carrier)
-            room[(slice(None),) * leaf.parts.axis + (slice(0, stop - start),)] = part
+        start, stop = parts.rows_of(place)
+        part = nothing if start == stop else _as_carrier(arrays.pop(), carrier)
+        if 0 < stop - start < parts.rows:
+            room = np.zeros(lengths, carrier)
+            room[(slice(None),) * parts.axis + (slice(0, stop - start),)] = part
             part = room
         held.append(part)
     shards = jax.device_put(held, [device for _, device in places])
@@ -238,41 +233,33 @@ def _as_carrier(array: NDArray[Any], carrier: np.dtype[Any]) -> NDArray[Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _LeafForm:
+class LeafForm:
     """What a program has to know of a leaf."""
 
     shape: tuple[int, ...]
+    """Global shape."""
     dtype: np.dtype[Any]
+    """Of the items."""
     sharding: NamedSharding
+    """Where it shall lie."""
     parts: Parts
-
-    @property
-    def carrier(self) -> np.dtype[Any]:
-        """The dtype in which items travel."""
-        return _carrier(self.dtype)[0]
-
-    @property
-    def carried_shape(self) -> tuple[int, ...]:
-        """The leaf's shape in carriers."""
-        return (*self.shape, *_carrier(self.dtype)[1])
+    """Which rows each device has."""
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
         """What the program takes: the parts end to end."""
         axis = self.parts.axis
-        lengths = list(self.carried_shape)
+        carrier, item = _carrier(self.dtype)
+        lengths = [*self.shape, *item]
         lengths[axis] = self.parts.padded
-        mesh, names = _reading_mesh(self.sharding, len(self.shape), axis)
+        mesh, names, _ = _reading_mesh(self.sharding, len(self.shape), axis)
         cut = NamedSharding(mesh, spec_of(*(None,) * axis, names))
-        taken: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(lengths, self.carrier, sharding=cut)  # type: ignore[no-untyped-call]
+        taken: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(lengths, carrier, sharding=cut)  # type: ignore[no-untyped-call]
         return taken
 
     def wanted(self, *, gathered: bool) -> NamedSharding:
         """Return how it is cut when other axes are as they are wanted; and when this axis has been gathered too."""
-        mesh, names = _reading_mesh(self.sharding, len(self.shape), self.parts.axis)
-        grid = grid_of(self.sharding, len(self.shape))
-        if grid is None:
-            raise AssertionError("checked before")
+        mesh, names, grid = _reading_mesh(self.sharding, len(self.shape), self.parts.axis)
         cut: list[Any] = [tuple(mesh.axis_names[number] for number in some) or None for some in grid.spec]
         others = sum(len(some) for axis, some in enumerate(grid.spec) if axis != self.parts.axis)
         if not gathered:
@@ -281,7 +268,7 @@ class _LeafForm:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(form: _LeafForm, count: int) -> Callable[..., Any]:
+def _program(form: LeafForm, count: int) -> Callable[..., Any]:
     """Return what takes the parts of so many leaves of one form, end to end, and returns them where they are wanted."""
 
     def work(*arrays: jax.Array) -> list[jax.Array]:
@@ -291,7 +278,7 @@ def _program(form: _LeafForm, count: int) -> Callable[..., Any]:
     return moved.lower(*[form.aval] * count).compile()
 
 
-def _move(array: jax.Array, form: _LeafForm) -> jax.Array:
+def _move(array: jax.Array, form: LeafForm) -> jax.Array:
     """Cut off the padding, exchange, gather what is replicated, and make items of carriers."""
     parts, axis = form.parts, form.parts.axis
     halfway = form.wanted(gathered=False)

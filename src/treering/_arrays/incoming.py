@@ -26,8 +26,8 @@ from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
-from treering._values.keys import split_key
-from treering.errors import Format, Unsupported
+from treering._values.keys import naming_leaf
+from treering.errors import Format
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -162,11 +162,8 @@ class StoredArrays:
                 runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(owners, request.arrays, strict=True)]
                 jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
                 return sum(len(run.into) for run in runs)
-        try:
+        with naming_leaf(self.index.keys[request.leaf]):
             request.arrays = [aligned_empty(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
-        except Unsupported as error:
-            error.path = split_key(self.index.keys[request.leaf])
-            raise
         total = 0
         for chunk in chunks:
             run = self._straight(chunk, request)

@@ -11,8 +11,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import jax
-
 from treering._arrays.outgoing import DescribedLeaves, Describer, HeldBox, is_large
 from treering._format.index import LeafType
 from treering._tree.flatten import Flattened
@@ -68,8 +66,12 @@ def _match_jax(arrays: Sequence[Any]) -> _Match:
     # Asked of the class, which all of them share: this is most of what a comparison costs.
     is_deleted = type(arrays[0]).is_deleted
     return lambda others: (
-        _all_alike(list(map(_AVAL, others)), avals, _same_aval)
-        and _all_alike(list(map(_SHARDING, others)), shardings, _same_sharding)
+        _all_alike(
+            list(map(_AVAL, others)), avals, lambda one, other: one.shape == other.shape and one.dtype == other.dtype
+        )
+        and _all_alike(
+            list(map(_SHARDING, others)), shardings, lambda one, other: type(one) is type(other) and one == other
+        )
         and not any(map(is_deleted, others))
     )
 
@@ -80,14 +82,6 @@ def _all_alike(found: Sequence[Any], known: Sequence[Any], alike: Callable[[Any,
         return True
     others = {(id(one), id(other)): (one, other) for one, other in zip(found, known, strict=True) if one is not other}
     return all(itertools.starmap(alike, others.values()))
-
-
-def _same_aval(one: Any, other: Any) -> bool:
-    return bool(one.shape == other.shape and one.dtype == other.dtype)
-
-
-def _same_sharding(one: jax.sharding.Sharding, other: jax.sharding.Sharding) -> bool:
-    return type(one) is type(other) and bool(one == other)
 
 
 class KnownLeaves:
@@ -127,7 +121,9 @@ class KnownLeaves:
             if kind in ("jax", "numpy") and len(sources) == 1 and sources[0].data is leaf:
                 self._whole[number] = sources[0].box
             elif kind == "jax":
-                picks = _picks(leaf, sources)
+                # Which device holds which box follows from sharding and shape.
+                devices = {id(shard.data): shard.device for shard in leaf.addressable_shards}
+                picks = tuple((source.box, devices[id(source.data)]) for source in sources)
                 self._picked[number] = shared.setdefault(picks, picks)
             else:
                 self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]]))
@@ -148,24 +144,13 @@ class KnownLeaves:
             return None
         if not all(matches(take(leaves)) for take, matches in self._columns):
             return None
-        anew = self._describe_anew(leaves)
-        if anew is None:
+        # The few that are not simply compared with what they were: keys, numpy scalars, long texts.
+        describer = Describer(self.processes)
+        found = [describer.describe(kind, leaves[number]) for number, kind, _ in self._anew]
+        types = tuple(describer.numbers)
+        if any(types[number] != row[2] for (number, _, _), row in zip(found, self._anew, strict=True)):
             return None
+        anew = {number: boxes for (number, _, _), (_, boxes, _) in zip(self._anew, found, strict=True)}
         values = {number: leaves[number] for number in self._values} | self._opaque
         sources = _Sources(self._order, self._whole, self._picked, anew, leaves)
         return dataclasses.replace(self._empty, sources=sources, values=values)
-
-    def _describe_anew(self, leaves: Sequence[Any]) -> dict[int, tuple[HeldBox, ...]] | None:
-        """Describe the few that are not simply held against what they were: keys, numpy scalars, long texts."""
-        describe = Describer(self.processes)
-        found = [describe.describe(kind, leaves[number]) for number, kind, _ in self._anew]
-        types = tuple(describe.numbers)
-        if any(types[number] != row[2] for (number, _, _), row in zip(found, self._anew, strict=True)):
-            return None
-        return {number: boxes for (number, _, _), (_, boxes, _) in zip(self._anew, found, strict=True)}
-
-
-def _picks(leaf: jax.Array, sources: Sequence[HeldBox]) -> _Picks:
-    # Which device holds which box follows from sharding and shape.
-    devices = {id(shard.data): shard.device for shard in leaf.addressable_shards}
-    return tuple((source.box, devices[id(source.data)]) for source in sources)

@@ -90,12 +90,12 @@ class _HostCopies:
         # The memory of a text is nobody else's: it was copied, or lies in a ``bytes``.
         self._texts = [kind.kind in ("str", "bytes", "bytearray") for kind in types]
         self._views: dict[tuple[int, Any], bool] = {}
-        self._coming: dict[int, _HostCopy] = {}
+        self._coming: dict[int, jax.Array] = {}
 
     def begin(self, data: Any, kind: int) -> None:
         """Begin to fetch an array, where that takes a copy from its device."""
         if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
-            self._coming[id(data)] = _HostCopy(data)
+            self._coming[id(data)] = _begin_copy(data)
 
     def hold(self, data: Any, kind: int) -> NDArray[Any] | None:
         """Return a host array that nobody else writes into, of what was begun."""
@@ -103,7 +103,9 @@ class _HostCopies:
             return None
         coming = self._coming.get(id(data))
         if coming is not None:
-            return coming.wait()
+            with jax.transfer_guard_device_to_host("allow"):
+                copy: NDArray[Any] = np.asarray(coming)
+            return copy
         if isinstance(data, jax.Array):
             return np.asarray(data) if views_survive() else np.asarray(data).copy()
         host: NDArray[Any] = data if self._texts[kind] else np.array(data, order="C")
@@ -118,27 +120,17 @@ class _HostCopies:
         return known
 
 
-class _HostCopy:
-    """An array whose copy to the host has begun.
+def _begin_copy(array: jax.Array) -> jax.Array:
+    """Begin to copy an array to the host, and return what to wait for.
 
     jax keeps that copy as long as the array lives; of a large one it is therefore made through a handle of its own.
     """
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, array: jax.Array) -> None:
-        held: jax.Array = array.addressable_shards[0].data
-        if array.nbytes > _SMALL_BYTES:
-            held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
-        with jax.transfer_guard_device_to_host("allow"):
-            held.copy_to_host_async()
-        self._handle = held
-
-    def wait(self) -> NDArray[Any]:
-        """Wait for the copy."""
-        with jax.transfer_guard_device_to_host("allow"):
-            host: NDArray[Any] = np.asarray(self._handle)
-        return host
+    held: jax.Array = array.addressable_shards[0].data
+    if array.nbytes > _SMALL_BYTES:
+        held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
+    with jax.transfer_guard_device_to_host("allow"):
+        held.copy_to_host_async()
+    return held
 
 
 @functools.cache

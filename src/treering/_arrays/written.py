@@ -102,6 +102,9 @@ class DividedSave:
             attempt: the attempt.
             processes: whose, ascending.
         """
+        leaves = self.leaves
+        shapes = [kind.shape or () for kind in leaves.types]
+        itemsizes = [leaf_bytes(kind) // (math.prod(kind.shape or ()) or 1) for kind in leaves.types]
         counts = file_counts(self.plan, FILE_BYTES)
         firsts = list(itertools.accumulate(counts, initial=0))
         rows: list[list[Row]] = []
@@ -109,29 +112,20 @@ class DividedSave:
         writers: list[int] = []
         for process in processes:
             found: dict[int, list[Row]] = {}
-            mine, sizes = self._rows_of(process)
+            mine: list[Row] = []
+            sizes: list[int] = []
+            for part in self.plan.parts_of(process):
+                leaf = self.stored[part.leaf]
+                kind = leaves.leaf_types[leaf]
+                mine.append((leaf, None if part.box == whole(shapes[kind]) else part.box))
+                sizes.append(itemsizes[kind] * size_of(part.box))
             for row, file in zip(mine, files_by_position(sizes, counts[process], FILE_BYTES), strict=True):
                 found.setdefault(file, []).append(row)
             rows += found.values()
             names += [data_name(attempt, firsts[process] + file, firsts[-1]) for file in found]
             writers += [process] * len(found)
-        leaves = self.leaves
         chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
         return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=names, writers=writers)
-
-    def _rows_of(self, process: int) -> tuple[list[Row], list[int]]:
-        """Return what a process writes, and the bytes of each box."""
-        types = self.leaves.types
-        shapes = [kind.shape or () for kind in types]
-        itemsizes = [leaf_bytes(kind) // (math.prod(kind.shape or ()) or 1) for kind in types]
-        rows: list[Row] = []
-        sizes: list[int] = []
-        for part in self.plan.parts_of(process):
-            leaf = self.stored[part.leaf]
-            kind = self.leaves.leaf_types[leaf]
-            rows.append((leaf, None if part.box == whole(shapes[kind]) else part.box))
-            sizes.append(itemsizes[kind] * size_of(part.box))
-        return rows, sizes
 
 
 def divide_save(

@@ -152,6 +152,23 @@ def add_hint(hint: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def raising_corrupt(kind: type[TreeringError]) -> Iterator[None]:
+    """Raise an error of this kind as damage: what was read never had such a form.
+
+    Example:
+        >>> with raising_corrupt(Unsupported):
+        ...     check_json({"a": (1,)}, "the note")
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: the note['a'] is a tuple, which JSON cannot hold
+    """
+    try:
+        yield
+    except kind as error:
+        raise Corrupt(error.message, path=error.path) from None
+
+
 def check_json(value: Any, what: str) -> None:
     """Require a value that comes back from JSON as it was: None, bool, int, finite float, str, and lists and dicts.
 

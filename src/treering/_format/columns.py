@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, member, show
+from treering._codec.documents import check_hashes, check_json, member, raising_corrupt, show
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.index import Chunks, DataFile, Index, LeafType, TreeColumns
 from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
@@ -229,10 +229,8 @@ def read_free_json(document: dict[str, Any], name: str, what: str) -> dict[str, 
         Corrupt: it is no object, or deeper.
     """
     found = member(document, name, dict, what)
-    try:
+    with raising_corrupt(Unsupported):
         check_json(found, name)
-    except Unsupported as error:
-        raise Corrupt(error.message) from None
     return found
 
 

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from treering._codec.documents import raising_corrupt
 from treering._codec.msgpack.scan import Scanner
 from treering._format.blocks import leaf_bytes
 from treering._format.index import Container, Index, OpaqueLeaf
 from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
 from treering._format.structure import assemble, zip_children
 from treering._values.dtypes import Dtype
-from treering.errors import Corrupt, Format
+from treering.errors import Format
 
 _ARRAYS_OF_OTHERS: Final = "array"
 _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
@@ -37,10 +38,8 @@ def list_index(
         Corrupt: the structure and the leaves do not fit together.
     """
     leaves = list(_place_leaves(index, places) if places else _leaves(index))
-    try:
+    with raising_corrupt(Format):
         root = assemble(index.structure, leaves, _node)
-    except Format as error:
-        raise Corrupt(error.message) from None
     return Listing(
         form=form,
         file_bytes=file_bytes,

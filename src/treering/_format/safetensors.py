@@ -94,11 +94,6 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         raise Unsupported(f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name")
 
 
-def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the members that any reader of safetensors can hold."""
-    return {name: text for name, text in metadata.items() if type(text) is str and not _SURROGATE.search(name + text)}
-
-
 def single_file(index: Index) -> tuple[Index, bytes]:
     """Return the index of a file that holds everything, and that file's bytes before its data.
 
@@ -150,7 +145,9 @@ def _single_header(index: Index) -> str:
 def _header_around(index: Index, document: bytes) -> str:
     note = {_NOTE: _NOTE_TEXT, _INDEX: document.decode("ascii")}
     if not is_first_version(document):
-        note = {_FORMAT: _FORMAT_TEXT, **_texts(index.metadata), **note}
+        # The members that any reader of safetensors can hold.
+        texts = {n: text for n, text in index.metadata.items() if type(text) is str and not _SURROGATE.search(n + text)}
+        note = {_FORMAT: _FORMAT_TEXT, **texts, **note}
     return header_text(index.keys, index.types, index.leaf_types, rows_of_file(index, 0), note)
 
 

@@ -11,7 +11,7 @@ from treering._codec.documents import show
 from treering._format.index import Container, Token
 from treering._format.structure import KEYS, key_text, node_keys, walk
 from treering._values.human import near
-from treering._values.keys import GlobSet, join_key, split_key
+from treering._values.keys import GlobSet, split_key
 from treering.errors import Mismatch
 
 _COMPARED: Final = 2000
@@ -66,13 +66,14 @@ def select(
 
 def _below(whole: Selection, at: str) -> Selection:
     """Return the subtree at a key."""
-    wanted = split_key(at)
-    part, hit = _thin(whole, [at.replace("*", "~2")])
+    count = len(split_key(at))
+    part, hit = _thin(whole, [at.replace("*", "~2")], first=True)
     if not hit:
         raise Mismatch(f"nothing lies at {at!r} in the checkpoint{_near(at, _branches(whole.keys))}")
-    # Each container on the way has one child left.
-    keys = [join_key(split_key(key)[len(wanted) :]) for key in part.keys]
-    return Selection(structure=part.structure[len(wanted) :], leaves=part.leaves, keys=keys)
+    # Each container on the way has one child left. An empty part alone, above or below, is written "~".
+    start = len(at) + (at != "~")
+    keys = ["" if key == at else key[start:] or "~" for key in part.keys]
+    return Selection(structure=part.structure[count:], leaves=part.leaves, keys=keys)
 
 
 @dataclasses.dataclass(slots=True)
@@ -90,8 +91,8 @@ class _OpenContainer:
     """Of each child so far, whether it or something in it is kept."""
 
 
-def _thin(whole: Selection, globs: Sequence[str]) -> tuple[Selection, set[int]]:
-    """Return what the globs keep, and the numbers of those that match something."""
+def _thin(whole: Selection, globs: Sequence[str], *, first: bool = False) -> tuple[Selection, set[int]]:
+    """Return what the globs keep, or the first of it, and the numbers of those that match something."""
     together = GlobSet(globs)
     hit: set[int] = set()
     structure: list[Token] = []
@@ -101,6 +102,8 @@ def _thin(whole: Selection, globs: Sequence[str]) -> tuple[Selection, set[int]]:
     for depth, place, token in walk(whole.structure):
         _close(levels, depth, structure)
         above = levels[-1]
+        if first and hit and not above.kept:
+            break
         state, count = above.state, 1 if isinstance(token, Container) else token
         stay = [above.kept] * count
         for number in range(count if state else 0):

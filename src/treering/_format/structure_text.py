@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, member, show
+from treering._codec.documents import check_hashes, member, raising_corrupt, show
 from treering._format.index import Container, ForeignKey, Token
 from treering._format.leaf_values import decode_key, encode_key
 from treering._format.structure import KEYS, iter_runs, key_text
@@ -189,7 +189,7 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
         treering.errors.Corrupt: leaf 1 has the key 'c', the structure says 'b'
     """
     leaf = 0
-    try:
+    with raising_corrupt(Format):
         for above, names in iter_runs(structure):
             there = keys[leaf : leaf + len(names)]
             # The keys that are there bound what is made to compare them with.
@@ -203,8 +203,6 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
                     shown, said = _short(keys[leaf]), _short(above + name)
                     raise Corrupt(f"leaf {leaf} has the key {shown}, the structure says {said}")
                 leaf += 1
-    except Format as error:
-        raise Corrupt(error.message) from None
     if leaf != len(keys):
         raise Corrupt(f"the structure has {pluralize(leaf, 'leaves')}, there are {pluralize(len(keys), 'keys')}")
     if len(set(keys)) != len(keys):

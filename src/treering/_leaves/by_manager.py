@@ -30,7 +30,6 @@ from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves
 from treering._leaves.source import LeavesSource
 from treering._printable import kind_of
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
-from treering._store.posix.reading import LocalFile
 from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.keys import naming_leaf, split_key
@@ -234,7 +233,9 @@ def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[
         with staged.open(folder, name) as file:
             check_chunk_file(found, file.size)
             sizes.append(file.size)
-            checksums += _checksums_of(file)
+            for start in range(0, file.size, _PIECE_BYTES):  # it may be larger than memory
+                piece = memoryview(file.read(start, min(_PIECE_BYTES, file.size - start)))
+                checksums += block_checksums(piece, block_bytes(file.size))
     if len(names) > len(sizes) + 1:
         extra = min(names.difference(zarr.chunk_names(found), [ZARRAY]))
         raise Unsupported(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
@@ -249,12 +250,3 @@ def _check_form(found: zarr.ZarrArray, leaf_type: LeafType) -> None:
         raise Unsupported('the manager wrote an array in order F, big endian, or with "/" in the names of its chunks')
     if any(chunk > max(length, 1) for chunk, length in zip(found.chunks, found.shape, strict=True)):
         raise Unsupported(f"the manager wrote chunks of {list(found.chunks)}, larger than the array")
-
-
-def _checksums_of(file: LocalFile) -> array[int]:
-    """Return the checksums of a file, which may be larger than memory."""
-    block = block_bytes(file.size)
-    found = array("Q")
-    for start in range(0, file.size, _PIECE_BYTES):
-        found += block_checksums(memoryview(file.read(start, min(_PIECE_BYTES, file.size - start))), block)
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
@@ -17,9 +16,8 @@ from treering._checkpoint.save_folder import versions
 from treering._checkpoint.save_options import HostLocal
 from treering._codec.compressors import require_known_compressor
 from treering._codec.zarr import ZarrArray, stored_dtype
-from treering._format.index import LeafType
 from treering._leaves.documents.paths import folder_of, prefix_folder
-from treering._leaves.documents.record import MOST_AXES, UNMARKED, ChunkLayout, LeavesRecord
+from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord
 from treering._plan.save import LeafLayout
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
@@ -137,7 +135,6 @@ def plan_leaves(
     folders = [folder_of(prefix, flat.keys[number]) for number in leaves.sources]
     draft = LeavesRecord(
         prefix=prefix or None,
-        attempt=UNMARKED,
         written={"processes": processes} if processes > 1 else {},
         meshes=leaves.meshes,
         structure=flat.tokens,
@@ -148,8 +145,6 @@ def plan_leaves(
         folders=folders,
         layouts=tuple(numbers),
         leaf_layouts=leaf_layouts,
-        sizes=(),
-        checksums=array("Q"),
     )
     return PlannedLeaves(flat=flat, leaves=leaves, folders=folders, draft=draft)
 
@@ -182,8 +177,12 @@ def _plan_layouts(
         boxes = tuple(source.box for source in sources)
         key = (kind, boxes if held is None else id(held))
         if key not in known:
+            shape = leaves.types[kind].shape or ()
             with naming_leaf(keys[number]):
-                shape, itemsize = _check_type(leaves.types[kind])
+                itemsize = itemsize_of(stored_dtype(leaves.types[kind].dtype or ""))
+                if len(shape) > MOST_AXES:
+                    axes = pluralize(len(shape), "axes")
+                    raise Unsupported(f"an array of {axes}; those of zarr v2 have at most {MOST_AXES}")
             if held is None:
                 chunks = chunk_shape(shape, boxes, itemsize, limit)
             else:
@@ -191,15 +190,6 @@ def _plan_layouts(
                 chunks = shared_chunk_shape(shape, [box for box, _ in held], itemsize, most)
             known[key] = ChunkLayout(chunks=chunks, compressor=codec)
         yield known[key]
-
-
-def _check_type(leaf_type: LeafType) -> tuple[tuple[int, ...], int]:
-    """Return the shape of leaves of a type, and the bytes of an item as it is stored."""
-    dtype = stored_dtype(leaf_type.dtype or "")
-    shape = leaf_type.shape or ()
-    if len(shape) > MOST_AXES:
-        raise Unsupported(f"an array of {pluralize(len(shape), 'axes')}; those of zarr v2 have at most {MOST_AXES}")
-    return shape, itemsize_of(dtype)
 
 
 # --------------------------------------------------------------------------------------------------------------- chunks

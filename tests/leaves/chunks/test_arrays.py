@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.leaves.chunks.saved_leaves import Saved, foreign, foreign_branch, read, write_foreign
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
 from treering._arrays import incoming
+from treering._arrays.buffers import aligned_empty
 from treering._arrays.delivered import request_for
 from treering._arrays.incoming import ReadRequest
 from treering._leaves.chunks import arrays as chunk_arrays
@@ -198,14 +199,14 @@ def test_a_chunk_that_is_wanted_whole_is_undone_in_place(
 ) -> None:
     """Neither the leaf nor the runs that devices want of it pass through memory of their own."""
     rooms: list[int] = []
-    unset = chunk_decode._allocate
+    unset = aligned_empty
 
     def counted(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         array = unset(shape, dtype)
         rooms.append(array.nbytes)
         return array
 
-    monkeypatch.setattr(chunk_decode, "_allocate", counted)
+    monkeypatch.setattr(chunk_decode, "aligned_empty", counted)
     array = np.random.default_rng(0).integers(0, 9, (64, 512)).astype("f4")
     with Saved(tmp_path, {"w": array}, compressor=codec) as saved:
         assert np.array_equal(read(saved.opened(), 0)[0], array)

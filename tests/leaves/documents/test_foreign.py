@@ -37,7 +37,7 @@ def test_nested_dicts() -> None:
         "b": "b",
         "layers": {"0": "layers/0", "10": "layers/10"},
     }
-    assert (record.attempt, list(record.checksums), record.sizes) == (UNMARKED, [], [])
+    assert (record.attempt, list(record.checksums), record.sizes) == (UNMARKED, [], ())
     assert first_checksums(record) == [0] * 6
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.buffers import ALIGNMENT, aligned_bytes
+from treering._arrays.buffers import ALIGNMENT, aligned_empty
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Job
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole, item_dtype
@@ -76,7 +76,7 @@ def plan_decoding(
     one_room = _allocate_whole(zarr, request, dtype)
     if one_room is not None:
         return [(one_room.nbytes, functools.partial(read_chunk, files, leaf, 0, one_room))]
-    request.arrays = [_allocate(picked_shape(box, request.steps), dtype) for box in request.boxes]
+    request.arrays = [aligned_empty(picked_shape(box, request.steps), dtype) for box in request.boxes]
     jobs: list[tuple[int, Job]] = []
     for chunk, boxes in covering.items():
         box = chunk_box(zarr, chunk)
@@ -100,7 +100,7 @@ def _allocate_whole(zarr: ZarrArray, request: ReadRequest, dtype: np.dtype[Any])
         return None
     if any(a[1] != b[0] or b[0] * dtype.itemsize % ALIGNMENT for a, b in itertools.pairwise(found)):
         return None
-    room = _allocate(zarr.shape, dtype)
+    room = aligned_empty(zarr.shape, dtype)
     request.arrays = [room[slices(box)] for box in request.boxes]
     return room
 
@@ -108,7 +108,7 @@ def _allocate_whole(zarr: ZarrArray, request: ReadRequest, dtype: np.dtype[Any])
 def _cut_out(files: BranchFiles, leaf: int, chunk: int, request: ReadRequest, boxes: Sequence[int]) -> int:
     """Read a chunk beside the arrays and copy from it what they want."""
     zarr = files.branch.arrays[leaf]
-    full = _allocate(zarr.chunks, request.arrays[boxes[0]].dtype)
+    full = aligned_empty(zarr.chunks, request.arrays[boxes[0]].dtype)
     read_chunk(files, leaf, chunk, full)
     here = chunk_box(zarr, chunk)
     nbytes = 0
@@ -186,8 +186,3 @@ def view_as_stored(zarr: ZarrArray, array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array as items of the dtype that its chunk files have."""
     dtype = numpy_dtype(item_dtype(zarr))
     return array if array.dtype == dtype else array.reshape(-1).view(dtype).reshape(array.shape)
-
-
-def _allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array of unset, aligned memory."""
-    return np.ndarray(shape, dtype, aligned_bytes(size_of(whole(shape)) * dtype.itemsize))

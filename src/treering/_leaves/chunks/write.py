@@ -231,17 +231,13 @@ class _LargeLeaf:
             self._left -= 1
             if not self._left:
                 self._pieces.forget()
-                self._finish()
+                for found in self._checksums:
+                    leaf.checksums += found
+                if form.array.compressor is not None:
+                    leaf.sizes = self._sizes
         return 0
 
     def _stream(self, chunk: Any, checksums: array[int]) -> Iterator[bytes | memoryview]:
         for piece in read_checked(chunk, self._leaf.form.block, checksums, 0):
             yield piece
             self._tally.add(len(piece))
-
-    def _finish(self) -> None:
-        """Note what is known of all files."""
-        for checksums in self._checksums:
-            self._leaf.checksums += checksums
-        if self._leaf.form.array.compressor is not None:
-            self._leaf.sizes = self._sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -13,7 +12,7 @@ from treering._format.index import MAX_LEVELS, Container, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
-from treering._leaves.documents.record import UNMARKED, ChunkLayout, LeavesRecord
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord
 from treering._values.keys import join_key
 from treering.errors import Corrupt, Unsupported
 
@@ -57,9 +56,6 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         leaf_layouts.append(known[id(this)][1])
     return LeavesRecord(
         prefix=prefix,
-        attempt=UNMARKED,
-        written={},
-        meshes=[],
         structure=structure,
         keys=list(map(join_key, paths)),
         types=list(types),
@@ -68,8 +64,6 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         folders=[entries[number].path for number in found],
         layouts=list(layouts),
         leaf_layouts=leaf_layouts,
-        sizes=[],
-        checksums=array("Q"),
     )
 
 

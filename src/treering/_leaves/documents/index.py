@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from treering._codec.documents import check_json, member, parse_json, quote, show
+from treering._codec.documents import check_json, decode_text, member, parse_json, quote, raising_corrupt, show
 from treering._format.index import ARRAY_KINDS
 from treering._leaves.documents.record import LeavesRecord, arrays_of, parse_record, stored_leaves
 from treering._values.checksums import digest
@@ -86,11 +86,7 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
         [Entry(path='a/b', document={'path': 'a/b'})]
     """
     try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Corrupt(f"{LEAVES_INDEX} is not UTF-8", offset=error.start, hint=_DAMAGED) from None
-    try:
-        return _index(parse_json(text, LEAVES_INDEX))
+        return _index(parse_json(decode_text(data, LEAVES_INDEX), LEAVES_INDEX))
     except Corrupt as error:
         if not error.message.startswith(LEAVES_INDEX):
             error.message = f"{LEAVES_INDEX} is damaged: {error.message}"
@@ -130,10 +126,8 @@ def _index(document: Any) -> LeavesIndex:
 def _check_depth(node: dict[str, Any], what: str) -> None:
     """Refuse what is unknown and nested so deep that it could not be written again."""
     if node:
-        try:
+        with raising_corrupt(Unsupported):
             check_json(node, what)
-        except Unsupported as error:
-            raise Corrupt(error.message) from None
 
 
 def _entries(nodes: list[Any], prefix: str | None) -> list[Entry]:

@@ -93,8 +93,6 @@ def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         chunks=rows.chunks(),
         checksums=rows.checksums,
         files=list_chunk_files(rows.folders, rows.arrays, rows.firsts, rows.owners),
-        replaces=[],
-        metadata={},
         verified=verified,
     )
 

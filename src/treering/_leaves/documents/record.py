@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, member, show
+from treering._codec.documents import check_hashes, check_json, member, raising_corrupt, show
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
 from treering._format import columns
 from treering._format.index import TreeColumns
@@ -71,11 +71,11 @@ class LeavesRecord(TreeColumns):
 
     prefix: str | None
     """The prefix as the user gave it."""
-    attempt: str
+    attempt: str = UNMARKED
     """16 hexadecimal digits, different for each save; ``UNMARKED`` where another writer made the arrays."""
-    written: Mapping[str, Any]
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Who wrote it: versions and time."""
-    meshes: Sequence[str]
+    meshes: Sequence[str] = ()
     """The meshes of its arrays, as text for people."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves. It follows from prefix and key, and is not written."""
@@ -83,9 +83,9 @@ class LeavesRecord(TreeColumns):
     """The different layouts."""
     leaf_layouts: Sequence[int]
     """Number of the layout of each stored leaf."""
-    sizes: Sequence[int]
+    sizes: Sequence[int] = ()
     """Bytes of each chunk file of the compressed leaves, leaf after leaf; those of plain ones follow."""
-    checksums: array[int]
+    checksums: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
     """Checksums of the blocks of the chunk files: leaf after leaf, chunk after chunk in C order of the grid."""
 
 
@@ -264,12 +264,10 @@ def _layout(node: Any, number: int) -> ChunkLayout:
 
 
 def _folders(prefix: str | None, keys: Sequence[str]) -> list[str]:
-    try:
+    with raising_corrupt(Unsupported):
         if prefix is not None:
             prefix_folder(prefix)
         folders = list(map(functools.partial(folder_of, prefix), keys))
-    except Unsupported as error:
-        raise Corrupt(error.message, path=error.path) from None
     clash = find_overlap(folders)
     if clash is not None:
         raise Corrupt(f"two leaves lie in {clash[0]!r:.200} and {clash[1]!r:.200}, the one inside the other")
@@ -288,10 +286,8 @@ def _check_files(record: LeavesRecord) -> None:
             chunk > max(length, 1) for chunk, length in zip(chunks, shape, strict=True)
         ):
             raise Corrupt(f"layout {layout} has chunks of {list(chunks)}, which no array of {list(shape)} has")
-    try:
+    with raising_corrupt(Unsupported):
         arrays = arrays_of(record)
-    except Unsupported as error:
-        raise Corrupt(error.message) from None
     files = sum(chunk_count(found) for found in arrays if found.compressor is not None)
     if files != len(record.sizes) or 0 in record.sizes:
         raise Corrupt(f"the compressed leaves have {files} chunk files, there are {len(record.sizes)} sizes")

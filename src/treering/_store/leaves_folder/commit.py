@@ -49,7 +49,6 @@ class LeavesCommit:
     def __enter__(self) -> Self:
         try:
             self._take_lock()
-            self._require_there()
             self.index = index_bytes(self._tree)
             if self.index is not None:
                 self._finish_dead(self.index)
@@ -113,8 +112,6 @@ class LeavesCommit:
                 raise self._busy("other processes keep saving there", hint)
             time.sleep(pause)
             pause = min(2 * pause, timing.current.directory_lock_longest)
-
-    def _require_there(self) -> None:
         if not self._folder.is_there():
             raise self._busy("another process moved or removed the folder")
 

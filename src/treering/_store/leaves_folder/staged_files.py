@@ -123,7 +123,7 @@ class StagedFiles:
     @property
     def _open_folder(self) -> Folder:
         if self._folder is None:
-            raise _over_error()
+            raise RuntimeError("this save has ended")
         return self._folder
 
     def make_durable(self) -> None:
@@ -143,18 +143,13 @@ class StagedFiles:
         return parts
 
     def _parts_of(self, folder: str) -> Parts:
-        if self._folder is None:
-            raise _over_error()
+        _ = self._open_folder  # refuses a save that has ended
         parts = parts_of(folder)
         # No character takes more than four bytes.
         if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
             shown = f"{folder[:80]}[{len(folder) - 120} characters left out]{folder[-40:]}"
             raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
         return parts
-
-
-def _over_error() -> RuntimeError:
-    return RuntimeError("this save has ended")
 
 
 class JoinedLeaves(StagedFiles):
