@@ -52,6 +52,24 @@ def act_before_reading(monkeypatch: pytest.MonkeyPatch, actions: Sequence[Callab
     monkeypatch.setattr(os, "open", watched)
 
 
+def act_before_indexes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[str]:
+    """Return a list that fills with the folders whose indexes are opened; do something before each, which may fail."""
+    folders: list[str] = []
+    opened = os.open
+
+    def watched(path: Any, flags: int, *arguments: Any, dir_fd: int | None = None) -> int:
+        if os.path.basename(os.fspath(path)) == "treering.json":  # noqa: PTH119 - it may be bytes
+            folder = Path(path).parent if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
+            folders.append(folder.name)
+            with monkeypatch.context() as patch:  # the action may open indexes of its own
+                patch.setattr(os, "open", opened)
+                act()
+        return opened(path, flags, *arguments, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", watched)
+    return folders
+
+
 def refuse_removals(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
     """Let every removal of a step, or only of these attempts, fail where its index becomes a tombstone."""
     replace = os.replace

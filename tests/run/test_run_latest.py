@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import treering
 from tests.cli.runs import a_run, add_step
-from treering._format.run_document import RunDocument, encode_run
-from treering._runs.steps import latest_step, of_latest
-from treering._store.run_folder import RUN_DOCUMENT
+from tests.on_disk import INDEX, RUN_DOCUMENT, signed, step_path
+from tests.system_calls import act_before_indexes
 from treering.errors import Corrupt, NotFound
+
+
+def open_step(run: Path) -> int:
+    with treering.open(run) as opened:
+        return int(opened["step"])
+
+
+READERS: dict[str, Callable[[Path], int]] = {
+    "load": lambda run: treering.load(run)["step"],
+    "open": open_step,
+    "inspect": lambda run: treering.inspect(run).leaves["step"].value,
+}
+readers = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 
 
 @pytest.fixture
@@ -20,40 +35,45 @@ def run(tmp_path: Path) -> Path:
     return a_run(tmp_path / "run", 1, 2)
 
 
-def test_a_step_that_goes_while_it_is_read_has_a_newer_one(run: Path) -> None:
-    seen = []
-
-    def read(path: str | os.PathLike[str]) -> str:
-        seen.append(Path(path).name)
-        if len(seen) == 1:
+@readers
+def test_a_step_that_goes_while_it_is_read_has_a_newer_one(
+    run: Path, read: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtake() -> None:
+        if not step_path(run, 3).exists():
             add_step(run, 3)
-            shutil.rmtree(run / "step_00000002")
-            raise NotFound("it went")
-        return seen[-1]
+            shutil.rmtree(step_path(run, 2))
 
-    assert of_latest(run, read) == "step_00000003"
-    assert seen == ["step_00000002", "step_00000003"]
-
-
-def test_what_is_missing_for_good_is_told(run: Path) -> None:
-    def read(path: str | os.PathLike[str]) -> None:
-        raise NotFound(f"{path!s} lacks a file")
-
-    with pytest.raises(NotFound, match="step_00000002 lacks a file"):
-        of_latest(run, read)
+    opened = act_before_indexes(monkeypatch, overtake)
+    assert read(run) == 3
+    assert (opened[0], opened[-1]) == ("step_00000002", "step_00000003")
 
 
-def test_damage_is_told_at_once(run: Path) -> None:
-    def read(_: str | os.PathLike[str]) -> None:
-        raise Corrupt("it is damaged")
+@readers
+def test_what_is_missing_for_good_is_told(
+    run: Path, read: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    with pytest.raises(Corrupt):
-        of_latest(run, read)
+    opened = act_before_indexes(monkeypatch, refuse)
+    with pytest.raises(NotFound, match="step_00000002"):
+        read(run)
+    assert opened == ["step_00000002"]
 
 
-def test_a_run_without_steps(tmp_path: Path) -> None:
-    (tmp_path / RUN_DOCUMENT).write_bytes(encode_run(RunDocument()))
+@readers
+def test_damage_is_told_at_once(run: Path, read: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    index = step_path(run, 2) / INDEX
+    index.write_bytes(index.read_bytes()[:-20])
+    opened = act_before_indexes(monkeypatch, lambda: None)
+    with pytest.raises(Corrupt, match="is damaged"):
+        read(run)
+    assert opened == ["step_00000002"]
+
+
+@readers
+def test_a_run_without_steps(tmp_path: Path, read: Callable[[Path], int]) -> None:
+    (tmp_path / RUN_DOCUMENT).write_bytes(signed("treering_run", '"keep": null, "save_every": null, "steps": []}\n'))
     with pytest.raises(NotFound, match="has no step yet"):
-        latest_step(tmp_path)
-    with pytest.raises(NotFound, match="has no step yet"):
-        of_latest(tmp_path, str)
+        read(tmp_path)

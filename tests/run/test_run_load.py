@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,10 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering._background.saves import wait_for
-from treering._checkpoint import transaction
-from treering._runs import load_step, run_state
-from treering._runs.steps import latest_of
+from tests.system_calls import CommitGate, act_before_indexes, commit_gate
 from treering.errors import Corrupt, LeavesInitialised, Mismatch, NotFound, Unsupported
+
+__all__ = ["commit_gate"]
 
 HALVES = np.zeros(3, np.float16)
 
@@ -81,62 +82,48 @@ def test_a_step_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
     assert run.load(1)["step"] == 1
 
 
-def test_a_step_in_flight_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = transaction.CheckpointFolder.commit
-    may_commit = threading.Event()
-    asks: list[int] = []
-
-    def held(folder: Any, *arguments: Any) -> Any:
-        assert may_commit.wait(60)
-        return commit(folder, *arguments)
-
-    monkeypatch.setattr(transaction.CheckpointFolder, "commit", held)
+def test_a_step_in_flight_is_waited_for(tmp_path: Path, commit_gate: CommitGate) -> None:
     run = tr.Run(tmp_path / "run")
-
-    def noted(path: Path) -> None:
-        asks.append(1)
-        may_commit.set()
-        wait_for(path)
-
-    monkeypatch.setattr(load_step, "wait_for", noted)
     run.save(1, {"step": 1})
-    try:
-        assert run.load(1)["step"] == 1
-    finally:
-        may_commit.set()
-    assert asks
+    with ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(run.load, 1)
+        try:
+            with pytest.raises(TimeoutError):
+                loading.result(0.2)
+        finally:
+            commit_gate.opened.set()
+        assert loading.result(60)["step"] == 1
 
 
 @pytest.mark.parametrize("ask", ["load", "load_or_init"])
 def test_a_latest_step_that_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     filled(tmp_path / "run", 1)
     reader = tr.Run(tmp_path / "run")
-    looked: list[int] = []
+    saved: list[int] = []
 
-    def saved_behind_the_back(path: Path) -> int | None:
-        found = latest_of(path)
-        if len(looked) < 2 and found is not None:
-            looked.append(found)
-            filled(tmp_path / "run", found + 1, keep=tr.KeepLast(1))
-        return found
+    def save_behind_the_back() -> None:
+        if len(saved) < 2:
+            saved.append(len(saved) + 2)
+            filled(tmp_path / "run", saved[-1], keep=tr.KeepLast(1))
 
-    for module in (load_step, run_state):
-        monkeypatch.setattr(module, "latest_of", saved_behind_the_back)
+    looked = act_before_indexes(monkeypatch, save_behind_the_back)
     tree = reader.load() if ask == "load" else reader.load_or_init(lambda: {"params": {"w": HALVES}, "step": 0}).tree
     assert tree["step"] == 3
-    assert looked == [1, 2]
+    assert list(dict.fromkeys(looked)) == ["step_00000001", "step_00000002", "step_00000003"]
 
 
-def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(tmp_path: Path) -> None:
+def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = filled(tmp_path / "run", 1)
 
-    def missing(*arguments: Any, **options: Any) -> Any:
-        raise NotFound("a link leads nowhere")
+    def lead_nowhere() -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_step, "read_source", missing)
-        with pytest.raises(NotFound):
-            run.load()
+    looked = act_before_indexes(monkeypatch, lead_nowhere)
+    with pytest.raises(NotFound):
+        run.load()
+    assert looked == ["step_00000001"]
 
 
 # -------------------------------------------------------------------------------------------------------- load_or_init
