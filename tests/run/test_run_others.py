@@ -6,34 +6,40 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import treering as tr
-from treering._runs import run_state
-from treering._runs.gc import collect
-from treering._values.processes import Processes
+from tests.cli.command import here
 from treering.errors import Timeout
 
 TREE = {"w": np.arange(3.0)}
 
 
+def become(monkeypatch: pytest.MonkeyPatch, process: int) -> None:
+    """Let this be a process of a job of two."""
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+
 @pytest.fixture
 def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tr.Run:
-    """The run of process 1: three steps are committed, of which process 0 has to remove two."""
-    with tr.Run(tmp_path / "run") as run:
-        for step in (1, 2, 3):
+    """The run of process 1, which has saved: three steps are committed, of which process 0 has to remove two."""
+    found = tr.Run(tmp_path / "run", keep=tr.KeepLast(1), timeout=30)
+    found.save(1, TREE).result()
+    with tr.Run(found.path) as run:
+        for step in (2, 3):
             run.save(step, TREE)
-    monkeypatch.setattr(run_state, "this_processes", lambda leaves: Processes(this=1, count=2))
-    found = tr.Run(run.path, keep=tr.KeepLast(1), timeout=30)
-    found._state.has_saved = True
+    become(monkeypatch, 1)
     return found
 
 
 @pytest.mark.parametrize("how", ["wait", "close", "with"])
 def test_others_wait_until_process_0_has_removed_what_has_to_go(how: str, follower: tr.Run) -> None:
     begun = time.monotonic()
-    removal = threading.Timer(0.3, collect, [follower.path, follower.keep], {"dry_run": False})
+    removal = threading.Timer(0.3, here, ["gc", str(follower.path), "--keep-last", "1", "--yes"], {"code": 0})
     removal.start()
     if how == "with":
         with follower:
@@ -56,12 +62,13 @@ def test_removals_that_do_not_come_are_a_timeout_that_names_process_0(follower: 
 
 
 def test_others_that_have_saved_nothing_wait_for_nothing(follower: tr.Run) -> None:
-    follower._state.has_saved = False
-    follower.wait(0.1)
-    follower.close()
-    assert follower.steps() == [1, 2, 3]
+    idle = tr.Run(follower.path, keep=follower.keep, timeout=30)
+    idle.wait(0.1)
+    idle.close()
+    assert idle.steps() == [1, 2, 3]
 
 
 def test_process_0_waits_for_its_own_thread_alone(follower: tr.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_state, "this_processes", lambda leaves: Processes(this=0, count=2))
+    become(monkeypatch, 0)
     follower.wait(0.1)
+    assert follower.steps() == [1, 2, 3]
