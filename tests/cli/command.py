@@ -13,6 +13,9 @@ import pytest
 
 from treering.__main__ import main
 
+# What a verb that shows headers alone does without.
+HEAVY = {"jax", "jaxlib", "numpy", "ml_dtypes", "rich", "tensorstore", "zstandard", "treering._arrays"}
+
 
 def treering(
     *arguments: str, code: int | None = None, timeout: float = 60, module: str = "treering", **environment: str
@@ -54,3 +57,20 @@ def here(*arguments: str, code: int) -> subprocess.CompletedProcess[str]:
     """Do as `treering` does, but in this process: for the many cases of verbs whose start is tested elsewhere."""
     out, err = inside(*arguments, code=code)
     return subprocess.CompletedProcess(arguments, code, out, err)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Run a verb in a process of its own and return what it imported."""
+    command = """
+import sys
+from treering.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    print()
+    print(end.code or 0, *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True)
+    code, *modules = done.stdout.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    return set(modules)
