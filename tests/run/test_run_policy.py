@@ -1,17 +1,20 @@
-"""Rules as text: what they write, they are read from, and nothing else is."""
+"""Rules as text, given to ``treering gc``: what they write, they are read from, and nothing else is."""
 
 from __future__ import annotations
 
 import datetime
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from treering._runs.policy import policy_of
-from treering.errors import Format
+from tests.cli.command import inside
+from tests.on_disk import RUN_DOCUMENT, signed
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 
+NAMES = {rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepSteps, datetime.timedelta)}
 COUNTS = some.integers(1, 10**6)
 RULES: some.SearchStrategy[Policy] = some.one_of(
     COUNTS.map(KeepLast),
@@ -24,13 +27,22 @@ RULES: some.SearchStrategy[Policy] = some.one_of(
 )
 
 
-@given(some.lists(RULES, min_size=1, max_size=4))
-def test_a_rule_is_read_from_its_own_text(rules: list[Policy]) -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without steps: there every metric may come yet."""
+    path = tmp_path_factory.mktemp("run")
+    (path / RUN_DOCUMENT).write_bytes(signed("treering_run", '"keep": null, "save_every": null, "steps": []}\n'))
+    return path
+
+
+@given(rules=some.lists(RULES, min_size=1, max_size=4))
+def test_a_rule_is_read_from_its_own_text(run: Path, rules: list[Policy]) -> None:
     policy = rules[0]
     for rule in rules[1:]:
         policy = policy | rule
-    assert policy_of(repr(policy)) == policy
-    assert repr(policy_of(f"  {policy!r} ")) == repr(policy)
+    for text in (repr(policy), f"  {policy!r} "):
+        assert json.loads(inside("gc", str(run), "--keep", text, "--json", code=0)[0])["keep"] == repr(policy)
+    assert eval(repr(policy), NAMES) == policy
 
 
 @pytest.mark.parametrize(
@@ -67,6 +79,5 @@ def test_a_rule_is_read_from_its_own_text(rules: list[Policy]) -> None:
         "KeepLast(3) | " * 900 + "KeepLast(3)",
     ],
 )
-def test_what_is_no_rule_is_refused(text: str) -> None:
-    with pytest.raises(Format, match="is not a rule"):
-        policy_of(text)
+def test_what_is_no_rule_is_refused(run: Path, text: str) -> None:
+    assert "is not a rule" in inside("gc", str(run), "--keep", text, code=2)[1]
