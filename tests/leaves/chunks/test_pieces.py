@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
 
+import treering
+from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
-from treering._arrays import outgoing, parted
+from treering._arrays import incoming, outgoing, parted
+from treering._arrays.buffers import aligned_empty
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.outgoing import HeldBox
 from treering._arrays.parted import BoxedArray
+from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
+from treering._leaves.chunks import arrays, decode, pieces, write
 from treering._leaves.chunks import files as chunk_files
-from treering._leaves.chunks import pieces, write
 from treering._leaves.chunks.files import OpenChunks
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
 from treering._store.posix.reading import LocalFile
-from treering._values.boxes import shape_of, slices
+from treering._values.boxes import shape_of, slices, whole
+from treering.errors import Corrupt
 from treering.leaves import tree_serialize_leaves
 
 SHAPE = (12, 10)
@@ -158,3 +167,117 @@ def test_a_shard_that_is_cut_into_chunks_is_fetched_once(tmp_path: Path, monkeyp
 
 def test_small_is_what_it_says() -> None:
     assert write._SMALL_BYTES == outgoing._SMALL_BYTES
+
+
+# ---------------------------------------------------------------------------------------------------- what a load takes
+
+
+@pytest.mark.parametrize("codec", [{"id": "zstd", "level": 1}, {"id": "blosc", "cname": "lz4"}], ids=["zstd", "blosc"])
+def test_a_chunk_that_is_wanted_whole_is_undone_in_place(
+    tmp_path: Path, codec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the leaf nor the runs that devices want of it pass through memory of their own."""
+    rooms: list[int] = []
+    unset = aligned_empty
+
+    def counted(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        array = unset(shape, dtype)
+        rooms.append(array.nbytes)
+        return array
+
+    monkeypatch.setattr(decode, "aligned_empty", counted)
+    array = np.random.default_rng(0).integers(0, 9, (64, 512)).astype("f4")
+    tree_serialize_leaves(tmp_path, {"w": array}, compressor=codec)
+    with treering.open(tmp_path) as opened:
+        assert np.array_equal(opened["w"][...], array)
+    assert rooms == [array.nbytes]
+    rooms.clear()
+    rows = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
+    found: Any = treering.load(tmp_path, {"w": jax.ShapeDtypeStruct(array.shape, "f4", sharding=rows)})["w"]
+    assert rooms == [array.nbytes]
+    assert len(found.addressable_shards) == 8
+    assert np.array_equal(found, array)
+
+
+def test_small_leaves_share_memory_and_each_is_aligned(tmp_path: Path) -> None:
+    tree = {f"n{n}": np.random.default_rng(n).integers(0, 250, (n, 3), dtype="u1") for n in range(1, 40)}
+    for codec in (None, {"id": "zstd", "level": 1}):
+        tree_serialize_leaves(tmp_path, tree, compressor=codec)
+        with read_source(tmp_path, mapped=False) as source:
+            requests = [ReadRequest(leaf, [whole(array.shape)]) for leaf, array in enumerate(tree.values())]
+            source.arrays.read(requests)
+        for request, wanted in zip(requests, tree.values(), strict=True):
+            assert np.array_equal(request.arrays[0], wanted)
+            assert request.arrays[0].ctypes.data % 64 == 0
+        assert len({id(request.arrays[0].base) for request in requests}) == 1
+
+
+def test_thousands_of_large_leaves_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(arrays, "_CAREFUL_BYTES", 1)
+    monkeypatch.setattr(incoming, "_SMALL_BYTES", 100)
+    tree = {f"n{n}": np.full(100, n) for n in range(200)}
+    tree_serialize_leaves(tmp_path, tree)
+    opener = os.open
+    counts: list[int] = []
+
+    def files() -> int:
+        found = 0
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # it is closed by now
+                place = descriptor.readlink()
+                found += place.name in {"0", ".zarray"} and tmp_path in place.parents
+        return found
+
+    def counted(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        descriptor = opener(path, flags, *arguments, **options)
+        if path in {"0", ".zarray"}:
+            counts.append(files())
+        return descriptor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", counted)
+        found = treering.load(tmp_path)
+    assert all(np.array_equal(found[key], array) for key, array in tree.items())
+    assert len(counts) >= 400
+    assert 0 < max(counts) < 40
+    assert files() == 0
+
+
+def test_compressed_bytes_are_checked_before_they_are_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[bytes] = []
+
+    def decoded(array: Any, take: Any, nbytes: int, into: np.ndarray) -> None:
+        fed.append(take(nbytes))
+
+    monkeypatch.setattr(decode, "decode", decoded)
+    array = np.random.default_rng(0).integers(0, 1 << 30, 500_000)
+    tree_serialize_leaves(tmp_path, {"w": array}, compressor={"id": "zstd", "level": 1})
+    file = tmp_path / "w" / "0"
+    content = file.read_bytes()
+    with treering.open(tmp_path) as opened:
+        opened["w"][...]
+        assert fed == [content]
+        file.write_bytes(content[:1_000_000] + bytes([content[1_000_000] ^ 1]) + content[1_000_001:])
+        with pytest.raises(Corrupt, match=r"bytes 983040 to 1048576 have the checksum"):
+            opened["w"][...]
+    assert len(fed) == 1
+
+
+def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(*_: object) -> None:
+        raise AssertionError("a table of all chunks that are claimed")
+
+    write_foreign(tmp_path / "w", np.zeros((3, 3, 3), "u1"), chunks=[1, 1, 1], dimension_separator="/")
+    list_foreign(tmp_path, ["w"])
+    for first, second in itertools.product(range(3), range(3)):
+        if first and second:
+            for path in (tmp_path / "w" / str(first) / str(second)).iterdir():
+                path.unlink()
+    monkeypatch.setattr(arrays, "find_chunks", noted)
+    with treering.open(tmp_path) as opened:
+        view = opened["w"]
+        with pytest.raises(Corrupt, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):
+            view[...]
