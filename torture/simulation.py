@@ -373,7 +373,8 @@ class Simulation:
             if self._started == 1 and not self.folder.commits:
                 raise Violation(f"process {process.this} was refused, and there was no reason: {error}")
             return
-        if not job.troubled and process.attempt not in self.folder.unsaid:
+        overtaken = self._was_overtaken(job, process.number_of_call)
+        if not job.troubled and not overtaken:
             raise Violation(f"nothing was done to the job, and process {process.this} raised: {error!r}")
         accused: tuple[int, ...] = ()
         if isinstance(error, Timeout):
@@ -385,12 +386,14 @@ class Simulation:
         if isinstance(error, Timeout | ProcessFailed):
             if not accused:
                 raise Violation(f"process {process.this} names nobody: {error}")
-            excused = (
-                process.troubled or process.attempt in self.folder.unsaid or self._slow or self._stale or self._failing
-            )
+            excused = process.troubled or overtaken or self._slow or self._stale or self._failing
             guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
             if not excused and not any(guilty):
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
+
+    def _was_overtaken(self, job: Job, number: int) -> bool:
+        """Whether another saver swept what was said of a call, or of one before it: some processes end that one late."""
+        return any(derive_attempt(job.name, before) in self.folder.unsaid for before in range(1, number + 1))
 
     def _judge_wait(self, process: Process) -> None:
         """Process 0 does not wait for others that had all given the call up before it came."""
@@ -430,7 +433,7 @@ class Simulation:
         ends = [process.results for process in self._processes if process.job is job]
         for number in range(1, job.calls + 1):
             kinds = {type(results[number]).__name__ for results in ends}
-            if len(kinds) != 1 and derive_attempt(job.name, number) not in self.folder.unsaid:
+            if len(kinds) != 1 and not self._was_overtaken(job, number):
                 raise Violation(f"one call ended in different ways: {sorted(kinds)}")
 
 
