@@ -146,6 +146,11 @@ class LoadGroup:
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
             raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")
 
+    def end(self) -> None:
+        """Meet for the last time: each process has what it wanted, or all fail."""
+        if self.joined:
+            self._met()
+
     def tell(self, error: Exception) -> None:
         """Tell the others that this process fails, unless they know.
 
@@ -303,8 +308,7 @@ class LoadGroup:
                 raise
         else:
             if source.index.verified or source.is_current():
-                if self.joined:  # for the last time: each process has what it wanted, or all fail
-                    self._met()
+                self.end()
                 return True, result
         if self.joined:
             self._met(again=True)
