@@ -392,7 +392,7 @@ class Simulation:
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
 
     def _was_overtaken(self, job: Job, number: int) -> bool:
-        """Whether another saver swept what was said of a call, or of one before it: some processes end that one late."""
+        """Whether another saver swept what was said of a call, or of one before it: some processes then come late."""
         return any(derive_attempt(job.name, before) in self.folder.unsaid for before in range(1, number + 1))
 
     def _judge_wait(self, process: Process) -> None:
