@@ -63,8 +63,13 @@ def prepared(path: Path) -> Path:
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     clock, looks = time.monotonic, itertools.count()
-    # All work takes long enough for a line, and none so long that a busy machine makes it too long.
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + next(looks))
+
+    def monotonic() -> float:
+        # All work takes long enough for a line, and no wait becomes so long that it ends.
+        caller = inspect.currentframe().f_back  # type: ignore[union-attr]
+        return clock() + (next(looks) if caller and caller.f_code.co_filename.endswith("progress.py") else 0)
+
+    monkeypatch.setattr(time, "monotonic", monotonic)
     return prepared(tmp_path)
 
 
