@@ -28,6 +28,15 @@ class TestFaultyStoreWithoutFaults(StoreContract):
         return FaultyStore(MemoryStore(), seed=1)
 
 
+def test_a_faulty_store_takes_names_by_keyword() -> None:
+    store = FaultyStore(MemoryStore(), seed=1)
+    store.put(name="a", data=b"x")
+    store.replace(name="a", data=b"y")
+    found = store.read(name="a")
+    assert found is not None
+    assert (found.data, store.find(name="b")) == (b"y", None)
+
+
 class TestPosixStore(StoreContract):
     @pytest.fixture(autouse=True)
     def _path(self, tmp_path: Path) -> None:

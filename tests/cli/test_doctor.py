@@ -405,7 +405,7 @@ def test_notes_alone_need_nothing(tmp_path: Path) -> None:
     (tmp_path / decision_name(own)).write_bytes(DecisionMessage(who="node0, pid 10").encode())
     attempts = {each["attempt"]: each for each in doctor(tmp_path, 0)["attempts"]}
     assert (attempts[A]["life"], attempts[A]["outcome"]) == ("over", "failed because of process 3: ValueError: no")
-    assert attempts[A]["form"] == "messages"
+    assert attempts[A]["form"] == "notes"
     assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
 
 

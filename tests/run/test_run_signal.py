@@ -329,3 +329,26 @@ def test_jax_without_the_service_has_heard_nothing(monkeypatch: pytest.MonkeyPat
     assert not Signals().hear_preemption()
     monkeypatch.undo()
     assert not Signals().hear_preemption()
+
+
+def test_an_answer_that_comes_late_undoes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def reached(count: int) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            return True
+        asked.set()
+        assert answered.wait(60)
+        return False
+
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", reached)
+    one, other, late = Signals(), Signals(), Signals()
+    thread = threading.Thread(target=other.hear_preemption)
+    thread.start()
+    assert asked.wait(60)
+    assert one.hear_preemption()
+    answered.set()
+    thread.join(60)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda count: False)
+    assert late.hear_preemption()

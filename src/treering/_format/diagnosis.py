@@ -44,7 +44,7 @@ class Attempt:
     attempt: str
     """Its 16 hexadecimal digits."""
     form: str
-    """"checkpoint", "leaves", or "messages" where nothing but messages is left of it."""
+    """"checkpoint", "leaves", or "notes" where nothing but messages is left of it."""
     life: Life
     """Whether a process works on it."""
     reason: str

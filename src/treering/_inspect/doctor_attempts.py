@@ -87,7 +87,7 @@ def judge_attempts(looked: FolderScan, known: Known, now: float) -> list[Attempt
         if attempt not in told:
             nothing = Leftovers(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
             judged = _judge_messages(attempt, said, looked, known)
-            found.append(_attempt(nothing, "messages", judged, said=said, now=now))
+            found.append(_attempt(nothing, "notes", judged, said=said, now=now))
     return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
 

@@ -166,7 +166,8 @@ class _PreemptionNotice:
         """Ask jax once more; one of the runs asks at the moment when all processes are to hear it."""
         if jax.distributed.is_initialized():
             with contextlib.suppress(RuntimeError):  # the service is switched off
-                self.heard += bool(multihost_utils.reached_preemption_sync_point(next(self._count)))
+                if multihost_utils.reached_preemption_sync_point(next(self._count)):
+                    self.heard += 1  # added after the answer: another run may ask meanwhile
 
 
 _notice: Final = _PreemptionNotice()

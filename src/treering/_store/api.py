@@ -324,7 +324,7 @@ class Store(Closable):
 
         Raises:
             NotFound: it is not there.
-            LinkRefused: it is a link that leads elsewhere.
+            Format: it is a link that leads elsewhere.
             StoreFailed: the store refused.
         """
 
@@ -333,7 +333,7 @@ class Store(Closable):
         """Return a document, at most its first ``most`` bytes; None where there is none.
 
         Raises:
-            LinkRefused: it is a link that leads elsewhere.
+            Format: it is a link that leads elsewhere.
             StoreFailed: the store refused.
         """
 

@@ -61,7 +61,8 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, TreeringError):
-            hint = _hint(error.errno or 0, self._shown)
+            reading = self._action == "read" and error.errno != errno.EMFILE  # the other hints are about writing
+            hint = None if reading else _hint(error.errno or 0, self._shown)
             raise StoreFailed.of(error, self._shown, self._action, hint=hint) from error
 
 

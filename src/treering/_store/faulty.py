@@ -23,7 +23,7 @@ def _forward(name: str, *, about: str | None = None, troubled: str | None = None
     @functools.wraps(getattr(Store, name), updated=())  # or it would be abstract
     def method(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
         ask = functools.partial(getattr(self._inner, name), *arguments, **named)
-        return getattr(self, troubled)(about or arguments[0], ask) if troubled else ask()
+        return getattr(self, troubled)(about or (arguments or tuple(named.values()))[0], ask) if troubled else ask()
 
     return method
 

@@ -298,9 +298,7 @@ def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tu
     ours = {prefix or "": _our_node(index, branch) for prefix, branch in index.branches.items() if branch.record}
     if ours:
         yield _OURS, _text(ours, 1)
-    for name, value in index.document.items():
-        if name not in _OF_BRANCHES:
-            yield name, _text(value, 1)
+    yield from ((name, _text(value, 1)) for name, value in index.document.items() if name not in _OF_BRANCHES)
 
 
 def _our_node(index: LeavesIndex, branch: IndexBranch) -> dict[str, Any]:

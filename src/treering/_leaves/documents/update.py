@@ -151,5 +151,7 @@ def unfinished_update(index: bytes) -> Update | None:
         if attempt is not None:
             moves.append(Move(attempt=attempt, cleared=branch.moving or ()))
             branches[prefix] = dataclasses.replace(branch, moving=None)
+    if not moves:
+        return None
     settled = leaves_index.encode_leaves_index(dataclasses.replace(found, branches=branches))
-    return Update(moving=index, settled=settled, moves=tuple(moves)) if moves else None
+    return Update(moving=index, settled=settled, moves=tuple(moves))

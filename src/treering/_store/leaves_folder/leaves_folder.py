@@ -188,9 +188,7 @@ class LeavesFolder:
             StoreFailed: the system refuses.
         """
         with naming(self._shown, "read"):
-            for parts in _folders(self._tree):
-                if parts is not None:
-                    yield "/".join(parts)
+            yield from ("/".join(parts) for parts in _folders(self._tree) if parts is not None)
 
     def _read(self, parts: Parts, name: str, attempt: str | None, read: Callable[[Parts], _Content]) -> _Content:
         """Read among the staged files of an attempt, then at the key path."""
