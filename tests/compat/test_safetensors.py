@@ -8,6 +8,7 @@ import math
 import os
 import struct
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -458,3 +459,16 @@ def test_a_part_of_a_checkpoint_is_no_file_of_its_own(tmp_path: Path) -> None:
     (path,) = (tmp_path / "ckpt").glob("data-*")
     with pytest.raises(Format, match="part of a checkpoint"):
         treering.load(path)
+
+
+def test_a_long_name_takes_no_more_memory_than_its_header(tmp_path: Path) -> None:
+    name = "~0" * 2_500_000
+    header = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    tracemalloc.start()
+    try:
+        with treering.open(tmp_path / "x.safetensors") as opened:
+            assert list(opened) == [name]
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(header)
+    finally:
+        tracemalloc.stop()

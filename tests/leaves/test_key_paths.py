@@ -171,3 +171,8 @@ def test_what_has_not_is_not(x: Any) -> None:
 )  # fmt: skip
 def test_join_key(prefix: str | None, k: str | None, want: str) -> None:
     assert join_key(prefix, k) == want
+
+
+def test_a_tree_without_none_is_not_asked_about_none() -> None:
+    tree = {"a": np.zeros(2), 1: {"c": np.zeros(3)}}  # keys that jax cannot sort
+    assert leaf_key_paths(tree, is_leaf=lambda node: len(node) == 3) == {"a": "a", 1: {"c": "1.c"}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ import numpy as np
 from treering._arrays.parted import host_blocks
 from treering._codec.documents import MAX_NESTING
 from treering._codec.msgpack.write import ArrayLike, Piece
-from treering._store.pieces import pieces
 from treering._values.processes import Processes
 from treering.errors import Unsupported
 
@@ -82,10 +80,13 @@ def _runtime_holds(dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def piece_buffers(parts: Iterable[Piece]) -> Iterator[memoryview]:
-    """Yield the bytes of the pieces in order; small ones together, a device array fetched when its turn comes."""
-    blocks = ([part] if isinstance(part, bytes) else host_blocks(part.array, part.start, part.stop) for part in parts)
-    return pieces(itertools.chain.from_iterable(blocks))
+def piece_buffers(parts: Iterable[Piece]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the pieces in order, a device array fetched when its turn comes."""
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+        else:
+            yield from host_blocks(part.array, part.start, part.stop)
 
 
 def with_python_numbers(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 _NO_ATTEMPT: Final = "0" * 16
 _LIMIT: Final = 1 << 63
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_KEY: Final = re.compile("([^~]|~[01])+")
+_NO_ESCAPE: Final = re.compile("~(?![01])")
 _SHOWN_PROBLEMS: Final = 20
 
 
@@ -288,4 +288,5 @@ def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
 
 def _keys(names: Sequence[str]) -> list[str]:
     """Return the names as key texts; where one is none, ``~`` is escaped in all of them."""
-    return list(names) if all(map(_KEY.fullmatch, names)) else [name.replace("~", "~0") or "~" for name in names]
+    are_keys = all(names) and not any(map(_NO_ESCAPE.search, names))
+    return list(names) if are_keys else [name.replace("~", "~0") or "~" for name in names]

@@ -66,10 +66,10 @@ def leaf_key_paths(pytree: Any, prefix: str | None = "", *, is_leaf: Callable[[A
 
 
 def _walk(pytree: Any, prefix: str | None, is_leaf: Callable[[Any], bool] | None) -> Any:
-    stays = is_leaf is None or not is_leaf(None)
-    return map_with_path(
-        lambda path, leaf: None if leaf is None and stays else _join_parts(prefix, path), pytree, is_leaf
-    )
+    def name_leaf(path: tuple[str, ...], leaf: Any) -> str | None:
+        return None if leaf is None and (is_leaf is None or not is_leaf(None)) else _join_parts(prefix, path)
+
+    return map_with_path(name_leaf, pytree, is_leaf)
 
 
 def _join_parts(prefix: str | None, parts: Iterable[str]) -> str:

@@ -178,9 +178,8 @@ class MemoryStore(Store):
         path = self.path / name
         with self._contents.lock:
             found = self._found(name)
-            is_place = found is None and self._contents.below(f"{self._prefix}{name}/")
+            number = errno.EISDIR if not found and self._contents.below(f"{self._prefix}{name}/") else errno.ENOENT
         if found is None:
-            number = errno.EISDIR if is_place else errno.ENOENT
             raise StoreFailed.of(OSError(number, os.strerror(number)), path, "read")
         return MemoryFile(path, found.data, found.version)
 
