@@ -115,14 +115,14 @@ def test_no_line_is_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyP
 
 
 def test_lines_come_less_often_than_news(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    tr.save(path / "many", [np.zeros(1 << 18) for _ in range(20)])
+    tree = [np.zeros(1 << 18) for _ in range(20)]
     news: list[tuple[int, int]] = []
-    tr.load(path / "many", progress=lambda done, total: news.append((done, total)))
+    tr.save(path / "one", tree, progress=lambda done, total: news.append((done, total)))
     assert len(news) >= 10
     times = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: 0.04 * next(times))  # a line takes at least a tenth of a second
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    tr.load(path / "many", progress=True)
+    tr.save(path / "two", tree, progress=True)
     assert 0 < terminal.getvalue().count("%") <= len(news) // 2
 
 
