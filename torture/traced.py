@@ -72,7 +72,7 @@ def _saved(scene: Scene, base: Path, options: list[str], into: tuple[Report, str
     command = ["strace", "-f", "-qq", "-p", str(child.pid), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as strace:
         try:
-            _wait_for_tracer(child.pid)
+            _wait_for_tracer(child.pid, strace)
         finally:
             child.begin()
             answer = child.answer()
@@ -88,7 +88,7 @@ def _saved(scene: Scene, base: Path, options: list[str], into: tuple[Report, str
         report.violations.append(f"{scene.name}: {where}: {wrong}")
 
 
-def _wait_for_tracer(pid: int) -> None:
+def _wait_for_tracer(pid: int, strace: subprocess.Popen[bytes]) -> None:
     status = Path(f"/proc/{pid}/status")
     end = time.monotonic() + _ATTACH_SECONDS
     while time.monotonic() < end:
@@ -97,8 +97,12 @@ def _wait_for_tracer(pid: int) -> None:
                 # Attached; the options of the trace are set within the same moment.
                 time.sleep(0.02)
                 return
+        if strace.poll() is not None:
+            break
         time.sleep(0.002)
-    raise RuntimeError("strace did not attach")
+    strace.kill()
+    said = strace.communicate()[1].decode(errors="replace").strip()
+    raise RuntimeError(f"strace did not attach to process {pid}: {said or 'it said nothing'}")
 
 
 def _counted(log: str) -> dict[str, int]:
