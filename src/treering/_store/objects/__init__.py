@@ -1,0 +1,1 @@
+"""Places in a bucket: S3, GCS, Azure, and what speaks like one of them."""

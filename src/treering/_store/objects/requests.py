@@ -1,0 +1,172 @@
+"""What a bucket is asked, and what it answers: the words that the protocol and the clients share.
+
+``docs/design/buckets.md`` says what is done with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Generator, Iterable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+from treering._store.pieces import Buffer
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """The version of one content of an object: on S3 and Azure the ETag says it, on GCS the generation.
+
+    Example:
+        >>> ObjectVersion('"a1"').text(), ObjectVersion.of_text("a1 17")
+        ('"a1"', ObjectVersion(e_tag='a1', generation='17'))
+    """
+
+    e_tag: str
+    generation: str | None = None
+
+    def text(self) -> str:
+        """Return it as a marker holds it."""
+        return self.e_tag if self.generation is None else f"{self.e_tag} {self.generation}"
+
+    @classmethod
+    def of_text(cls, text: str) -> ObjectVersion:
+        """Return the version that a marker holds."""
+        e_tag, _, generation = text.partition(" ")
+        return cls(e_tag, generation or None)
+
+
+class Absent(enum.Enum):
+    """The condition that nothing is there."""
+
+    ABSENT = "absent"
+
+
+Condition: TypeAlias = ObjectVersion | Absent | None
+"""What must be there for a change to happen: that version, nothing, or anything at all."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Get:
+    """Read an object, or the first ``most`` bytes of it."""
+
+    name: str
+    most: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """Ask for the size, version and time of an object."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Put:
+    """Make ``data`` the content of an object, if the condition holds."""
+
+    name: str
+    data: bytes
+    condition: Condition = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove objects; with a condition there is one of them."""
+
+    names: tuple[str, ...]
+    condition: ObjectVersion | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class List:
+    """List the objects whose names begin so; not those below a further slash, which count as places."""
+
+    prefix: str
+    deep: bool = False
+    """Whether those below a further slash are listed too."""
+
+
+Request: TypeAlias = Get | Head | Put | Delete | List
+
+
+class Status(enum.Enum):
+    """How a request ended."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """The condition does not hold."""
+    MISSING = "missing"
+    """Nothing is there."""
+    NO_ANSWER = "no answer"
+    """It may have happened, and it may yet happen."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listed:
+    """What a listing, or `Head`, says of an object."""
+
+    name: str
+    size: int
+    modified: float
+    """When it was put, in POSIX seconds by the clock of the bucket."""
+    version: ObjectVersion
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. A refusal of rights, or of the whole request, is no answer but an ``OSError``."""
+
+    status: Status
+    data: bytes = b""
+    """What `Get` read."""
+    found: Listed | None = None
+    """Of `Get`, `Head` and `Put`: the object; a time of 0.0 where the answer has none."""
+    listed: Sequence[Listed] = ()
+    places: Sequence[str] = ()
+    """Of `List`: the names that a further slash follows, without it."""
+    sure: bool = True
+    """Of REFUSED: whether nothing can have repeated the request, so that this is what became of it."""
+    reason: str = ""
+    """Of NO_ANSWER: what the client says."""
+
+
+Steps: TypeAlias = Generator[Request, Answer, T]
+"""A part of the protocol: it yields requests, is sent their answers, and returns a value."""
+
+
+class Client(Protocol):
+    """What performs requests at one bucket. Names are whole keys; ``OSError`` where the bucket refuses."""
+
+    shown: str
+    """The bucket, as messages call it: ``s3://bucket``."""
+
+    def perform(self, request: Request) -> Answer:
+        """Make one request. One with a condition is made once; others are repeated as the client sees fit."""
+        ...
+
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
+        """Write a new object, in parts; the memory of a buffer may be used again once the next one is asked for."""
+        ...
+
+    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on; ``FileNotFoundError`` where that version is gone."""
+        ...
+
+
+def drive(client: Client, steps: Steps[T]) -> T:
+    """Perform what a part of the protocol asks for, and return what it returns."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = client.perform(request)
+            except BaseException as error:  # noqa: BLE001 - goes into the protocol, which ends or raises it again
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as stop:
+        found: T = stop.value
+        return found
