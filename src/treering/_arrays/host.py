@@ -22,6 +22,7 @@ _LONG_DOUBLES: Final = (np.longdouble, np.clongdouble)
 _SCALARS: Final = (np.generic, np.ndarray, jax.Array)
 # Truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
 _KINDS: Final = "biufV"
+_RUN_BYTES: Final = 256 << 10
 
 
 def adopt(value: object) -> ArrayLike | None:
@@ -81,12 +82,22 @@ def _runtime_holds(dtype: np.dtype[Any]) -> bool:
 
 
 def piece_buffers(parts: Iterable[Piece]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the pieces in order, a device array fetched when its turn comes."""
+    """Yield the bytes of the pieces in order; small ones together, a device array fetched when its turn comes."""
+    run: list[bytes] = []
+    waiting = 0
     for part in parts:
         if isinstance(part, bytes):
-            yield part
-        else:
+            run.append(part)
+            waiting += len(part)
+            if waiting < _RUN_BYTES:
+                continue
+        if run:
+            yield b"".join(run)
+            run, waiting = [], 0
+        if not isinstance(part, bytes):
             yield from host_blocks(part.array, part.start, part.stop)
+    if run:
+        yield b"".join(run)
 
 
 def with_python_numbers(metadata: Mapping[str, Any]) -> dict[str, Any]:

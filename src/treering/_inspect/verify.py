@@ -257,8 +257,10 @@ def _check_span(index: Index, starts: Sequence[int], file: Reader, pieces: Seque
         at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
         found = block_checksums(data[at + start : at + stop], size)
         number = starts[chunk] + first
-        for low, high in differing_runs(found, index.checksums[number : number + len(found)]):
-            bad.append(BadBlock(chunk, start + low * size, min(start + high * size, stop), "is damaged"))
+        wanted = index.checksums[number : number + len(found)]
+        if found != wanted:
+            for low, high in differing_runs(found, wanted):
+                bad.append(BadBlock(chunk, start + low * size, min(start + high * size, stop), "is damaged"))
     return bad
 
 

@@ -19,7 +19,6 @@ import numpy as np
 from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.write import Piece, pieces_size
 from treering._store.crew import FirstError, work_together
-from treering._store.pieces import pieces as join_small
 from treering._values.human import pluralize
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def join_pieces(pieces: list[Piece]) -> bytes:
 def _copies(pieces: list[Piece]) -> Iterator[_Copy]:
     """Yield where each run of bytes belongs, and the run; converted arrays live only until they are copied."""
     at = 0
-    for buffer in join_small(piece_buffers(pieces)):
+    for buffer in piece_buffers(pieces):
         source = np.frombuffer(buffer, np.uint8)
         for start in range(0, len(source), _COPY_BYTES):
             yield at + start, source[start : start + _COPY_BYTES]
