@@ -1,0 +1,125 @@
+"""URLs of buckets as paths: which bucket and key each one means, and which are refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePath, PurePosixPath
+from typing import Final
+
+from treering.errors import Unsupported
+
+# A pathlib.Path has made one slash of the two.
+_BUCKET: Final = re.compile(r"(?i:(s3a?|gcs|gs|az|abfss?)):/(/[^/]+|[^/]+)(?:/(.*))?", re.DOTALL)
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
+_BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]*")
+_AZURE_HOST: Final = re.compile(r"[A-Za-z0-9$-]+@([A-Za-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_WORKING: Final = "s3://, gs://, az://, memory://, file:// and, for reading, https:// work"
+_INSTEAD: Final = {
+    "s3n": "write s3:// instead",
+    "azure": "write az://CONTAINER/PATH instead",
+    "adl": "write az://CONTAINER/PATH instead",
+    "wasb": "write az://CONTAINER/PATH instead",
+    "wasbs": "write az://CONTAINER/PATH instead",
+    "hf": "huggingface_hub.snapshot_download gives a local folder, which treering.load reads",
+    "r2": "write s3://BUCKET/PATH, with the endpoint of the account in AWS_ENDPOINT_URL",
+}
+
+
+class BucketPath(PurePosixPath):
+    """A path in a bucket; nothing on disk is ever looked at for it.
+
+    Example:
+        >>> path = BucketPath("s3://bucket/runs") / "step_00000001"
+        >>> str(path), path.name, str(path.parent), path.bucket, path.key
+        ('s3://bucket/runs/step_00000001', 'step_00000001', 's3://bucket/runs', 's3://bucket', 'runs/step_00000001')
+        >>> str(BucketPath("s3://bucket").parent)
+        's3://bucket'
+    """
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def parent(self) -> BucketPath:
+        """The path above; a bucket is its own."""
+        return self if len(self.parts) <= 2 else super().parent  # noqa: PLR2004 - the scheme and the bucket
+
+    @property
+    def parents(self) -> Sequence[BucketPath]:
+        """The paths above, the nearest first, the bucket last."""
+        above: list[BucketPath] = []
+        here = self
+        while here.parent is not here:
+            here = here.parent
+            above.append(here)
+        return above
+
+    @property
+    def bucket(self) -> str:
+        """The URL of the bucket alone."""
+        return "://".join(self.parts[:2]).replace(":://", "://")
+
+    @property
+    def key(self) -> str:
+        """The name in the bucket; of the bucket itself it is empty."""
+        return "/".join(self.parts[2:])
+
+
+def scheme_of(text: str) -> str | None:
+    """Return the scheme of a URL in small letters; None of a path on disk.
+
+    Example:
+        >>> scheme_of("S3://bucket/a"), scheme_of("file:/a"), scheme_of("runs/a"), scheme_of("C:/a")
+        ('s3', 'file', None, None)
+    """
+    found = _SCHEME.match(text)
+    return None if found is None else text[: found.end() - 2].lower()
+
+
+def bucket_path(url: str | PurePath) -> BucketPath:
+    """Return the path that the URL of something in a bucket means. Its key is what is written: ``%20`` is no space.
+
+    Raises:
+        Unsupported: it is of another kind, or names no bucket, or no object can have the name.
+
+    Example:
+        >>> str(bucket_path("s3a://bucket//a/b c%20#1/")), bucket_path("gs://bucket").key
+        ('s3://bucket/a/b c%20#1', '')
+    """
+    text = os.fspath(url)
+    found = _BUCKET.fullmatch(text)
+    if found is None:
+        raise _no_bucket(text)
+    scheme = found[1].lower()
+    bucket = found[2].removeprefix("/")
+    if "@" in bucket and not (scheme in {"abfs", "abfss"} and _AZURE_HOST.fullmatch(bucket)):
+        known = "credentials come from the environment or from treering.at; Azure: abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+        raise Unsupported(f"a URL of {scheme}:// has an '@' before its path", hint=known)
+    if scheme == "abfss" and "@" not in bucket:
+        raise Unsupported(
+            f"{text!r} has no account",
+            hint="write az://CONTAINER/PATH, or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+        )
+    if "@" not in bucket and not _BUCKET_NAME.fullmatch(bucket):
+        raise Unsupported(f"{text!r} names no bucket: {bucket!r} is no name of one", hint="a URL is s3://BUCKET/PATH")
+    key = found[3] or ""
+    if ".." in key.split("/"):
+        raise Unsupported(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
+    if _CONTROL.search(key):
+        raise Unsupported(f"{text!r} has a control character in it", hint="give the object another name")
+    scheme = "abfss" if "@" in bucket else _ONE_NAME.get(scheme, scheme)
+    return BucketPath(f"{scheme}://{bucket}/{key}")
+
+
+def _no_bucket(text: str) -> Unsupported:
+    scheme = scheme_of(text) or text
+    if scheme in {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}:
+        return Unsupported(f"{text!r} names no bucket", hint=f"a URL is {scheme}://BUCKET/PATH")
+    return Unsupported(f"{text!r} is a URL that treering cannot use", hint=_INSTEAD.get(scheme, _WORKING))

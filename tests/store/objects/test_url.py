@@ -1,0 +1,97 @@
+"""Which bucket and key each URL means, and which are refused, with what to write instead."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from treering._store.objects.url import BucketPath, bucket_path, scheme_of
+from treering.errors import Unsupported
+
+MEANT = {
+    "s3://b": ("s3://b", ""),
+    "s3://b/": ("s3://b", ""),
+    "s3://b//": ("s3://b", ""),
+    "s3://b/x": ("s3://b", "x"),
+    "s3://b/x/": ("s3://b", "x"),
+    "s3://b//x//y//": ("s3://b", "x/y"),
+    "s3://b/./x/.": ("s3://b", "x"),
+    "S3://b/X": ("s3://b", "X"),
+    "s3a://b/x": ("s3://b", "x"),
+    "gs://b_1/x": ("gs://b_1", "x"),
+    "gcs://b/x": ("gs://b", "x"),
+    "az://$web/x": ("az://$web", "x"),
+    "abfs://c/x": ("az://c", "x"),
+    "abfss://c@acc.dfs.core.windows.net/x": ("abfss://c@acc.dfs.core.windows.net", "x"),
+    "s3://b/a b/c": ("s3://b", "a b/c"),
+    "s3://b/a%20b": ("s3://b", "a%20b"),
+    "s3://b/a+b": ("s3://b", "a+b"),
+    "s3://b/a#b": ("s3://b", "a#b"),
+    "s3://b/a?versionId=1": ("s3://b", "a?versionId=1"),
+    "s3://b/gr\u00f6\u00dfe": ("s3://b", "gr\u00f6\u00dfe"),
+    "s3://b/a:/c": ("s3://b", "a:/c"),
+    "s3://b/~x": ("s3://b", "~x"),
+    "s3://b/a\\b": ("s3://b", "a\\b"),
+}
+REFUSED = {
+    "s3://": "names no bucket; a URL is s3://BUCKET/PATH",
+    "s3:///x": "names no bucket",
+    "s3://my bucket/x": "'my bucket' is no name of one",
+    "s3://b?x=1/y": "names no bucket",
+    "s3://key:secret@b/x": "credentials come from the environment",
+    "s3://b/a/../c": "'..'",
+    "s3://b/a\nb": "control character",
+    "abfss://c/x": "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+    "s3n://b/x": "write s3:// instead",
+    "wasbs://c@acc.blob.core.windows.net/x": "write az://CONTAINER/PATH instead",
+    "hf://org/model": "snapshot_download",
+    "ftp://host/x": "s3://, gs://, az://",
+}
+
+
+@pytest.mark.parametrize("url", MEANT)
+def test_a_url_means_a_bucket_and_a_key(url: str) -> None:
+    path = bucket_path(url)
+    assert (path.bucket, path.key) == MEANT[url]
+    assert os.fspath(path) == str(path) == "/".join(filter(None, MEANT[url]))
+    assert bucket_path(str(path)) == bucket_path(path) == path
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_a_url_that_means_nothing_is_refused(url: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        bucket_path(url)
+    assert REFUSED[url] in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_paths_go_down_and_up_as_those_on_disk_do() -> None:
+    path = bucket_path("s3://b/runs") / "a" / "step_00000001"
+    assert (str(path), path.name, path.suffix) == ("s3://b/runs/a/step_00000001", "step_00000001", "")
+    assert [str(above) for above in path.parents] == ["s3://b/runs/a", "s3://b/runs", "s3://b"]
+    assert path.parents[-1].parent == bucket_path("s3://b")
+    assert str(path.with_name("other")) == "s3://b/runs/a/other"
+    assert bucket_path("s3://b/x.safetensors").suffix == ".safetensors"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda path: pickle.loads(pickle.dumps(path))])
+def test_paths_survive_copies(again: Callable[[BucketPath], BucketPath]) -> None:
+    path = bucket_path("gs://b/x/y z")
+    assert again(path) == path
+    assert isinstance(again(path), BucketPath)
+    assert str(again(path)) == str(path)
+
+
+def test_a_pathlib_path_of_a_url_means_the_same() -> None:
+    assert bucket_path(Path("s3://b/x/y")) == bucket_path("s3://b/x/y")
+
+
+def test_schemes() -> None:
+    assert scheme_of("s3://b") == "s3"
+    assert scheme_of("FILE:/a") == "file"
+    assert [scheme_of(text) for text in ("runs/a", "C:/a", "a:b", "/s3://b", "./s3://b", "")] == [None] * 6
