@@ -19,10 +19,19 @@ import treering
 from tests.checkpoint.documents import document_of, signed
 from tests.properties.strategies import quick
 from torture.quadratic import colliding_pairs
-from treering._codec.documents import MAX_NESTING, check_json, have_one_hash, json_text, member, parse_json
-from treering._format.columns import check_name, check_texts, decode_checksums, encode_checksums, read_free_json
+from treering._codec.documents import (
+    MAX_NESTING,
+    check_json,
+    check_name,
+    check_texts,
+    have_one_hash,
+    json_text,
+    member,
+    parse_json,
+)
+from treering._codec.signed import SignedForm
+from treering._format.columns import decode_checksums, encode_checksums, read_free_json
 from treering._format.document import parse_index
-from treering._format.signed import SignedForm
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 JSON = st.recursive(

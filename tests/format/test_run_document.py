@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compat import independent_run_reader
+from treering._codec.signed import SignedForm
 from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
@@ -28,7 +29,6 @@ from treering._format.run_document import (
     parse_superseded,
     remove_note,
 )
-from treering._format.signed import SignedForm
 from treering._store.run_folder import HIGHEST_STEP
 from treering._values.checksums import digest
 from treering.errors import Corrupt, Format, Unsupported

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import json
 import math
+import re
 from collections.abc import Collection, Hashable, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -270,3 +271,29 @@ def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringEr
     """
     if have_one_hash(values):
         raise error(f"more than {_MOST_OF_ONE_HASH} of {what} have one hash, which would make a dict of them quadratic")
+
+
+def check_texts(nodes: list[Any], what: str) -> list[str]:
+    """Return a list that has to hold nothing but text.
+
+    Raises:
+        Corrupt: something else is in it.
+    """
+    if not set(map(type, nodes)) <= {str}:
+        raise Corrupt(f"{what} holds something other than text")
+    return nodes
+
+
+def check_name(pattern: re.Pattern[str], text: str, what: str) -> str:
+    """Return a name that has to match a pattern.
+
+    Raises:
+        Corrupt: it does not.
+
+    Example:
+        >>> check_name(re.compile("[a-f]+"), "fade", "the attempt")
+        'fade'
+    """
+    if not pattern.fullmatch(text):
+        raise Corrupt(f"{what} is called {text[:100]!r}, which is not a valid name")
+    return text

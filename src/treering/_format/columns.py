@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import operator
-import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, member, raising_corrupt, show
+from treering._codec.documents import check_hashes, check_json, check_texts, member, raising_corrupt, show
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.index import Chunks, DataFile, Index, LeafType, TreeColumns
 from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
@@ -194,32 +193,6 @@ def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap:
     leaves = (leaf for leaf, of, offset, size in rows if of == number and offset < last and offset + size > first)
     named = ", ".join(f"{index.keys[leaf]!r:.100}" for leaf in itertools.islice(leaves, _SHOWN_KEYS))
     return f"{where} cannot belong to {named}: the file ends there, or its header or another leaf lies there"
-
-
-def check_texts(nodes: list[Any], what: str) -> list[str]:
-    """Return a list that has to hold nothing but text.
-
-    Raises:
-        Corrupt: something else is in it.
-    """
-    if not set(map(type, nodes)) <= {str}:
-        raise Corrupt(f"{what} holds something other than text")
-    return nodes
-
-
-def check_name(pattern: re.Pattern[str], text: str, what: str) -> str:
-    """Return a name that has to match a pattern.
-
-    Raises:
-        Corrupt: it does not.
-
-    Example:
-        >>> check_name(re.compile("[a-f]+"), "fade", "the attempt")
-        'fade'
-    """
-    if not pattern.fullmatch(text):
-        raise Corrupt(f"{what} is called {text[:100]!r}, which is not a valid name")
-    return text
 
 
 def read_free_json(document: dict[str, Any], name: str, what: str) -> dict[str, Any]:

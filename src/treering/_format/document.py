@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, member, parse_json, show
+from treering._codec.documents import check_json, check_name, check_texts, member, show
+from treering._codec.key_document import INDEX_FORM, decode_waiting, encode_waiting, find_members
+from treering._codec.signed import DIGEST
 from treering._format.columns import (
     check_chunks,
-    check_name,
-    check_texts,
     decode_checksums,
     decode_chunks,
     decode_tree,
@@ -29,26 +29,18 @@ from treering._format.columns import (
     read_free_json,
 )
 from treering._format.index import DataFile, Index
-from treering._format.signed import DIGEST, SignedForm
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt
 
 INDEX_NAME: Final = "treering.json"
 """Name of the document in the checkpoint's folder."""
 
-VERSION: Final = 1
-"""Version of the format. It grows when a reader of the old version would read something wrong."""
-
 _DATA_NAME: Final = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 _ALIGNMENT: Final = 4096
 _LIMIT: Final = 1 << 63
-_FORM: Final = SignedForm("treering", VERSION, INDEX_NAME, hint="use another copy of the checkpoint")
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
-_EMBEDDED_FORM: Final = dataclasses.replace(_FORM, version=2)
-_IS_FIRST: Final = f'{{"treering": {VERSION}, '.encode()
-# A member on a line of its own; the last one ends with the document.
-_LINE: Final = re.compile(rb'^"(attempt|files|replaces|metadata)": (.*?)(?:,|\}\s*\Z)$', re.MULTILINE)
-_MEMBERS: Final = 4
+_EMBEDDED_FORM: Final = dataclasses.replace(INDEX_FORM, version=2)
+_IS_FIRST: Final = f'{{"treering": {INDEX_FORM.version}, '.encode()
 
 
 def is_first_version(data: bytes) -> bool:
@@ -84,7 +76,7 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
     Raises:
         Unsupported: the metadata, or a key or static field of the structure, has no form in it.
     """
-    return (_EMBEDDED_FORM if embedded else _FORM).encode(_members(index))
+    return (_EMBEDDED_FORM if embedded else INDEX_FORM).encode(_members(index))
 
 
 def _members(index: Index) -> Iterator[tuple[str, Any]]:
@@ -99,6 +91,8 @@ def _members(index: Index) -> Iterator[tuple[str, Any]]:
     yield "checksums", encode_checksums(index.checksums)
     yield "files", list(map(_file_members, index.files))
     yield "replaces", list(index.replaces)
+    if index.superseded:
+        yield "superseded", encode_waiting(index.superseded)
     yield "metadata", index.metadata
 
 
@@ -122,7 +116,7 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
         Format: a newer version wrote it: its version, or a kind of leaf, container, key, codec or checksum is unknown.
         Unsupported: it has a dtype that this version does not know.
     """
-    form = _EMBEDDED_FORM if embedded and not is_first_version(data) else _FORM
+    form = _EMBEDDED_FORM if embedded and not is_first_version(data) else INDEX_FORM
     return form.read(data, functools.partial(_index, embedded=embedded))
 
 
@@ -143,8 +137,11 @@ def _index(document: Any, *, embedded: bool) -> Index:
         checksums=decode_checksums(document.get("checksums")),
         files=files,
         replaces=[check_name(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
+        superseded=tuple(decode_waiting(document)),
         metadata=read_free_json(document, "metadata", what),
     )
+    if any(not names.isdisjoint(waiting.files) for waiting in index.superseded):
+        raise Corrupt("one of its data files is in the list of superseded data")
     writers = {0, *(file.process for file in files if file.process is not None)}
     if not 0 <= min(writers) <= max(writers) < index.processes or not names.isdisjoint(index.replaces):
         raise Corrupt("its processes and files cannot be those of a checkpoint")
@@ -193,7 +190,7 @@ def read_digest(head: bytes) -> str | None:
         >>> read_digest(b'{"treering": 1, "digest": "xxh3-128:0123456789abcdef0123456789abcdef",\n"attempt": ')
         'xxh3-128:0123456789abcdef0123456789abcdef'
     """
-    return _FORM.read_digest(head)
+    return INDEX_FORM.read_digest(head)
 
 
 def read_summary(data: bytes) -> IndexSummary:
@@ -205,8 +202,7 @@ def read_summary(data: bytes) -> IndexSummary:
         Unsupported: it has a dtype that this version does not know.
     """
     digest = read_digest(data)
-    is_known = digest is not None and data.startswith(_IS_FIRST) and _FORM.is_whole(data)
-    members = _lone_members(data) if is_known else None
+    members = find_members(data)
     if members is None:
         # Damaged, of another version, or laid out by another writer: reading all of it says which.
         index = parse_index(data)
@@ -233,14 +229,3 @@ def read_names(data: bytes) -> tuple[str, ...]:
         Corrupt, Format, Unsupported: as `read_summary` says.
     """
     return read_summary(data).names
-
-
-def _lone_members(data: bytes) -> dict[str, Any] | None:
-    """Return the members that stand on lines of their own; None unless each of them does, once."""
-    lines = _LINE.findall(data)
-    if len(lines) != _MEMBERS or len({name for name, _ in lines}) != _MEMBERS:
-        return None
-    try:
-        return {name.decode(): parse_json(text.decode("ascii"), INDEX_NAME) for name, text in lines}
-    except (Corrupt, UnicodeDecodeError):
-        return None

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from treering._codec.key_document import Superseded
 from treering._values.boxes import Box, whole
 
 ARRAY_KINDS: Final = frozenset({"jax", "numpy", "numpy scalar", "key"})
@@ -200,6 +201,8 @@ class Index(TreeColumns):
     """The data files."""
     replaces: Sequence[str] = ()
     """Data files that this commit superseded; they may still lie there."""
+    superseded: Sequence[Superseded] = ()
+    """Which of them wait for readers; only where the store keeps superseded data for a grace."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the user wrote beside the tree."""
     verified: bool = True

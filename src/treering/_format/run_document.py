@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_json, json_text, member, show
-from treering._format.columns import check_name
-from treering._format.signed import DIGEST, SignedForm
+from treering._codec.documents import check_json, check_name, json_text, member, show
+from treering._codec.signed import DIGEST, SignedForm
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt, Unsupported

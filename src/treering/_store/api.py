@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import mmap
 import os
+import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, Self, TypeAlias
@@ -222,9 +223,11 @@ class Store(Closable):
 
     Attributes:
         path: the place, as messages call it.
+        grace: seconds that superseded data stay for readers, where these hold nothing open that keeps them.
     """
 
     path: PurePath
+    grace: float = 0.0
 
     # The place.
 
@@ -428,7 +431,22 @@ class Store(Closable):
             OSError: the store refused; nothing has changed.
         """
 
+    def fence(self, name: str) -> Version | None:
+        """Change the document ``name`` by condition, so that no attempt on the version before can ever be committed.
+
+        Returns:
+            The new version; None where that did not succeed, or where locks decide.
+
+        Raises:
+            OSError: the store refused.
+        """
+        return None
+
     # Capabilities.
+
+    def now(self) -> float:
+        """Return the time by the clock of the store, in POSIX seconds."""
+        return time.time()
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.

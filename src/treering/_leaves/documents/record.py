@@ -15,11 +15,11 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, member, raising_corrupt, show
+from treering._codec.documents import check_hashes, check_json, check_name, check_texts, member, raising_corrupt, show
+from treering._codec.signed import SignedForm
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
 from treering._format import columns
 from treering._format.index import TreeColumns
-from treering._format.signed import SignedForm
 from treering._leaves.documents.paths import find_overlap, folder_of, prefix_folder
 from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import block_count
@@ -233,9 +233,9 @@ def _record(document: Any) -> LeavesRecord:
         raise Corrupt(f"{pluralize(len(stored), 'leaves lie')} in files, there are {there} of them")
     record = LeavesRecord(
         prefix=prefix,
-        attempt=columns.check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
+        attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
         written=columns.read_free_json(document, "written", what),
-        meshes=columns.check_texts(member(document, "meshes", list, what), "the list of meshes"),
+        meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         **tree.columns(),
         folders=_folders(prefix, [tree.keys[leaf] for leaf in stored]),
         layouts=layouts,

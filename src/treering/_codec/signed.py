@@ -57,9 +57,12 @@ class SignedForm:
 
     def encode_texts(self, members: Iterable[tuple[str, str]]) -> bytes:
         """Return a document of members whose values are compact JSON already."""
-        lines = [f'"{name}": {text}' for name, text in members]
-        head, body = f'{{"{self.member}": {self.version}, "digest": "', '",\n' + ",\n".join(lines) + "}\n"
-        return f"{head}{digest((head.encode(), body.encode()))}{body}".encode("ascii")
+        return self.sign(",\n".join(f'"{name}": {text}' for name, text in members).encode("ascii") + b"}\n")
+
+    def sign(self, lines: bytes) -> bytes:
+        """Return the document that has these lines after its first one."""
+        head, rest = f'{{"{self.member}": {self.version}, "digest": "'.encode(), b'",\n' + lines
+        return head + digest((head, rest)).encode() + rest
 
     def read(self, data: bytes, read: Callable[[Any], _Read]) -> _Read:
         """Return what ``read`` makes of the parsed document, once its digest is found right.

@@ -1,0 +1,313 @@
+"""What stands at the key ``treering.json``: an index, or a tombstone, which says that no checkpoint is there.
+
+A bucket has tombstones: a name that went away could come back with the same content and version, a document with
+something random in it does not. ``docs/design/buckets.md`` says what they are for, ``docs/spec/checkpoint.md`` what is
+in them. Only the members that do not grow with the tree are read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from treering._codec.documents import check_name, check_texts, json_text, member, parse_json, show
+from treering._codec.signed import SignedForm
+from treering._values.checkpoint_names import ATTEMPT, INDEX, data_of, is_data
+from treering._values.human import pluralize
+from treering.errors import Corrupt, Format, Unsupported
+
+INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint")
+"""How an index is signed. Its version grows when a reader of the old one would read something wrong."""
+
+TOMBSTONE_FORM: Final = dataclasses.replace(INDEX_FORM, version=3, hint="remove it, if no checkpoint is to be there")
+"""How a tombstone is signed."""
+
+SMALL_TOMBSTONE: Final = 192
+"""A tombstone that lists no data has exactly this many bytes; no index has."""
+
+TOMBSTONE_BLOCK: Final = 1024
+"""A tombstone that lists data has a multiple of this many bytes."""
+
+MOST_SUPERSEDED: Final = 1 << 16
+"""No document lists more attempts than this whose data wait."""
+
+_IS_INDEX: Final = f'{{"treering": {INDEX_FORM.version}, '.encode()
+_IS_TOMBSTONE: Final = f'{{"treering": {TOMBSTONE_FORM.version}, "digest": "'.encode()
+_NONCE: Final = re.compile(r"[0-9a-f]{32}")
+_FENCE: Final = re.compile(rb'(?<=,\n)"fence": "[0-9a-f]{32}",\n')
+# A member on a line of its own; the last one ends with the document.
+_LINE: Final = re.compile(rb'^"(attempt|files|replaces|superseded|metadata)": (.*?)(?:,|\}\s*\Z)$', re.MULTILINE)
+_ALWAYS: Final = frozenset({b"attempt", b"files", b"replaces", b"metadata"})
+_LARGEST_TOMBSTONE: Final = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Superseded:
+    """Data of an attempt that were the checkpoint, or were to be, and wait for readers that began earlier."""
+
+    attempt: str
+    since: float | None
+    """When they ceased to be the checkpoint, in POSIX seconds; None: when the document was put that says so."""
+    files: Sequence[str]
+    """Their names; none where only the attempt is remembered."""
+
+
+# ---------------------------------------------------------------------------------------------------------- tombstones
+
+
+def is_tombstone(head: bytes) -> bool:
+    r"""Tell from its first line whether a document is a tombstone.
+
+    Example:
+        >>> is_tombstone(placeholder()[:96]), is_tombstone(b'{"treering": 1, "digest": "xxh3-128:')
+        (True, False)
+    """
+    return head.startswith(_IS_TOMBSTONE)
+
+
+def is_tombstone_size(size: int) -> bool:
+    """Tell whether a tombstone can have so many bytes.
+
+    Example:
+        >>> is_tombstone_size(192), is_tombstone_size(2048), is_tombstone_size(2000)
+        (True, True, False)
+    """
+    return size == SMALL_TOMBSTONE or (size > 0 and size % TOMBSTONE_BLOCK == 0)
+
+
+def placeholder() -> bytes:
+    """Return a tombstone that lists nothing; each one is different.
+
+    Example:
+        >>> len(placeholder()), placeholder() == placeholder()
+        (192, False)
+    """
+    return encode_tombstone([])
+
+
+def encode_tombstone(superseded: Iterable[Superseded]) -> bytes:
+    """Return a new tombstone with this list.
+
+    Example:
+        >>> wait = Superseded("0123456789abcdef", 7.5, ["data-0123456789abcdef-00000-of-00001.safetensors"])
+        >>> data = encode_tombstone([wait])
+        >>> len(data), superseded_in(data) == [wait]
+        (1024, True)
+    """
+    listed = list(superseded)
+    lines = f'"nonce": "{secrets.token_hex(16)}",\n"superseded": {json_text(encode_waiting(listed))}}}'.encode("ascii")
+    size = len(TOMBSTONE_FORM.sign(lines + b"\n"))
+    if size > SMALL_TOMBSTONE or any(waiting.files for waiting in listed):
+        padding = -size % TOMBSTONE_BLOCK
+    else:
+        padding = SMALL_TOMBSTONE - size
+    return TOMBSTONE_FORM.sign(lines + b" " * padding + b"\n")
+
+
+def tombstone_of(data: bytes, modified: float) -> bytes:
+    """Return the tombstone to put in the place of an index or tombstone: what it lists is `superseded_by`.
+
+    Args:
+        data: what is there; where it is damaged or of a newer version, nothing is listed.
+        modified: when it was put there, in POSIX seconds by the clock of the store.
+
+    Example:
+        >>> wait = Superseded("0123456789abcdef", None, ["data-0123456789abcdef-00000-of-00001.safetensors"])
+        >>> [found.since for found in superseded_in(tombstone_of(encode_tombstone([wait]), 12.0))]
+        [12.0]
+    """
+    try:
+        return encode_tombstone(superseded_by(data, modified))
+    except (Corrupt, Format, Unsupported):
+        return placeholder()
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def attempts_in(data: bytes) -> tuple[str, ...]:
+    """Return the attempts that a document at the key knows of: its own first, "" for a tombstone.
+
+    Raises:
+        Corrupt: it is damaged, or contradicts itself.
+        Format: a newer version wrote it.
+        Unsupported: there is something in it that this version does not know.
+
+    Example:
+        >>> attempts_in(placeholder())
+        ('',)
+    """
+    members = _read_members(data)
+    waiting = (found.attempt for found in decode_waiting(members))
+    return (_own_attempt(members) if "files" in members else "", *waiting)
+
+
+def superseded_in(data: bytes) -> list[Superseded]:
+    """Return the data that wait, as a document at the key lists them.
+
+    Raises:
+        Corrupt, Format, Unsupported: as `attempts_in` says.
+
+    Example:
+        >>> superseded_in(placeholder())
+        []
+    """
+    return decode_waiting(_read_members(data))
+
+
+def superseded_by(data: bytes, modified: float) -> list[Superseded]:
+    """Return what the document that takes the place of ``data`` has to list: what waits, and its own attempt.
+
+    Args:
+        data: an index or a tombstone.
+        modified: when it was put there, in POSIX seconds by the clock of the store.
+
+    Raises:
+        Corrupt, Format, Unsupported: as `attempts_in` says.
+    """
+    members = _read_members(data)
+    waiting = [
+        found if found.since is not None else dataclasses.replace(found, since=modified)
+        for found in decode_waiting(members)
+    ]
+    if "files" not in members:
+        return waiting
+    own, listed = _own_attempt(members), {name for found in waiting for name in found.files}
+    files = [member(file, "name", str, INDEX) for file in member(members, "files", list, INDEX)]
+    # What it says it replaced and lists no more was to be removed at its commit, or was replaced by a store without
+    # a grace: where such files are still there, they go with the others.
+    old: dict[str, list[str]] = {}
+    for name in (*files, *check_texts(member(members, "replaces", list, INDEX), "the list of replaced files")):
+        if is_data(name) and name not in listed and not data_of(own, [name]):
+            old.setdefault(name.split("-")[1], []).append(name)
+    others = [found for found in waiting if found.attempt not in old and found.attempt != own]
+    more = {found.attempt: found for found in waiting if found.attempt in old}
+    for attempt, names in old.items():
+        found = more.get(attempt, Superseded(attempt, modified, ()))
+        others.append(dataclasses.replace(found, files=[*found.files, *names]))
+    return [Superseded(own, None, data_of(own, files)), *others]
+
+
+def find_members(data: bytes) -> dict[str, Any] | None:
+    """Return the members of an index that do not grow with its tree, without parsing the others.
+
+    Returns:
+        None where it is damaged, of another version, or laid out by another writer: then reading all of it says which.
+    """
+    if not (data.startswith(_IS_INDEX) and INDEX_FORM.is_whole(data)):
+        return None
+    lines = _LINE.findall(data)
+    names = {name for name, _ in lines}
+    if len(lines) != len(names) or not names >= _ALWAYS:
+        return None
+    try:
+        return {name.decode(): parse_json(text.decode("ascii"), INDEX) for name, text in lines}
+    except (Corrupt, UnicodeDecodeError):
+        return None
+
+
+def _read_members(data: bytes) -> dict[str, Any]:
+    if (found := find_members(data)) is not None:
+        return found
+    if not is_tombstone(data):
+        return INDEX_FORM.read(data, _check_index)
+    if len(data) > _LARGEST_TOMBSTONE or not is_tombstone_size(len(data)):
+        raise Corrupt(f"{INDEX} is damaged: no tombstone has {pluralize(len(data), 'bytes')}")
+    return TOMBSTONE_FORM.read(data, _check_tombstone)
+
+
+def _check_index(document: Any) -> dict[str, Any]:
+    _own_attempt(document)
+    member(document, "files", list, INDEX)
+    return dict(document)
+
+
+def _check_tombstone(document: Any) -> dict[str, Any]:
+    check_name(_NONCE, member(document, "nonce", str, "the tombstone"), "the nonce")
+    member(document, "superseded", list, "the tombstone")
+    if "files" in document:
+        raise Corrupt("it lists data files of its own")
+    return dict(document)
+
+
+def _own_attempt(members: dict[str, Any]) -> str:
+    return check_name(ATTEMPT, member(members, "attempt", str, INDEX), "the attempt")
+
+
+# --------------------------------------------------------------------------------------------------- the list of data
+
+
+def encode_waiting(superseded: Iterable[Superseded]) -> list[dict[str, Any]]:
+    """Return the member ``superseded`` of a document."""
+    return [{"attempt": one.attempt, "since": one.since, "files": list(one.files)} for one in superseded]
+
+
+def decode_waiting(document: dict[str, Any]) -> list[Superseded]:
+    """Return what the member ``superseded`` of a parsed document says; it is optional.
+
+    Raises:
+        Corrupt: it is no such list: a file is not one of its attempt, an attempt is there twice, a time is none.
+
+    Example:
+        >>> decode_waiting({"superseded": [{"attempt": "0123456789abcdef", "since": None, "files": ["config.json"]}]})
+        Traceback (most recent call last):
+        ...
+        treering.errors.Corrupt: the list of superseded data has files that are none of attempt 0123456789abcdef
+    """
+    if "superseded" not in document:
+        return []
+    what = "the list of superseded data"
+    nodes = member(document, "superseded", list, INDEX)
+    if len(nodes) > MOST_SUPERSEDED:
+        raise Corrupt(f"{what} has {pluralize(len(nodes), 'attempts')}, at most {MOST_SUPERSEDED} are allowed")
+    found = [_decode_one(node, what) for node in nodes]
+    if len({one.attempt for one in found}) != len(found):
+        raise Corrupt(f"{what} has an attempt twice")
+    return found
+
+
+def _decode_one(node: Any, what: str) -> Superseded:
+    attempt = check_name(ATTEMPT, member(node, "attempt", str, what), "an attempt")
+    files = check_texts(member(node, "files", list, what), what)
+    if len(data_of(attempt, files)) != len(files) or len(set(files)) != len(files):
+        raise Corrupt(f"{what} has files that are none of attempt {attempt}")
+    since = node.get("since", "")
+    if since is None:
+        return Superseded(attempt, None, files)
+    time = math.nan
+    if type(since) in (int, float):
+        with contextlib.suppress(OverflowError):
+            time = float(since)
+    if not 0 <= time < math.inf:
+        raise Corrupt(f"{what} has the time {show(since)}")
+    return Superseded(attempt, time, files)
+
+
+# --------------------------------------------------------------------------------------------------------------- fence
+
+
+def fenced(data: bytes) -> bytes:
+    """Return a document that says the same and is another: no attempt on this one can be committed over that one.
+
+    Raises:
+        Corrupt, Format, Unsupported: as `attempts_in` says: nothing of that kind is fenced.
+
+    Example:
+        >>> data = placeholder()
+        >>> fenced(data) == data, superseded_in(fenced(data)) == superseded_in(data)
+        (False, True)
+    """
+    if is_tombstone(data):
+        return encode_tombstone(superseded_in(data))
+    document = INDEX_FORM.read(data, _check_index)
+    first, _, lines = data.partition(b"\n")
+    old = _FENCE.match(data, len(first) + 1)
+    if ("fence" in document) != (old is not None):
+        raise Unsupported(f"{INDEX} has a member 'fence' that another writer put there")
+    rest = lines if old is None else data[old.end() :]
+    return INDEX_FORM.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)
