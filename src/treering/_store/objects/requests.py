@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import random
+import time
 from collections.abc import Generator, Iterable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from treering._store.pieces import Buffer
 
@@ -92,6 +94,13 @@ class List:
 Request: TypeAlias = Get | Head | Put | Delete | List
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wait:
+    """Let about so many seconds pass: no request, and whatever it is sent means nothing."""
+
+    seconds: float
+
+
 class Status(enum.Enum):
     """How a request ended."""
 
@@ -133,8 +142,10 @@ class Answer:
     """Of NO_ANSWER: what the client says."""
 
 
-Steps: TypeAlias = Generator[Request, Answer, T]
+Steps: TypeAlias = Generator[Request | Wait, Answer, T]
 """A part of the protocol: it yields requests, is sent their answers, and returns a value."""
+
+_NOTHING: Final = Answer(Status.DONE)
 
 
 class Client(Protocol):
@@ -162,7 +173,7 @@ def drive(client: Client, steps: Steps[T]) -> T:
         request = next(steps)
         while True:
             try:
-                answer = client.perform(request)
+                answer = _wait(request.seconds) if isinstance(request, Wait) else client.perform(request)
             except BaseException as error:  # noqa: BLE001 - goes into the protocol, which ends or raises it again
                 request = steps.throw(error)
             else:
@@ -170,3 +181,9 @@ def drive(client: Client, steps: Steps[T]) -> T:
     except StopIteration as stop:
         found: T = stop.value
         return found
+
+
+def _wait(seconds: float) -> Answer:
+    # Writers that were told to slow down together shall not come back together.
+    time.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+    return _NOTHING

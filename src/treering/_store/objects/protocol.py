@@ -1,0 +1,383 @@
+"""How a document in a bucket is changed so that nothing is lost: requests and what their answers mean, without I/O.
+
+``docs/design/buckets.md`` says why. The **key** is the object ``treering.json`` of a checkpoint: an index or a
+tombstone. Each function here is a generator of `Steps`: `drive` performs its requests, and ``torture`` does so in a
+simulation in which they are lost, late and repeated. ``expired`` tells when to stop asking again. Every generator
+raises the ``OSError`` of a bucket that refuses, and ``OSError`` with EIO where no answer came until then.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from treering._codec.key_document import attempts_in, fenced, is_tombstone, placeholder, superseded_in, tombstone_of
+from treering._store.api import Held, Outcome
+from treering._store.objects.marker import encode_marker, read_marker
+from treering._store.objects.requests import (
+    Absent,
+    Answer,
+    Condition,
+    Delete,
+    Get,
+    ObjectVersion,
+    Put,
+    Request,
+    Status,
+    Steps,
+    Wait,
+)
+from treering.errors import Corrupt, Format, Unsupported
+
+Expired: TypeAlias = Callable[[], bool]
+
+LONGEST_DELAY: Final = 86400.0
+"""Seconds after which no request arrives any more: servers refuse a signature long before that."""
+
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 3.0
+
+
+class Content(NamedTuple):
+    """What stands at a name."""
+
+    data: bytes
+    version: ObjectVersion
+    modified: float
+    """When it was put, in POSIX seconds by the clock of the bucket."""
+
+
+class Change(NamedTuple):
+    """How a conditional change ended."""
+
+    outcome: Outcome
+    version: ObjectVersion | None = None
+    """The version that it made; None where another one has followed it, and where it is not known to have happened."""
+
+
+def find_base(key: str, expired: Expired) -> Steps[Content]:
+    """Return what an attempt at the key is based on: the index or tombstone there, or a placeholder that it puts there.
+
+    The caller compares it with what it saw before: another writer may have put an index there meanwhile.
+    """
+    pauses = _pauses()
+    while True:
+        found = yield from read(key, expired)
+        if found is not None:
+            return found
+        # A new nonce each time: were it put a second time, the version of an old placeholder would recur.
+        yield Put(key, placeholder(), Absent.ABSENT)
+        found = yield from read(key, expired)
+        if found is not None:
+            return found
+        if expired():
+            raise _unanswered("the key could not be created")
+        yield next(pauses)
+
+
+def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *, probe: bool) -> Steps[None]:
+    """Put the marker of an attempt there, before any of its data.
+
+    Args:
+        key: the key.
+        marker: the name of the marker.
+        base: the version of the key that the attempt is based on.
+        expired: when to stop asking again.
+        probe: whether to find out with it that the endpoint heeds conditions: at the first save to it.
+
+    Raises:
+        FileExistsError: another marker is there.
+        FileNotFoundError: another writer changed the key and swept the marker: begin again.
+        OSError: with ENOTSUP, the endpoint does not heed conditions; nothing may be saved there.
+    """
+    data = encode_marker(base)
+    pauses = _pauses()
+    while True:
+        answer = yield Put(marker, data, Absent.ABSENT)
+        if answer.status is Status.DONE:
+            break
+        found = yield from read(marker, expired)
+        if found is not None and found.data == data:
+            break
+        if found is not None:
+            raise FileExistsError(errno.EEXIST, f"the marker {marker!r} is there already")
+        if expired():
+            raise _unanswered("the marker could not be created", answer)
+        yield next(pauses)
+    if probe:
+        yield from _probe(key, marker, data, base, expired)
+
+
+def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Expired) -> Steps[None]:
+    """Try with the marker what the endpoint has to refuse, then what it has to do."""
+    # The base is a version of this bucket, and never that of the marker.
+    wrong: tuple[tuple[Put | Delete, str], ...] = (
+        (Put(marker, data, Absent.ABSENT), "replaced an object that had to be absent (If-None-Match)"),
+        (Put(marker, data, base), "replaced an object of another version (If-Match)"),
+        (Delete((marker,), base), "removed an object of another version (If-Match)"),
+    )
+    for request, what in wrong:
+        answer = yield from _answered(request, expired)
+        if answer.status is Status.DONE:
+            yield from _accuse(key, marker, base, expired, f"the server {what}")
+    found = yield from read(marker, expired)
+    if found is None:
+        raise _vanished()
+    # Where objects are retained or locked, this is refused: before any data.
+    answer = yield from _answered(Put(marker, data, found.version), expired)
+    if answer.status is not Status.DONE:
+        # A repetition meets the version that the first one made.
+        found = yield from read(marker, expired)
+        if found is None or found.data != data:
+            raise _vanished()
+
+
+def _accuse(key: str, marker: str, base: ObjectVersion, expired: Expired, what: str) -> Steps[None]:
+    """Raise for an endpoint that did what it had to refuse, unless the marker may have been swept before."""
+    found = yield from read(key, expired)
+    yield Delete((marker,))
+    if found is None or found.version != base:
+        raise _vanished()
+    raise OSError(errno.ENOTSUP, f"{what}: it does not heed conditions, so two writers could overwrite each other")
+
+
+def commit(key: str, index: bytes, base: ObjectVersion, attempt: str, expired: Expired) -> Steps[Outcome]:
+    """Make ``index`` the document at the key if its base is still there; nothing but the key itself tells whether.
+
+    Returns:
+        UNKNOWN where no answer told until ``expired``: nothing of the attempt may be removed then.
+
+    Raises:
+        OSError: the bucket refused the first request: it is not committed.
+    """
+    change = yield from _swap(key, index, base, lambda found: _has_committed(found, attempt), expired)
+    return change.outcome
+
+
+def read_back(key: str, base: ObjectVersion, attempt: str, expired: Expired) -> Steps[Outcome]:
+    """Find out, after a commit that was interrupted, what became of it; it may yet happen while the base is there."""
+    found = yield from read(key, expired)
+    if found is None or found.version == base:
+        return Outcome.UNKNOWN
+    return _has_committed(found, attempt) or Outcome.UNKNOWN
+
+
+def _has_committed(found: Content, attempt: str) -> Outcome | None:
+    """Tell from what replaced the base: DONE where the attempt is named as committed, None where that says nothing."""
+    return Outcome.DONE if attempt in _attempts(found) else None
+
+
+def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Expired) -> Steps[Held]:
+    """Remove what an attempt left, if it can never commit: its data first, its marker last.
+
+    Marker and data were listed before this is called. That order is the proof: whatever is read of the key now is newer
+    than the base of an attempt whose marker was there, unless it is that base.
+
+    Args:
+        key: the key.
+        marker: the name of the marker.
+        attempt: the attempt.
+        data: names of its data, none of which the key lists.
+        expired: when to stop asking again.
+
+    Returns:
+        NO when it was swept; UNKNOWN where it may yet commit, or cannot be judged: nothing was removed then.
+    """
+    begun = yield from read(marker, expired)
+    base = None if begun is None else read_marker(begun.data)
+    if base is None:
+        return Held.UNKNOWN
+    found = yield from read(key, expired)
+    committed: tuple[str, ...] = ()
+    if found is not None:
+        if found.version == base:
+            return Held.UNKNOWN
+        committed = _attempts(found)
+        if not committed:
+            return Held.UNKNOWN
+    # Of one that has committed the key lists the data, and only the marker is left over.
+    names = () if attempt in committed else tuple(data)
+    if names:
+        yield from _answered(Delete(names), expired)
+    yield from _answered(Delete((marker,)), expired)
+    return Held.NO
+
+
+def fence(key: str, expired: Expired) -> Steps[ObjectVersion | None]:
+    """Change the key, and nothing that it says, so that no attempt on an earlier version of it can ever commit.
+
+    What the key lists has to be read again afterwards: an attempt may have committed just before.
+
+    Returns:
+        The new version; None where that did not succeed: then nothing may be swept by age.
+    """
+    found = yield from read(key, expired)
+    try:
+        data = placeholder() if found is None else fenced(found.data)
+    except (Corrupt, Format, Unsupported):
+        return None  # damaged, or of a newer version: it stays as it is
+    condition = Absent.ABSENT if found is None else found.version
+    change = yield from _swap(key, data, condition, lambda now: Outcome.DONE if now.data == data else None, expired)
+    return change.version
+
+
+def retire(key: str, expected: ObjectVersion, expired: Expired) -> Steps[Outcome]:
+    """Replace the index of that version by a tombstone that lists its data: then there is no checkpoint any more."""
+    found = yield from read(key, expired)
+    if found is None or found.version != expected:
+        return Outcome.LOST
+    tombstone = tombstone_of(found.data, found.modified)
+    gone = _attempts(found)[:1]
+
+    def compare(now: Content) -> Outcome | None:
+        if now.data == tombstone:
+            return Outcome.DONE
+        attempts = _attempts(now)
+        if gone and gone == attempts[:1]:
+            return Outcome.LOST  # it was fenced, so it is still there, and this tombstone can come no more
+        # A fence, or another removal: the checkpoint is gone, and no other one took its place.
+        return Outcome.DONE if gone and attempts[:1] == ("",) and gone[0] in attempts else None
+
+    change = yield from _swap(key, tombstone, expected, compare, expired)
+    return change.outcome
+
+
+def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Expired) -> Steps[Outcome]:
+    """Delete the tombstone of that version, if it lists nothing and no request from before it can arrive any more.
+
+    Only where the probe has proved that a conditional delete is one, and where nothing else is at the place.
+
+    Args:
+        key: the key.
+        expected: the version of the tombstone.
+        now: the time by the clock of the bucket.
+        expired: when to stop asking again.
+
+    Returns:
+        LOST where it stays, for now or because another version is there.
+    """
+    found = yield from read(key, expired)
+    if found is None:
+        return Outcome.DONE
+    if found.version != expected or now - found.modified < LONGEST_DELAY or not _is_empty_tombstone(found):
+        return Outcome.LOST
+    pauses = _pauses()
+    while True:
+        answer = yield Delete((key,), expected)
+        if answer.status in {Status.DONE, Status.MISSING}:
+            return Outcome.DONE
+        found = yield from read(key, expired)
+        if found is None:
+            return Outcome.DONE
+        if found.version != expected:
+            return Outcome.LOST
+        if expired():
+            return Outcome.UNKNOWN
+        yield next(pauses)
+
+
+def swap(name: str, data: bytes, expected: ObjectVersion | None, expired: Expired) -> Steps[Outcome]:
+    """Make ``data``, which has something random in it, the content of a small document of that version, or of none."""
+    condition = Absent.ABSENT if expected is None else expected
+    change = yield from _swap(name, data, condition, lambda now: Outcome.DONE if now.data == data else None, expired)
+    return change.outcome
+
+
+def read(name: str, expired: Expired) -> Steps[Content | None]:
+    """Return what stands at a name, None where nothing does.
+
+    Raises:
+        OSError: the bucket refused, or no answer came.
+    """
+    answer = yield from _answered(Get(name), expired)
+    if answer.status is Status.MISSING:
+        return None
+    if answer.status is not Status.DONE or answer.found is None:
+        raise _unanswered(f"{name!r} could not be read", answer)
+    return Content(answer.data, answer.found.version, answer.found.modified)
+
+
+def _swap(
+    name: str, data: bytes, condition: Condition, compare: Callable[[Content], Outcome | None], expired: Expired
+) -> Steps[Change]:
+    """Put ``data`` under a condition, the same bytes again while that holds, until it is known what became of it.
+
+    ``compare`` tells that from what has replaced the content that the condition names; None where that does not tell.
+    """
+    refused = True  # every answer so far was a sure refusal, so nothing of this can have happened, or can yet happen
+    pauses = _pauses()
+    while True:
+        try:
+            answer = yield Put(name, data, condition)
+        except OSError as error:
+            if refused:
+                raise
+            answer = Answer(Status.NO_ANSWER, reason=str(error))
+        if answer.status is Status.DONE:
+            return Change(Outcome.DONE, None if answer.found is None else answer.found.version)
+        refused = refused and answer.status is not Status.NO_ANSWER and answer.sure
+        try:
+            found = yield from read(name, expired)
+        except OSError:
+            return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
+        if not _holds(condition, found):
+            outcome = None if found is None else compare(found)
+            if outcome is Outcome.DONE and found is not None:
+                return Change(outcome, found.version)
+            return Change(outcome or (Outcome.LOST if refused else Outcome.UNKNOWN))
+        if expired():
+            return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
+        yield next(pauses)
+
+
+def _holds(condition: Condition, found: Content | None) -> bool:
+    """Whether a change under this condition may yet happen."""
+    return found is None if condition is Absent.ABSENT else found is not None and found.version == condition
+
+
+def _answered(request: Request, expired: Expired) -> Steps[Answer]:
+    """Make a request that does no harm when it is made twice, until it is answered.
+
+    Raises:
+        OSError: no answer came.
+    """
+    pauses = _pauses()
+    while True:
+        answer = yield request
+        if answer.status is not Status.NO_ANSWER:
+            return answer
+        if expired():
+            raise _unanswered("no answer came", answer)
+        yield next(pauses)
+
+
+def _attempts(found: Content) -> tuple[str, ...]:
+    """Return the attempts that the key names, its own first; none where it is damaged or newer."""
+    try:
+        return attempts_in(found.data)
+    except (Corrupt, Format, Unsupported):
+        return ()
+
+
+def _is_empty_tombstone(found: Content) -> bool:
+    try:
+        return is_tombstone(found.data) and not any(waiting.files for waiting in superseded_in(found.data))
+    except (Corrupt, Format, Unsupported):
+        return False
+
+
+def _pauses() -> Generator[Wait, None, None]:
+    seconds = _FIRST_PAUSE
+    while True:
+        yield Wait(seconds)
+        seconds = min(2 * seconds, _LONGEST_PAUSE)
+
+
+def _unanswered(what: str, answer: Answer | None = None) -> OSError:
+    reason = f" ({answer.reason})" if answer is not None and answer.reason else ""
+    return OSError(errno.EIO, f"{what}: the bucket does not answer{reason}")
+
+
+def _vanished() -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "another writer changed the checkpoint and removed the marker")
