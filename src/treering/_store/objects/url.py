@@ -6,16 +6,19 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath, PurePosixPath
-from typing import Final
+from typing import Final, Self
 
 from treering.errors import Unsupported
 
 # A pathlib.Path has made one slash of the two.
 _BUCKET: Final = re.compile(r"(?i:(s3a?|gcs|gs|az|abfss?)):/(/[^/]+|[^/]+)(?:/(.*))?", re.DOTALL)
+_WEB: Final = re.compile(r"(?i:(https?)):/(/[^/#]+|[^/#]+)(?:/([^#]*))?")
+_LOOPBACK: Final = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]*")
 _AZURE_HOST: Final = re.compile(r"[A-Za-z0-9$-]+@([A-Za-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net")
+_AZURE: Final = "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _WORKING: Final = "s3://, gs://, az://, memory://, file:// and, for reading, https:// work"
 _INSTEAD: Final = {
@@ -29,8 +32,33 @@ _INSTEAD: Final = {
 }
 
 
-class BucketPath(PurePosixPath):
-    """A path in a bucket; nothing on disk is ever looked at for it.
+class UrlPath(PurePosixPath):
+    """A path behind a URL; nothing on disk is ever looked at for it."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def parent(self) -> Self:
+        """The path above; a bucket, and a host, is its own."""
+        return self if len(self.parts) <= 2 else super().parent  # noqa: PLR2004 - the scheme and the bucket
+
+    @property
+    def parents(self) -> Sequence[Self]:
+        """The paths above, the nearest first, the bucket or host last."""
+        above: list[Self] = []
+        here = self
+        while here.parent is not here:
+            here = here.parent
+            above.append(here)
+        return above
+
+
+class BucketPath(UrlPath):
+    """A path in a bucket.
 
     Example:
         >>> path = BucketPath("s3://bucket/runs") / "step_00000001"
@@ -40,36 +68,30 @@ class BucketPath(PurePosixPath):
         's3://bucket'
     """
 
-    def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)
-
-    def __fspath__(self) -> str:
-        return str(self)
-
-    @property
-    def parent(self) -> BucketPath:
-        """The path above; a bucket is its own."""
-        return self if len(self.parts) <= 2 else super().parent  # noqa: PLR2004 - the scheme and the bucket
-
-    @property
-    def parents(self) -> Sequence[BucketPath]:
-        """The paths above, the nearest first, the bucket last."""
-        above: list[BucketPath] = []
-        here = self
-        while here.parent is not here:
-            here = here.parent
-            above.append(here)
-        return above
-
     @property
     def bucket(self) -> str:
         """The URL of the bucket alone."""
-        return "://".join(self.parts[:2]).replace(":://", "://")
+        return "//".join(self.parts[:2])
 
     @property
     def key(self) -> str:
         """The name in the bucket; of the bucket itself it is empty."""
         return "/".join(self.parts[2:])
+
+
+class WebPath(UrlPath):
+    """A path on a web server, which is read only.
+
+    Example:
+        >>> path = web_path("https://host/a/model.safetensors?key=1/2")
+        >>> str(path), path.suffix, (path.parent / "b").suffix
+        ('https://host/a/model.safetensors?key=1%2F2', '.safetensors', '')
+    """
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the name without the query."""
+        return PurePosixPath(self.name.partition("?")[0]).suffix
 
 
 def scheme_of(text: str) -> str | None:
@@ -100,13 +122,10 @@ def bucket_path(url: str | PurePath) -> BucketPath:
     scheme = found[1].lower()
     bucket = found[2].removeprefix("/")
     if "@" in bucket and not (scheme in {"abfs", "abfss"} and _AZURE_HOST.fullmatch(bucket)):
-        known = "credentials come from the environment or from treering.at; Azure: abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+        known = f"credentials come from the environment or from treering.at; Azure: {_AZURE}"
         raise Unsupported(f"a URL of {scheme}:// has an '@' before its path", hint=known)
     if scheme == "abfss" and "@" not in bucket:
-        raise Unsupported(
-            f"{text!r} has no account",
-            hint="write az://CONTAINER/PATH, or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
-        )
+        raise Unsupported(f"{text!r} has no account", hint=f"write az://CONTAINER/PATH, or {_AZURE}")
     if "@" not in bucket and not _BUCKET_NAME.fullmatch(bucket):
         raise Unsupported(f"{text!r} names no bucket: {bucket!r} is no name of one", hint="a URL is s3://BUCKET/PATH")
     key = found[3] or ""
@@ -116,6 +135,25 @@ def bucket_path(url: str | PurePath) -> BucketPath:
         raise Unsupported(f"{text!r} has a control character in it", hint="give the object another name")
     scheme = "abfss" if "@" in bucket else _ONE_NAME.get(scheme, scheme)
     return BucketPath(f"{scheme}://{bucket}/{key}")
+
+
+def web_path(url: str | PurePath) -> WebPath:
+    """Return the path that the URL of something on a web server means; a query stays a part of its last name.
+
+    Raises:
+        Unsupported: it is not encrypted and not on this machine, or has a part that no server sees.
+    """
+    text = os.fspath(url)
+    address, mark, query = text.partition("?")
+    found = _WEB.fullmatch(address)
+    if found is None:
+        raise Unsupported(f"{text!r} is no URL of a file or folder", hint="a URL is https://HOST/PATH, without '#'")
+    scheme, host, key = found[1].lower(), found[2].removeprefix("/"), found[3] or ""
+    if scheme == "http" and not _LOOPBACK.fullmatch(host):
+        raise Unsupported(f"{text!r} is not encrypted", hint="use https://; http:// is for this machine alone")
+    if "@" in host or {"", ".", ".."} & set(key.removesuffix("/").split("/")[:-1] or ["x"]):
+        raise Unsupported(f"{host!r} has a login, or the path an empty part or '..'", hint="a URL is https://HOST/PATH")
+    return WebPath(f"{scheme}://{host}/{key}{mark}{query.replace('/', '%2F')}")
 
 
 def _no_bucket(text: str) -> Unsupported:

@@ -8,6 +8,7 @@ import os
 import stat
 
 from treering._store.posix import descriptors, open_descriptor
+from treering._store.posix.mounts import require_no_bucket
 
 
 def resolved(path: str) -> str:
@@ -67,14 +68,17 @@ def make_folder(folder: str) -> list[str]:
 
     Raises:
         OSError: it cannot be made, or a file stands in the way.
+        Unsupported: it is in a bucket that is mounted as a folder.
     """
     missing: list[str] = []
-    while not _is_folder(folder):
+    wanted = folder
+    while (found := _folder_at(folder)) is None:
         missing.append(folder)
         above = os.path.dirname(folder)
         if above == folder:
             raise FileNotFoundError(errno.ENOENT, f"there is no drive {folder!r}")
         folder = above
+    require_no_bucket(wanted, found.st_dev)
     made: list[str] = []
     try:
         for new in reversed(missing):
@@ -107,8 +111,8 @@ def sync_parent(path: str) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def _is_folder(path: str) -> bool:
-    """Whether a folder is there; False when nothing is. A file there is an error, and so is not knowing."""
+def _folder_at(path: str) -> os.stat_result | None:
+    """Return what is known of a folder; None when nothing is there. A file there is an error, and so is not knowing."""
     if (found := descriptors.stat_at(path)) is not None and not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{path!r} is a file, not a folder")
-    return found is not None
+    return found
