@@ -1,0 +1,39 @@
+"""Servers that the tests here ask, one of each for the whole run, and a proxy that spoils what they answer."""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from torture.bucket_servers import BucketServer, open_gcs_fake, open_rclone, open_seaweed
+from torture.fault_proxy import FaultProxy
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[BucketServer]:
+    with open_seaweed() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[BucketServer]:
+    with open_gcs_fake() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone() -> Iterator[BucketServer]:
+    with open_rclone() as server:
+        yield server
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Return a name below which no other test puts anything."""
+    return f"tests/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def proxy(seaweed: BucketServer) -> Iterator[FaultProxy]:
+    with FaultProxy(seaweed.port, whole=seaweed.sign_whole) as proxy:
+        yield proxy
