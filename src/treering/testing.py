@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from treering._codec.key_document import INDEX_FORM, is_tombstone
 from treering._coordination.message_board import MessageBoard
 from treering._store.api import Claim, Held, Kind, Outcome, Store
 from treering._store.faulty import FaultyStore
@@ -30,6 +31,7 @@ _NAMES = ("a b", "\u00e4\u00f6\u2603", "%41", "#", "+", "a&b=c", ".hidden", "..a
 _THREADS = 4
 _ROUNDS = 8
 _CLOCKS_DIFFER = 3600
+_ANOTHER = INDEX_FORM.encode([("attempt", "0" * 16), ("files", []), ("replaces", [])])
 _ONE, _TWO = heartbeat_name(1), heartbeat_name(2)
 
 
@@ -237,9 +239,11 @@ class StoreContract(MessageBoardContract):
         store.replace("document", b"new 2")
         _require(store.remove("document", old) is Outcome.LOST, "another version is removed")
         _require_content(store, "document", b"new 2")
-        store.remove("document", _version(store, "document"))
-        _require(store.find("document") is None, "a document stays")
+        if store.remove("document", _version(store, "document")) is Outcome.DONE:
+            _require(store.find("document") is None, "a document stays")
         store.remove("document")
+        store.remove("document")
+        _require(store.find("document") is None, "a document stays")
 
     def test_one_of_many_wins(self) -> None:
         """Of those who replace the same version at once one is told that it is done, and it is."""
@@ -275,7 +279,10 @@ class StoreContract(MessageBoardContract):
         _require(found is not None and found.size == len("step 1"), "what lies below is not found")
         for prefix, names in (("", 3), ("step", 2), ("step 1/", 1), ("step 1/data", 1), ("none", 0)):
             _require(len(list(store.list(prefix))) == names, f"the listing of {prefix!r} is wrong")
-        _require_refused(lambda: store.below("nothing"), OSError)
+        try:
+            _require(not store.below("nothing").names(), "a place that is not there has names")
+        except OSError:
+            return  # this store can tell
 
     def test_a_claim_becomes_the_document(self) -> None:
         """The marker is there until the commit, which makes the document what was prepared."""
@@ -290,14 +297,14 @@ class StoreContract(MessageBoardContract):
             store.flush()
             claim.close()
             _require_content(store, "document", content)
-            _require(store.names() == ["document"], "a marker stays")
+            _require(_names(store) == ["document"], "a marker stays")
 
     def test_a_claim_is_withdrawn(self) -> None:
         """What is withdrawn changes nothing."""
         store, claim = self._begin_claim()
         claim.prepare(b"first 1")
         claim.withdraw()
-        _require(not store.names(), "something stays")
+        _require(not _names(store), "something stays")
 
     def test_a_claim_meets_a_document(self) -> None:
         """What was committed since the claim was made is not replaced by it."""
@@ -332,9 +339,9 @@ class StoreContract(MessageBoardContract):
         store.create("data", [b"x"], 1)
         other = self.open_again(store)
         _require(other.sweep("marker", ["data"], "document", None) is not Held.NO, "a living attempt is swept")
-        _require(sorted(store.names()) == ["data", "marker"], "something of a living attempt is gone")
+        _require(sorted(_names(store)) == ["data", "marker"], "something of a living attempt is gone")
         claim.close()
-        store.replace("document", b"another 1", None)
+        store.replace("document", _ANOTHER, None)
         current = _version(store, "document")
         _require(other.sweep("marker", ["data"], "document", current) is Held.NO, "a dead attempt is kept")
         _require(store.names() == ["document"], "something of a dead attempt stays")
@@ -345,7 +352,7 @@ class StoreContract(MessageBoardContract):
         store.replace("document", b"old 1")
         _require(store.retire("document", "tombstone", _version(store, "document")) is Outcome.DONE, "it is refused")
         _require_content(store, "document", None)
-        _require_content(store, "tombstone", b"old 1")
+        _require(_content(store, "tombstone") in {b"old 1", None}, "something else has its new name")
         _require(store.replace("document", b"new 2", None) is Outcome.DONE, "the name is not free")
 
 
@@ -355,8 +362,13 @@ def _version(store: Store, name: str) -> object:
 
 
 def _content(store: Store, name: str) -> bytes | None:
+    """Return the content of a name; None also of a tombstone, which stands for nothing."""
     found = store.read(name)
-    return found and found.data
+    return None if found is None or is_tombstone(found.data) else found.data
+
+
+def _names(store: Store) -> list[str]:
+    return [name for name in store.names() if _content(store, name) is not None]
 
 
 def _require(held: bool, broken: str) -> None:

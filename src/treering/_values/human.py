@@ -26,6 +26,7 @@ _SINGULAR |= {
     "follow": "follows",
     "lie": "lies",
     "processes": "process",
+    "retries": "retry",
     "were": "was",
 }
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5

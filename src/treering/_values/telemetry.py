@@ -1,9 +1,10 @@
 """What treering reports of its own work: one logger, and durations that listeners of ``jax.monitoring`` receive.
 
 The logger is called ``treering`` and is silent until the program configures ``logging``. INFO has one line for each
-save, load and removal; DEBUG also has a line for each phase. Each operation and each phase that succeeds is also one
-duration event of ``jax.monitoring``, in seconds, where the program has imported jax: ``/treering/save``,
-``/treering/save/write`` and so on.
+save, load and removal; DEBUG also has a line for each phase. The lines at INFO have the requests to buckets, their
+retries and the bytes in them; operations that run at the same time each count those of the other too. Each operation
+and each phase that succeeds is also one duration event of ``jax.monitoring``, in seconds, where the program has
+imported jax: ``/treering/save``, ``/treering/save/write`` and so on.
 """
 
 from __future__ import annotations
@@ -12,14 +13,47 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 from treering._printable import printable
-from treering._values.human import duration_text
+from treering._values.human import bytes_text, duration_text, pluralize
 
 LOGGER = logging.getLogger("treering")
 LOGGER.addHandler(logging.NullHandler())
+
+
+class Traffic:
+    """Requests that this process has made to buckets, and the bytes in them.
+
+    Example:
+        >>> traffic = Traffic()
+        >>> traffic.add(requests=2, retries=1, sent=7)
+        >>> traffic.text_since((0, 0, 0, 0))
+        ', 2 requests, 1 retry, 7 B sent'
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts = (0, 0, 0, 0)
+
+    def add(self, *, requests: int = 0, retries: int = 0, sent: int = 0, received: int = 0) -> None:
+        """Count some more."""
+        with self._lock:
+            more = (requests, retries, sent, received)
+            self.counts = tuple(map(int.__add__, self.counts, more))  # type: ignore[assignment]
+
+    def text_since(self, earlier: tuple[int, int, int, int]) -> str:
+        """Return what has come since an earlier moment, for the end of a line; empty where nothing has."""
+        requests, retries, sent, received = map(int.__sub__, self.counts, earlier)
+        texts = [pluralize(requests, "requests"), pluralize(retries, "retries")] if requests else []
+        texts += [f"{bytes_text(count)} {what}" for count, what in ((sent, "sent"), (received, "received")) if count]
+        return "".join(f", {text}" for text in texts)
+
+
+TRAFFIC = Traffic()
+"""That of all buckets."""
 
 
 @contextlib.contextmanager
@@ -34,13 +68,14 @@ def report(operation: str, path: str | os.PathLike[str]) -> Iterator[None]:
         >>> with report("save", "ckpt"):
         ...     pass
     """
-    start = time.perf_counter()
+    start, before = time.perf_counter(), TRAFFIC.counts
     try:
         yield
     except BaseException as error:
-        _log(logging.INFO, f"{operation} {os.fspath(path)!r}: {type(error).__name__} after", start)
+        what = f"{operation} {os.fspath(path)!r}: {type(error).__name__} after"
+        _log(logging.INFO, what, start, TRAFFIC.text_since(before))
         raise
-    _log(logging.INFO, f"{operation} {os.fspath(path)!r}: done in", start)
+    _log(logging.INFO, f"{operation} {os.fspath(path)!r}: done in", start, TRAFFIC.text_since(before))
     _record(operation, start)
 
 
@@ -61,9 +96,9 @@ def phase(name: str) -> Iterator[None]:
     _record(name, start)
 
 
-def _log(level: int, text: str, start: float) -> None:
+def _log(level: int, text: str, start: float, more: str = "") -> None:
     if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, "%s %s", printable(text), duration_text(time.perf_counter() - start))
+        LOGGER.log(level, "%s %s%s", printable(text), duration_text(time.perf_counter() - start), more)
 
 
 def _record(name: str, start: float) -> None:

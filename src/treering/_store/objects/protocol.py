@@ -218,7 +218,7 @@ def fence(key: str, expired: Expired) -> Steps[ObjectVersion | None]:
     except (Corrupt, Format, Unsupported):
         return None  # damaged, or of a newer version: it stays as it is
     condition = Absent.ABSENT if found is None else found.version
-    change = yield from _swap(key, data, condition, lambda now: Outcome.DONE if now.data == data else None, expired)
+    change = yield from _swap(key, data, condition, None, expired)
     return change.version
 
 
@@ -280,7 +280,7 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
 def swap(name: str, data: bytes, expected: ObjectVersion | None, expired: Expired) -> Steps[Outcome]:
     """Make ``data``, which has something random in it, the content of a small document of that version, or of none."""
     condition = Absent.ABSENT if expected is None else expected
-    change = yield from _swap(name, data, condition, lambda now: Outcome.DONE if now.data == data else None, expired)
+    change = yield from _swap(name, data, condition, None, expired)
     return change.outcome
 
 
@@ -299,11 +299,12 @@ def read(name: str, expired: Expired) -> Steps[Content | None]:
 
 
 def _swap(
-    name: str, data: bytes, condition: Condition, compare: Callable[[Content], Outcome | None], expired: Expired
+    name: str, data: bytes, condition: Condition, compare: Callable[[Content], Outcome | None] | None, expired: Expired
 ) -> Steps[Change]:
     """Put ``data`` under a condition, the same bytes again while that holds, until it is known what became of it.
 
     ``compare`` tells that from what has replaced the content that the condition names; None where that does not tell.
+    Without one it is done where these bytes are there, unless a refusal says that another request put them there.
     """
     refused = True  # every answer so far was a sure refusal, so nothing of this can have happened, or can yet happen
     pauses = _pauses()
@@ -322,7 +323,11 @@ def _swap(
         except OSError:
             return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
         if not _holds(condition, found):
-            outcome = None if found is None else compare(found)
+            if compare is None:
+                same = found is not None and found.data == data and not refused
+                outcome = Outcome.DONE if same else None
+            else:
+                outcome = None if found is None else compare(found)
             if outcome is Outcome.DONE and found is not None:
                 return Change(outcome, found.version)
             return Change(outcome or (Outcome.LOST if refused else Outcome.UNKNOWN))

@@ -1,0 +1,124 @@
+"""One attempt to change a document in a bucket: its marker says which version it is based on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from treering._codec.key_document import is_tombstone
+from treering._store.api import Claim, Outcome
+from treering._store.objects import protocol
+from treering._store.objects.requests import Client, Delete, ObjectVersion, drive
+
+_PATIENCE: Final = 120.0
+_PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
+"""The buckets that are known to heed conditions."""
+
+_PROBING: Final = threading.Lock()
+
+
+def patience(seconds: float = _PATIENCE) -> Callable[[], bool]:
+    """Return what tells when so many seconds have passed from now on."""
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() > deadline
+
+
+def heeds_conditions(client: Client) -> bool:
+    """Tell whether a save of this process has found that a bucket heeds conditions."""
+    return client in _PROBED
+
+
+class ObjectClaim(Claim):
+    """An attempt to change the object ``key``.
+
+    Args:
+        client: the bucket.
+        key: the object.
+        marker: the name of the marker.
+        attempt: the attempt, as the document names it.
+        base: the version that the attempt is based on; None where nothing is there but, perhaps, a tombstone.
+    """
+
+    def __init__(self, client: Client, key: str, marker: str, attempt: str, base: ObjectVersion | None) -> None:
+        self._client = client
+        self._key = key
+        self._marker = marker
+        self._attempt = attempt
+        self._base = base
+        self._data = b""
+        self._made = False
+        self._outcome: Outcome | None = None
+
+    def make(self) -> None:
+        """Put the marker there; without a base, a placeholder first.
+
+        Raises:
+            FileExistsError: it is there already.
+            FileNotFoundError: another writer came between: begin again.
+            OSError: the bucket refused, or does not heed conditions.
+        """
+        if self._base is None:
+            found = drive(self._client, protocol.find_base(self._key, patience()))
+            if not is_tombstone(found.data):
+                raise FileNotFoundError(errno.ENOENT, "another writer saved there meanwhile")
+            self._base = found.version
+        with contextlib.nullcontext() if self._client in _PROBED else _PROBING:
+            probe = self._client not in _PROBED
+            self._made = True
+            drive(self._client, protocol.make_marker(self._key, self._marker, self._base, patience(), probe=probe))
+            _PROBED.add(self._client)
+
+    def prepare(self, data: bytes) -> None:
+        """Keep it."""
+        self._data = data
+
+    def commit(self) -> Outcome:
+        """Compare and swap, then remove the marker.
+
+        Raises:
+            OSError: the bucket refused: it is not committed.
+        """
+        if self._base is None:
+            raise RuntimeError("the claim was not made")
+        self._outcome = Outcome.UNKNOWN
+        steps = protocol.commit(self._key, self._data, self._base, self._attempt, patience())
+        try:
+            self._outcome = drive(self._client, steps)
+        except OSError:
+            self._outcome = Outcome.LOST
+            raise
+        if self._outcome is Outcome.DONE:
+            self._remove_marker()
+        return self._outcome
+
+    def committed(self) -> bool:
+        """Whether it has become the document.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+        if self._outcome is Outcome.UNKNOWN and self._base is not None:
+            # An interrupt came between, or no answer.
+            outcome = drive(self._client, protocol.read_back(self._key, self._base, self._attempt, patience()))
+            if outcome is Outcome.UNKNOWN:
+                raise OSError(errno.EIO, "no answer came to the commit, and it may yet happen")
+            self._outcome = outcome
+        return self._outcome is Outcome.DONE
+
+    def withdraw(self) -> None:
+        """Remove the marker; a placeholder stays."""
+        if self._made:
+            self._remove_marker()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _remove_marker(self) -> None:
+        with contextlib.suppress(OSError):  # a sweep knows it for a leftover
+            self._client.perform(Delete((self._marker,)))
+            self._made = False

@@ -1,0 +1,165 @@
+"""What performs requests at a bucket: obstore, with retries, deadlines and counts of our own.
+
+obstore is opened without retries: those of a conditional request would make a refusal of one's own success.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from treering._store.crew import FirstError, work_together
+from treering._store.objects import obstore_requests
+from treering._store.objects.conditional_delete import delete_version
+from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.reading import Span, plan_spans
+from treering._store.objects.request_failures import Cause, failure_of
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, ObjectVersion, Put, Request, Status
+from treering._store.objects.writing import FailedBuffers, upload_parts
+from treering._store.pieces import Buffer
+from treering._values.telemetry import TRAFFIC
+
+_SLOTS: Final = threading.BoundedSemaphore(16)
+"""Requests at once of this process: more would only wait for each other in the network."""
+
+_THREADS: Final = 8
+_NAMES_AT_ONCE: Final = 1000
+_LARGEST_MESSAGE: Final = 64 << 20
+_FIRST_PAUSE: Final = 0.1
+_FIRST_SLOW_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 15.0
+_AGAIN: Final = frozenset({Cause.PASSING, Cause.CONFLICT})
+
+
+class ObstoreClient:
+    """A client of one bucket.
+
+    Args:
+        store: a store of obstore: ``S3Store``, ``GCSStore``, ``AzureStore`` or ``MemoryStore``. It is opened again with
+            the same options, but for its retries and its timeout.
+        shown: the bucket, as messages call it: ``s3://bucket``.
+        timeout: seconds for a small request; a large one gets more.
+        patience: seconds after which a request without a condition is not made again.
+    """
+
+    def __init__(self, store: Any, shown: str, *, timeout: float = 30.0, patience: float = 120.0) -> None:
+        self.shown = shown
+        self._patience = patience
+        self._stores = StoreVariants(store, timeout)
+
+    def perform(self, request: Request) -> Answer:
+        """Make one request. One with a condition is made once; others are repeated until the patience is over.
+
+        Raises:
+            PermissionError: the bucket denies it.
+            OSError: it can never succeed.
+        """
+        match request:
+            case Get(name, most):
+                size = min(most or _LARGEST_MESSAGE, _LARGEST_MESSAGE)
+                answer = self._answer(lambda store: obstore_requests.get(store, name, most), size)
+                TRAFFIC.add(received=len(answer.data))
+                return answer
+            case Head(name):
+                return self._answer(lambda store: obstore_requests.head(store, name))
+            case Put(_, data, condition):
+                TRAFFIC.add(sent=len(data))
+                once = condition is not None
+                return self._answer(lambda store: obstore_requests.put(store, request), len(data), once=once)
+            case Delete((name, *_), ObjectVersion() as version):
+                return self._answer(lambda store: delete_version(store, name, version), once=True)
+            case Delete(names, _):
+                return self._delete(names)
+            case List(prefix, deep):
+                return self._answer(lambda store: obstore_requests.list_names(store, prefix, deep=deep))
+
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
+        """Write a new object, in parts that are sent while the next ones are made.
+
+        Raises:
+            PermissionError: the bucket denies it.
+            OSError: it was not written, or the buffers hold another number of bytes.
+        """
+        try:
+            upload_parts(self._stores, name, buffers, size)
+        except FailedBuffers as error:
+            raise error.__cause__ or error from None
+        except Exception as error:
+            # What completes an upload may have been done, and only its answer lost. The name is of one attempt.
+            failure = failure_of(error)
+            found = self.perform(Head(name)).found if failure.cause in {*_AGAIN, Cause.MISSING} else None
+            if found is None or found.size != size:
+                raise failure.error(self.shown) from error
+
+    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on, by several requests at once.
+
+        Raises:
+            FileNotFoundError: that version is gone.
+            PermissionError: the bucket denies it.
+            OSError: it cannot be read.
+        """
+        todo = deque(plan_spans(jobs))
+        failure = FirstError()
+
+        def work() -> None:
+            while failure.error is None:
+                with failure:
+                    try:
+                        span = todo.popleft()
+                    except IndexError:
+                        return
+                    self._fetch(name, version, span)
+
+        work_together(work, max(0, min(len(todo), _THREADS) - 1))
+        failure.reraise()
+
+    def _fetch(self, name: str, version: ObjectVersion, span: Span) -> None:
+        size = span.stop - span.start
+        answer = self._answer(lambda store: obstore_requests.fetch(store, name, version, span), size)
+        TRAFFIC.add(received=size)
+        if answer.status is Status.NO_ANSWER:
+            raise OSError(errno.ETIMEDOUT, f"{self.shown} does not answer ({answer.reason})")
+        if answer.found is None or answer.found.version != version:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _delete(self, names: Sequence[str]) -> Answer:
+        answer = Answer(Status.DONE)
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            some = list(names[start : start + _NAMES_AT_ONCE])
+            answer = self._answer(lambda store, some=some: obstore_requests.delete(store, some))  # type: ignore[misc]
+            if answer.status is not Status.DONE:
+                break
+        return answer
+
+    def _answer(self, call: Callable[[Any], Answer], nbytes: int = 0, *, once: bool = False) -> Answer:
+        """Make a request once, or until it is answered."""
+        store = self._stores.single(nbytes)
+        deadline = time.monotonic() + self._patience
+        pauses = _pauses()
+        while True:
+            try:
+                with _SLOTS:
+                    TRAFFIC.add(requests=1)
+                    return call(store)
+            except Exception as error:  # noqa: BLE001 - what is none of the bucket's is raised again there
+                failure = failure_of(error)
+            pause = next(pauses) * (_FIRST_SLOW_PAUSE / _FIRST_PAUSE if failure.slow_down else 1)
+            pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+            if once or failure.cause not in _AGAIN or time.monotonic() + pause > deadline:
+                return failure.answer(self.shown)
+            TRAFFIC.add(retries=1)
+            time.sleep(pause)
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE)

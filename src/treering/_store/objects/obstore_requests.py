@@ -1,0 +1,112 @@
+"""Single requests by obstore, each made once. The length of each answer is checked here."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Any, Final
+
+import obstore
+
+from treering._store.api import LARGEST_DOCUMENT
+from treering._store.objects.reading import Span
+from treering._store.objects.request_failures import Cause, ShortAnswer, failure_of
+from treering._store.objects.requests import Absent, Answer, Condition, Listed, ObjectVersion, Put, Status
+
+_PAGE: Final = 1000
+_STREAMED: Final = 64 << 10
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+_EMPTY: Final = ("status code: 416", "Invalid range", "StartTooLarge")
+
+
+def get(store: Any, name: str, most: int | None) -> Answer:
+    """Read an object, or its first bytes; by a range, for that says how long the answer has to be."""
+    try:
+        result = obstore.get(store, name, options={"range": (0, most or LARGEST_DOCUMENT)})
+    except obstore.exceptions.BaseError as error:
+        if not any(words in str(error) for words in _EMPTY):
+            raise
+        found = head(store, name).found
+        if found is None or found.size:
+            raise ShortAnswer(errno.EIO, "a range that is there was refused") from error
+        return Answer(Status.DONE, b"", found)
+    data = bytes(result.bytes())
+    found = listed(result.meta)
+    if result.range != (0, len(data)) or len(data) != min(found.size, most or LARGEST_DOCUMENT):
+        raise ShortAnswer(errno.EIO, f"{len(data)} bytes came of {found.size}")
+    return Answer(Status.DONE, data, found)
+
+
+def head(store: Any, name: str) -> Answer:
+    """Ask for the size, version and time of an object."""
+    return Answer(Status.DONE, found=listed(obstore.head(store, name)))
+
+
+def put(store: Any, request: Put) -> Answer:
+    """Make data the content of an object. No cache may keep what is replaced."""
+    mode = put_mode(request.condition)
+    result = obstore.put(store, request.name, request.data, mode=mode, use_multipart=False, attributes=dict(_NO_STORE))
+    return Answer(Status.DONE, found=Listed(request.name, len(request.data), 0.0, version_of(result)))
+
+
+def put_mode(condition: Condition) -> Any:
+    """Return how obstore says a condition."""
+    if condition is None:
+        return "overwrite"
+    if condition is Absent.ABSENT:
+        return "create"
+    expected = {"e_tag": condition.e_tag}
+    return expected if condition.generation is None else {**expected, "version": condition.generation}
+
+
+def delete(store: Any, names: list[str]) -> Answer:
+    """Remove objects; those that are gone already are removed."""
+    try:
+        obstore.delete(store, names)
+    except Exception as error:
+        if failure_of(error).cause is not Cause.MISSING:
+            raise
+        if len(names) > 1:  # the store told of one of them, and may have stopped there
+            for name in names:
+                delete(store, [name])
+    return Answer(Status.DONE)
+
+
+def list_names(store: Any, prefix: str, *, deep: bool) -> Answer:
+    """List what begins with a prefix. obstore lists whole folders, and leaves out what stands for the folder itself."""
+    folder, slash, _ = prefix.rpartition("/")
+    above = folder + slash or None
+    if deep:
+        metas = [meta for page in obstore.list(store, above, chunk_size=_PAGE) for meta in page]
+        places: list[str] = []
+    else:
+        result = obstore.list_with_delimiter(store, above)
+        metas, places = list(result["objects"]), list(result["common_prefixes"])
+    found = [listed(meta) for meta in metas if meta["path"].startswith(prefix)]
+    return Answer(Status.DONE, listed=found, places=[place for place in places if place.startswith(prefix)])
+
+
+def fetch(store: Any, name: str, version: ObjectVersion, span: Span) -> Answer:
+    """Fill the buffers of a span, if it is of that version; the answer says which one it is of."""
+    result = obstore.get(store, name, options={"range": (span.start, span.stop)})
+    found = listed(result.meta)
+    position = span.start
+    if found.version == version:
+        for chunk in result.stream(min_chunk_size=_STREAMED):
+            view = memoryview(chunk)
+            span.fill(position, view)
+            position += len(view)
+        if result.range != (span.start, span.stop) or position != span.stop:
+            raise ShortAnswer(errno.EIO, f"{position - span.start} bytes came of {span.stop - span.start}")
+    return Answer(Status.DONE, found=found)
+
+
+def listed(meta: Mapping[str, Any]) -> Listed:
+    """Return what obstore says of an object."""
+    return Listed(meta["path"], meta["size"], meta["last_modified"].timestamp(), version_of(meta))
+
+
+def version_of(meta: Mapping[str, Any]) -> ObjectVersion:
+    """Return the version of an object. A generation is a number; S3 keeps the name of an old content there."""
+    version = meta["version"]
+    return ObjectVersion(meta["e_tag"] or "", version if version is not None and version.isdecimal() else None)

@@ -1,0 +1,79 @@
+"""The same bucket opened in several ways: how long a request may take depends on its size."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import urllib.parse
+from typing import Any, Final
+
+_SLOWEST: Final = 256 << 10
+"""Bytes that a connection moves in a second, at least."""
+
+_SMALL: Final = 1 << 20
+_STALLED: Final = "20s"
+_ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
+_PART_RETRIES: Final = 6
+
+
+class StoreVariants:
+    """One store of obstore, opened again with other timeouts and retries when they are first needed.
+
+    Args:
+        store: the store; one that has no such options is used as it is.
+        timeout: seconds for a small request.
+    """
+
+    def __init__(self, store: Any, timeout: float) -> None:
+        self.store = store
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._opened: dict[tuple[int, bool], Any] = {}
+
+    def single(self, nbytes: int) -> Any:
+        """Return it for a request that moves so many bytes and is made once."""
+        return self._variant(nbytes, parts=False)
+
+    def parts(self, part_bytes: int) -> Any:
+        """Return it for uploads in parts of that size, which it repeats itself."""
+        return self._variant(part_bytes, parts=True)
+
+    def _variant(self, nbytes: int, *, parts: bool) -> Any:
+        if not hasattr(self.store, "client_options"):
+            return self.store
+        # Rounded up, so that there are few of them.
+        size = 0 if nbytes <= _SMALL else 1 << (nbytes - 1).bit_length()
+        with self._lock:
+            if (size, parts) not in self._opened:
+                self._opened[size, parts] = self._open(self._timeout + size / _SLOWEST, parts=parts)
+            return self._opened[size, parts]
+
+    def _open(self, timeout: float, *, parts: bool) -> Any:
+        store = self.store
+        options = {"read_timeout": _STALLED, **(store.client_options or {}), "timeout": f"{round(timeout * 1000)}ms"}
+        config = dict(store.config)
+        if parts and type(store).__name__ == "S3Store" and _UNSIGNED.isdisjoint(config) and is_private(config):
+            config["unsigned_payload"] = True
+        second = datetime.timedelta(seconds=1)
+        retries = {
+            "max_retries": _PART_RETRIES if parts else 0,
+            "retry_timeout": 2 * timeout * second,
+            "backoff": {"init_backoff": second / 2, "max_backoff": 15 * second, "base": 2},
+        }
+        provider = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
+        return type(store)(prefix=store.prefix, config=config, client_options=options, retry_config=retries, **provider)
+
+
+def is_private(config: dict[str, Any]) -> bool:
+    """Tell whether what is sent to an endpoint cannot change on the way unnoticed: by https, or inside this machine.
+
+    Example:
+        >>> is_private({"endpoint": "http://127.0.0.1:80"}), is_private({"endpoint": "http://10.0.0.1"})
+        (True, False)
+    """
+    found = [config.get(key) or os.environ.get(f"AWS_{key.removeprefix('aws_').upper()}") for key in _ENDPOINTS]
+    endpoints = [urllib.parse.urlsplit(str(url)) for url in found if url]
+    return all(url.scheme == "https" or url.hostname in _LOOPBACK for url in endpoints)

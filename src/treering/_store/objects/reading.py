@@ -1,0 +1,171 @@
+"""Reading one object by position: its first bytes with the request that opens it, the rest by ranges."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Final
+
+from treering._store.api import Reader
+from treering._store.failures import DataFileMissing, naming, with_errno
+from treering._store.objects.requests import Client, Get, ObjectVersion, Status
+from treering.errors import Corrupt, StoreFailed
+
+FIRST_BYTES: Final = 256 << 10
+"""An object is opened by reading so many of its first bytes: a small one needs no other request."""
+
+_NEAR: Final = 1 << 20
+_SMALLEST_RANGE: Final = 4 << 20
+_LARGEST_RANGE: Final = 16 << 20
+_AT_ONCE: Final = 8
+
+
+@dataclasses.dataclass(slots=True)
+class Span:
+    """Bytes of an object that one request fetches, and the memory that they go to."""
+
+    start: int
+    stop: int
+    targets: list[tuple[int, memoryview]]
+    """Offsets and flat buffers, ascending; they may leave gaps, and do not overlap."""
+
+    def fill(self, position: int, data: memoryview) -> None:
+        """Copy what was received from ``position`` on to where it belongs."""
+        end = position + len(data)
+        for offset, buffer in self.targets:
+            if offset >= end:
+                break
+            first, last = max(offset, position), min(offset + len(buffer), end)
+            if first < last:
+                buffer[first - offset : last - offset] = data[first - position : last - position]
+
+
+def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
+    """Return the requests that fill the buffers of all jobs: near ones together, large ones in pieces.
+
+    Example:
+        >>> rooms = [memoryview(bytearray(100)) for _ in range(3)]
+        >>> [(span.start, span.stop) for span in plan_spans([(0, rooms[0]), (500, rooms[1]), (1 << 30, rooms[2])])]
+        [(0, 600), (1073741824, 1073741924)]
+    """
+    flat = sorted(((offset, buffer.cast("B")) for offset, buffer in jobs if buffer.nbytes), key=lambda job: job[0])
+    total = sum(len(buffer) for _, buffer in flat)
+    largest = min(max(total // _AT_ONCE, _SMALLEST_RANGE), _LARGEST_RANGE)
+    spans: list[Span] = []
+    for offset, buffer in _cut(flat, largest):
+        last = spans[-1] if spans else None
+        end = offset + len(buffer)
+        if last is not None and last.stop <= offset < last.stop + _NEAR and end - last.start <= largest:
+            last.targets.append((offset, buffer))
+            last.stop = end
+        else:
+            spans.append(Span(offset, end, [(offset, buffer)]))
+    return spans
+
+
+def _cut(flat: Sequence[tuple[int, memoryview]], largest: int) -> Iterator[tuple[int, memoryview]]:
+    for offset, buffer in flat:
+        for start in range(0, len(buffer), largest):
+            yield offset + start, buffer[start : start + largest]
+
+
+class ObjectReader(Reader):
+    """An object open for reading. What is read is of the version that was opened, or an error.
+
+    Raises:
+        NotFound: nothing is there.
+        StoreFailed: the bucket refuses.
+
+    Example:
+        >>> from treering._store.objects.memory_bucket import MemoryBucket
+        >>> bucket = MemoryBucket()
+        >>> bucket.put_parts("a", [b"treering"], 8)
+        >>> with ObjectReader(bucket, "a", PurePath("a")) as file:
+        ...     file.size, file.read(4, 4)
+        (8, b'ring')
+    """
+
+    version: ObjectVersion
+
+    def __init__(self, client: Client, name: str, path: PurePath) -> None:
+        self.path = path
+        self._client = client
+        self._name = name
+        with naming(os.fspath(path), "read"):
+            answer = client.perform(Get(name, FIRST_BYTES))
+            if answer.status is Status.MISSING:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if answer.found is None:
+                raise OSError(errno.EIO, answer.reason)
+        self.size = answer.found.size
+        self.version = answer.found.version
+        self._first = answer.data
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return ``count`` bytes from ``offset`` on.
+
+        Raises:
+            Corrupt: there are fewer.
+            DataFileMissing: it was replaced or removed.
+            StoreFailed: the bucket refuses.
+        """
+        self.require(offset, count)
+        if offset + count <= len(self._first):
+            return self._first[offset : offset + count]
+        data = bytearray(count)
+        self.read_into([(offset, memoryview(data))])
+        return bytes(data)
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each writable buffer with the bytes from its offset on.
+
+        Raises:
+            Corrupt: there are fewer.
+            DataFileMissing: it was replaced or removed.
+            StoreFailed: the bucket refuses.
+        """
+        for offset, buffer in jobs:
+            self.require(offset, buffer.nbytes)
+        if rest := list(self._fill_first(jobs)):
+            with self._naming():
+                self._client.read_into(self._name, self.version, rest)
+
+    def map(self) -> bytes:
+        """Return all bytes.
+
+        Raises:
+            Corrupt: there are none.
+        """
+        if not self.size:
+            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
+        return self.read(0, self.size)
+
+    def _fill_first(self, jobs: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+        """Copy what was read when it was opened, and yield the jobs that remain."""
+        first = memoryview(self._first)
+        for offset, buffer in jobs:
+            if not buffer.nbytes:
+                continue
+            view = buffer.cast("B")
+            known = first[offset : offset + len(view)]
+            view[: len(known)] = known
+            if len(known) < len(view):
+                yield offset + len(known), view[len(known) :]
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            gone = DataFileMissing(f"{os.fspath(self.path)!r} was replaced or removed while it was read")
+            gone.name = self.path.name
+            raise with_errno(gone, errno.ENOENT, self.path) from error
+        except OSError as error:
+            raise StoreFailed.of(error, self.path, "read") from error

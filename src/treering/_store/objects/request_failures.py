@@ -1,0 +1,126 @@
+"""What the errors of obstore mean: it says the status of an answer in words only."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import errno
+import re
+from typing import Final
+
+from treering._store.objects.requests import Answer, Status
+
+_STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
+_LONGEST_REASON: Final = 400
+# What some servers say with a status that stands for something else too.
+_DENIED: Final = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_SLOW: Final = ("SlowDown", "ServerBusy", "rateLimitExceeded", "TooManyRequests")
+_PASSING: Final = frozenset({408, 425, 429})
+_BUSY: Final = frozenset({429, 503})
+_NOT_OBSTORE: Final = (OSError, ValueError)
+
+
+class Cause(enum.Enum):
+    """Why a request failed."""
+
+    MISSING = "missing"
+    REFUSED = "refused"
+    CONFLICT = "conflict"
+    """Two changes met, and neither is known to have failed."""
+    DENIED = "denied"
+    INVALID = "invalid"
+    """The request can never succeed."""
+    PASSING = "passing"
+    """It may succeed when it is made again."""
+
+
+class ShortAnswer(OSError):
+    """An answer with fewer bytes than it should have, or other ones."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """Why a request failed, and what is said of it."""
+
+    cause: Cause
+    reason: str
+    number: int
+    """The errno of the error that says so."""
+    slow_down: bool = False
+    """Whether the bucket asks for fewer requests."""
+
+    def answer(self, shown: str) -> Answer:
+        """Return the answer that it is.
+
+        Raises:
+            PermissionError: the bucket denies it.
+            OSError: it can never succeed.
+        """
+        if self.cause is Cause.MISSING:
+            return Answer(Status.MISSING)
+        if self.cause is Cause.REFUSED:
+            return Answer(Status.REFUSED)
+        if self.cause in {Cause.PASSING, Cause.CONFLICT}:
+            return Answer(Status.NO_ANSWER, reason=self.reason)
+        raise self.error(shown)
+
+    def error(self, shown: str) -> OSError:
+        """Return the error that says what is wrong with the bucket."""
+        if self.cause is Cause.DENIED:
+            what = f"{shown} denies it to these credentials; check them and their rights"
+            return PermissionError(errno.EACCES, f"{what} ({self.reason})")
+        return OSError(self.number, f"{shown} does not do it ({self.reason})")
+
+
+def failure_of(error: Exception) -> RequestFailure:
+    """Return what an error of obstore means; any other one is raised again.
+
+    Example:
+        >>> failure_of(FileNotFoundError("Object at location a not found")).cause
+        <Cause.MISSING: 'missing'>
+    """
+    kind = type(error).__name__
+    text = str(error).split("\n\nDebug source", 1)[0]
+    found = _STATUS.search(text)
+    status = int(found[1] or found[2]) if found else 0
+    reason = _reason(text) or kind
+    if isinstance(error, ShortAnswer | TimeoutError | ConnectionError):
+        return RequestFailure(Cause.PASSING, reason, error.errno or errno.EIO)
+    if not isinstance(error, _NOT_OBSTORE) and not type(error).__module__.startswith("obstore"):
+        raise error
+    if any(word in text for word in _NO_BUCKET):
+        return RequestFailure(Cause.INVALID, f"the bucket does not exist: {reason}", errno.ENOENT)
+    if status in {401, 403} or kind in {"PermissionDeniedError", "UnauthenticatedError"} or _says(text, _DENIED):
+        return RequestFailure(Cause.DENIED, reason, errno.EACCES)
+    if status == 409:  # noqa: PLR2004 - Azure says so of what is there; S3 where two changes met
+        return RequestFailure(Cause.REFUSED if "BlobAlreadyExists" in text else Cause.CONFLICT, reason, errno.EAGAIN)
+    if status == 412 or kind in {"AlreadyExistsError", "PreconditionError"}:  # noqa: PLR2004
+        return RequestFailure(Cause.REFUSED, reason, errno.EEXIST)
+    if status == 404 or isinstance(error, FileNotFoundError):  # noqa: PLR2004
+        return RequestFailure(Cause.MISSING, reason, errno.ENOENT)
+    return _other_failure(error, kind, text, status, reason)
+
+
+def _other_failure(error: Exception, kind: str, text: str, status: int, reason: str) -> RequestFailure:
+    slow_down = status in _BUSY or _says(text, _SLOW)
+    if slow_down or status in _PASSING or "RequestTimeout" in text:
+        return RequestFailure(Cause.PASSING, reason, errno.EAGAIN, slow_down)
+    if isinstance(error, ValueError) or "redirect" in text or 300 <= status < 500:  # noqa: PLR2004
+        return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
+    if status == 501 or kind in {"NotSupportedError", "NotImplementedError"}:  # noqa: PLR2004
+        return RequestFailure(Cause.INVALID, reason, errno.ENOTSUP)
+    if isinstance(error, OSError):
+        return RequestFailure(Cause.PASSING, reason, error.errno or errno.EIO)
+    return RequestFailure(Cause.PASSING, reason, errno.ETIMEDOUT if "timed out" in str(error) else errno.EIO)
+
+
+def _says(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)
+
+
+def _reason(text: str) -> str:
+    """Return the part of a message that says why, on one line."""
+    _, found, after = text.partition("Server returned non-2xx ")
+    line = " ".join(((found and after) or text).split())
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."

@@ -1,0 +1,259 @@
+"""The store in a bucket: documents and data under one prefix. ``docs/design/buckets.md`` says what is done when."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import secrets
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+from typing import Final
+
+from treering._codec.key_document import is_tombstone
+from treering._store import api
+from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
+from treering._store.objects import protocol
+from treering._store.objects.claim import ObjectClaim, patience
+from treering._store.objects.reading import ObjectReader
+from treering._store.objects.requests import (
+    Absent,
+    Answer,
+    Client,
+    Condition,
+    Delete,
+    Get,
+    Head,
+    List,
+    Listed,
+    ObjectVersion,
+    Put,
+    Request,
+    Status,
+    drive,
+)
+from treering._store.pieces import Buffer, pieces
+from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
+from treering._values.telemetry import LOGGER
+
+GRACE: Final = 3600.0
+"""Seconds that superseded data stay, if nothing else is said."""
+
+WHOLE_BYTES: Final = 16 << 20
+"""An object up to this size is put by one request, a larger one in parts."""
+
+_CLOCK_KEPT: Final = 600.0
+_HIGHEST_PROCESS: Final = 99_999
+_CLOCKS: Final[weakref.WeakKeyDictionary[Client, tuple[float, float]]] = weakref.WeakKeyDictionary()
+"""The time of each bucket, and that of the monotonic clock at that moment."""
+
+_DENIED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
+"""The buckets in which nothing may be deleted, once that was said."""
+
+
+class ObjectStore(Store):
+    """A place in a bucket.
+
+    Args:
+        client: the bucket.
+        prefix: what the names of all objects in the place begin with: empty, or it ends in a slash.
+        path: the place, as messages call it.
+        grace: seconds that superseded data stay for readers.
+
+    Example:
+        >>> from treering._store.objects.memory_bucket import MemoryBucket
+        >>> store = ObjectStore(MemoryBucket(), "runs/a/", PurePath("runs/a"))
+        >>> store.create("data", [b"tree", b"ring"], 8)
+        >>> store.read("data").data, store.names(), store.places()
+        (b'treering', ['data'], [])
+    """
+
+    def __init__(self, client: Client, prefix: str, path: PurePath, *, grace: float = GRACE) -> None:
+        self.path = path
+        self.grace = grace
+        self.client = client
+        self._prefix = prefix
+
+    def open(self, *, quick: bool = False) -> None:
+        """Nothing is asked: a place is there where an object is in it."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def at(self, name: str) -> ObjectStore:
+        """Return the place ``name`` in this one."""
+        return ObjectStore(self.client, f"{self._prefix}{name}/", self.path / name, grace=self.grace)
+
+    def names(self) -> list[str]:
+        """Return the names in it, those of places below too."""
+        answer = self._ask(List(self._prefix))
+        return list(dict.fromkeys([*(found.name for found in self._entries(answer)), *self._places(answer)]))
+
+    def places(self) -> list[str]:
+        """Return the names of the places below."""
+        return self._places(self._ask(List(self._prefix)))
+
+    def find(self, name: str) -> Entry | None:
+        """Return what is known of an object; None also of a place. The place itself is there."""
+        if not name:
+            return Entry(name, 0, 0.0, None, Kind.PLACE)
+        found = self._ask(Head(self._prefix + name)).found
+        return None if found is None else entry_of(name, found)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """Walk through all that begins with ``prefix``, at any depth."""
+        yield from self._entries(self._ask(List(self._prefix + prefix, deep=True)))
+
+    def open_file(self, name: str) -> ObjectReader:
+        """Open an object for reading, with its first bytes."""
+        return ObjectReader(self.client, self._prefix + name, self.path / name)
+
+    def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
+        """Return an object, at most its first ``most`` bytes; None where there is none."""
+        answer = self._ask(Get(self._prefix + name, most if most < api.LARGEST_DOCUMENT else None))
+        return None if answer.found is None else Document(answer.data, answer.found.version)
+
+    def get(self, name: str) -> bytes | None:
+        """Return a message; None where there is none."""
+        found = self.read(name, api.LARGEST_MESSAGE)
+        return None if found is None else found.data
+
+    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
+        """Write data: a small object by one request, on condition that nothing is there, a larger one in parts.
+
+        A name that gets parts is one of an attempt: nothing is ever there.
+
+        Raises:
+            FileExistsError: something is there.
+            OSError: the bucket refused, or the buffers hold another number of bytes.
+        """
+        if size > WHOLE_BYTES:
+            self.client.put_parts(self._prefix + name, buffers, size)
+            return
+        data = b"".join(map(bytes, pieces(buffers, size)))
+        if self._swap(name, data, Absent.ABSENT) is not Outcome.DONE:
+            raise FileExistsError(errno.EEXIST, f"{name!r} is there already")
+
+    def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
+        """Make ``data`` the content of a document of that version; a tombstone counts as nothing."""
+        if expected is None or isinstance(expected, ObjectVersion):
+            outcome = self._swap(name, data, expected or Absent.ABSENT)
+            if outcome is Outcome.LOST and expected is None:
+                there = self.read(name)
+                if there is not None and is_tombstone(there.data):
+                    return self._swap(name, data, version_of(there.version))
+            return outcome
+        expired = patience()
+        while not expired():
+            # By condition each time: a late request without one could undo what came after it.
+            found = self._ask(Head(self._prefix + name)).found
+            outcome = self._swap(name, data, Absent.ABSENT if found is None else found.version)
+            if outcome is Outcome.DONE:
+                return outcome
+        raise OSError(errno.EAGAIN, f"{name!r} is replaced by others again and again")
+
+    def put(self, name: str, data: bytes) -> None:
+        """Make ``data`` the content of a message."""
+        self._ask(Put(self._prefix + name, data))
+
+    def remove(self, name: str, expected: Version = ANY) -> Outcome:
+        """Remove an object; of a version only where the bucket can compare. LOST where nothing may be deleted."""
+        if expected is ANY:
+            try:
+                self._ask(Delete((self._prefix + name,)))
+            except PermissionError as error:
+                self._report_denial(error)
+                return Outcome.LOST
+            return Outcome.DONE
+        answer = self.client.perform(Delete((self._prefix + name,), version_of(expected)))
+        if answer.status in {Status.DONE, Status.MISSING}:
+            return Outcome.DONE
+        found = self._ask(Head(self._prefix + name)).found
+        if found is None:
+            return Outcome.DONE
+        return Outcome.LOST if answer.status is Status.REFUSED else Outcome.UNKNOWN
+
+    def flush(self) -> None:
+        """What was answered is durable."""
+
+    def claim(self, marker: str, name: str, base: Version | None) -> ObjectClaim:
+        """Return an attempt to change the document ``name``."""
+        key, version = self._prefix + name, None if base is None else version_of(base)
+        return ObjectClaim(self.client, key, self._prefix + marker, _attempt_of(marker), version)
+
+    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
+        """Remove what an attempt left, if the version that it is based on is no longer there."""
+        keys = [self._prefix + one for one in data]
+        key, marker_key = self._prefix + name, self._prefix + marker
+        try:
+            return drive(self.client, protocol.sweep(key, marker_key, _attempt_of(marker), keys, patience()))
+        except PermissionError as error:
+            self._report_denial(error)
+            return Held.UNKNOWN
+
+    def retire(self, name: str, new: str, expected: Version) -> Outcome:
+        """Replace the document by a tombstone; it gets no other name."""
+        return drive(self.client, protocol.retire(self._prefix + name, version_of(expected), patience()))
+
+    def fence(self, name: str) -> ObjectVersion | None:
+        """Change the document, and nothing that it says."""
+        return drive(self.client, protocol.fence(self._prefix + name, patience()))
+
+    def now(self) -> float:
+        """Return the time of the bucket: that of an object just put, asked for every ten minutes."""
+        known = _CLOCKS.get(self.client)
+        if known is None or time.monotonic() - known[1] > _CLOCK_KEPT:
+            # A name that sweeps know, should it stay.
+            name = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new"
+            moment = time.monotonic()
+            self.put(name, b"now")
+            found = self.find(name)
+            self.remove(name)
+            known = _CLOCKS[self.client] = (time.time() if found is None else found.modified, moment)
+        return known[0] + time.monotonic() - known[1]
+
+    def _swap(self, name: str, data: bytes, condition: Condition) -> Outcome:
+        expected = condition if isinstance(condition, ObjectVersion) else None
+        return drive(self.client, protocol.swap(self._prefix + name, bytes(data), expected, patience()))
+
+    def _ask(self, request: Request) -> Answer:
+        """Make a request without a condition; no answer is an error."""
+        answer = self.client.perform(request)
+        if answer.status is Status.NO_ANSWER:
+            raise OSError(errno.ETIMEDOUT, f"{self.client.shown} does not answer ({answer.reason})")
+        if answer.status is Status.MISSING and isinstance(request, Put | List):
+            raise OSError(errno.ENOENT, f"{self.client.shown} does not exist")
+        return answer
+
+    def _entries(self, answer: Answer) -> Iterator[Entry]:
+        """Yield what a listing has, but for what stands for a folder: an empty object whose name ends in a slash."""
+        for found in answer.listed:
+            name = found.name[len(self._prefix) :]
+            if name and not name.endswith("/"):
+                yield entry_of(name, found)
+
+    def _places(self, answer: Answer) -> builtins.list[str]:
+        return [name for place in answer.places if (name := place[len(self._prefix) :])]
+
+    def _report_denial(self, error: PermissionError) -> None:
+        """Say once that nothing may be deleted."""
+        if self.client not in _DENIED:
+            _DENIED.add(self.client)
+            LOGGER.warning("nothing can be removed from %s, so old data stay there: %s", self.client.shown, error)
+
+
+def entry_of(name: str, found: Listed) -> Entry:
+    """Return what a bucket says of an object."""
+    return Entry(name, found.size, found.modified, found.version)
+
+
+def version_of(version: Version) -> ObjectVersion:
+    """Return the version of an object; one of another store is none of a bucket's."""
+    if not isinstance(version, ObjectVersion):
+        raise TypeError(f"{version!r} is no version of an object")
+    return version
+
+
+def _attempt_of(marker: str) -> str:
+    return attempt_of_journal(marker) or marker
