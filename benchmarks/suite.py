@@ -51,13 +51,13 @@ class Goal:
     """Name of the workload."""
     group: str
     """Name of the group."""
-    kind: Literal["faster", "times", "peak share", "peak bytes", "seconds", "count"]
+    kind: Literal["faster", "times", "peak share", "peak bytes", "seconds", "count", "count over"]
     """At least so many times faster; at most so many times the time; peak as a share of the bytes; peak; time; at most
-    so many of what the group counts."""
+    so many of what the group counts; at most so many more of it than another case."""
     bound: float
     """The number to reach, in the unit that the kind says."""
     against: str | None = None
-    """The case that we are compared with; None for peaks, seconds and counts."""
+    """The case that we are compared with, which may be missing; None for peaks, seconds and counts."""
     leaves: LeafKind | None = None
     """The kind of leaves that it is about; None for every kind."""
 
@@ -211,7 +211,7 @@ def _log(text: str) -> None:
 
 def _machine(benchmark: Benchmark, folder: Path) -> dict[str, str]:
     """Where this run takes place."""
-    versions = {name: importlib.metadata.version(name) for name in benchmark.packages}
+    versions = {name: _version(name) for name in benchmark.packages}
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "cores": str(os.cpu_count()),
@@ -219,6 +219,14 @@ def _machine(benchmark: Benchmark, folder: Path) -> dict[str, str]:
         "file system": _file_system(folder),
         **versions,
     }
+
+
+def _version(package: str) -> str:
+    """The version of a package, or that its rows are missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed: its rows are missing"
 
 
 def _file_system(folder: Path) -> str:
@@ -374,5 +382,9 @@ def _value(goal: Goal, job: Job) -> Spread | None:
         case "count":
             return spread(us.counts) if us.counts else None
     assert goal.against is not None  # the other kinds compare
+    if goal.against not in {outcome.case for outcome in job.outcomes}:
+        return None
     other = job.against(goal.against)
+    if goal.kind == "count over":
+        return spread([mine - its for mine, its in zip(us.counts, other.counts, strict=True)])
     return ratio(other.seconds, us.seconds) if goal.kind == "faster" else ratio(us.seconds, other.seconds)
