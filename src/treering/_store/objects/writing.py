@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -74,6 +75,7 @@ def fill_parts(buffers: Iterable[Buffer], size: int, part: int) -> Iterator[memo
         >>> [bytes(view) for view in fill_parts([b"tree", b"ring"], 8, 3)]
         [b'tre', b'eri', b'ng']
     """
+    free: list[bytearray] = []
     room, filled = bytearray(), 0
     left = size
     for piece in pieces(buffers, size):
@@ -85,12 +87,23 @@ def fill_parts(buffers: Iterable[Buffer], size: int, part: int) -> Iterator[memo
                 view = view[part:]
                 continue
             if not filled:
-                room = bytearray(min(part, left))
-            count = min(len(room) - filled, len(view))
+                room = free.pop() if free else bytearray(min(part, left))
+            wanted = min(part, left)
+            count = min(wanted - filled, len(view))
             room[filled : filled + count] = view[:count]
             filled += count
             view = view[count:]
-            if filled == len(room):
-                yield memoryview(room)
+            if filled == wanted:
+                yield _lend(room, filled, free)
                 left -= filled
                 filled = 0
+
+
+def _lend(room: bytearray, size: int, free: list[bytearray]) -> memoryview:
+    """Return a view of the first bytes of a room, which is free again once the view is gone.
+
+    Fresh memory for each part would cost more than the copy into it.
+    """
+    view = memoryview(room)[:size]
+    weakref.finalize(view, free.append, room).atexit = False
+    return view
