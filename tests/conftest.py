@@ -57,10 +57,11 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.config.getoption("--store") == "posix":
         yield tmp_path
         return
-    from tests import memory_paths
+    from tests import store_paths
+    from treering._store.memory import MemoryStore
 
-    memory_paths.install(request.getfixturevalue("monkeypatch"))
-    path = memory_paths.MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
+    store_paths.install(request.getfixturevalue("monkeypatch"), MemoryStore)
+    path = store_paths.MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
     path.mkdir()
     yield cast("Path", path)
     path.forget()

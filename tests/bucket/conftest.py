@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torture.bucket_servers import BucketServer, open_gcs_fake, open_rclone, open_seaweed
+from torture.bucket_servers import BucketServer, open_azurite, open_gcs_fake, open_rclone, open_seaweed
 from torture.fault_proxy import FaultProxy
 
 
@@ -24,6 +24,13 @@ def gcs() -> Iterator[BucketServer]:
 @pytest.fixture(scope="session")
 def rclone() -> Iterator[BucketServer]:
     with open_rclone() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[BucketServer]:
+    """Start Azurite; tests that ask for it are skipped by `missing_azurite`, which says why."""
+    with open_azurite() as server:
         yield server
 
 

@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,21 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from torture import bucket_servers
-from torture.bucket_servers import BucketServer
+from torture.bucket_servers import BucketServer, missing_azurite
 
 pytestmark = pytest.mark.bucket
 
-OPENERS = ("open_seaweed", "open_gcs_fake", "open_azurite")
 
-
-@pytest.fixture(params=OPENERS)
-def server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
-    if request.param == "open_azurite" and (reason := bucket_servers.missing_azurite()):
-        pytest.skip(reason)
-    if request.param == "open_azurite":
-        opener: Callable[[], AbstractContextManager[BucketServer]] = bucket_servers.open_azurite
-        with opener() as server:
-            yield server
-    else:
-        yield request.getfixturevalue("seaweed" if request.param == "open_seaweed" else "gcs")
+@pytest.fixture(
+    params=[
+        "seaweed",
+        "gcs",
+        pytest.param("azurite", marks=pytest.mark.skipif(missing_azurite() is not None, reason=f"{missing_azurite()}")),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> BucketServer:
+    found: BucketServer = request.getfixturevalue(request.param)
+    return found
 
 
 def version_of(result: Any) -> Any:

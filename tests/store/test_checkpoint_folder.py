@@ -14,11 +14,11 @@ from typing import cast
 
 import pytest
 
-from tests.memory_paths import MemoryTestPath
 from tests.on_disk import vote_name
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
 from tests.store.listing import names
 from tests.store.platforms import PLATFORMS, without_locks
+from tests.store_paths import MemoryTestPath
 from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
 from treering.testing import MemoryStore
 

@@ -15,16 +15,15 @@ from treering._store.api import Claim, Outcome
 from treering._store.objects import protocol
 from treering._store.objects.requests import Client, Delete, ObjectVersion, drive
 
-_PATIENCE: Final = 120.0
 _PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """The buckets that are known to heed conditions."""
 
 _PROBING: Final = threading.Lock()
 
 
-def patience(seconds: float = _PATIENCE) -> Callable[[], bool]:
-    """Return what tells when so many seconds have passed from now on."""
-    deadline = time.monotonic() + seconds
+def patience(client: Client) -> Callable[[], bool]:
+    """Return what tells when the patience of a client is over, counted from now on."""
+    deadline = time.monotonic() + client.patience
     return lambda: time.monotonic() > deadline
 
 
@@ -63,14 +62,17 @@ class ObjectClaim(Claim):
             OSError: the bucket refused, or does not heed conditions.
         """
         if self._base is None:
-            found = drive(self._client, protocol.find_base(self._key, patience()))
+            found = drive(self._client, protocol.find_base(self._key, patience(self._client)))
             if not is_tombstone(found.data):
                 raise FileNotFoundError(errno.ENOENT, "another writer saved there meanwhile")
             self._base = found.version
         with contextlib.nullcontext() if self._client in _PROBED else _PROBING:
             probe = self._client not in _PROBED
             self._made = True
-            drive(self._client, protocol.make_marker(self._key, self._marker, self._base, patience(), probe=probe))
+            drive(
+                self._client,
+                protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe),
+            )
             _PROBED.add(self._client)
 
     def prepare(self, data: bytes) -> None:
@@ -86,7 +88,7 @@ class ObjectClaim(Claim):
         if self._base is None:
             raise RuntimeError("the claim was not made")
         self._outcome = Outcome.UNKNOWN
-        steps = protocol.commit(self._key, self._data, self._base, self._attempt, patience())
+        steps = protocol.commit(self._key, self._data, self._base, self._attempt, patience(self._client))
         try:
             self._outcome = drive(self._client, steps)
         except OSError:
@@ -104,7 +106,9 @@ class ObjectClaim(Claim):
         """
         if self._outcome is Outcome.UNKNOWN and self._base is not None:
             # An interrupt came between, or no answer.
-            outcome = drive(self._client, protocol.read_back(self._key, self._base, self._attempt, patience()))
+            outcome = drive(
+                self._client, protocol.read_back(self._key, self._base, self._attempt, patience(self._client))
+            )
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, "no answer came to the commit, and it may yet happen")
             self._outcome = outcome

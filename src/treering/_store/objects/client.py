@@ -20,7 +20,18 @@ from treering._store.objects.conditional_delete import delete_version
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.reading import Span, plan_spans
 from treering._store.objects.request_failures import Cause, failure_of
-from treering._store.objects.requests import Answer, Delete, Get, Head, List, ObjectVersion, Put, Request, Status
+from treering._store.objects.requests import (
+    PATIENCE,
+    Answer,
+    Delete,
+    Get,
+    Head,
+    List,
+    ObjectVersion,
+    Put,
+    Request,
+    Status,
+)
 from treering._store.objects.writing import FailedBuffers, upload_parts
 from treering._store.pieces import Buffer
 from treering._values.telemetry import TRAFFIC
@@ -45,12 +56,12 @@ class ObstoreClient:
             the same options, but for its retries and its timeout.
         shown: the bucket, as messages call it: ``s3://bucket``.
         timeout: seconds for a small request; a large one gets more.
-        patience: seconds after which a request without a condition is not made again.
+        patience: seconds after which nothing is asked again that was not answered.
     """
 
-    def __init__(self, store: Any, shown: str, *, timeout: float = 30.0, patience: float = 120.0) -> None:
+    def __init__(self, store: Any, shown: str, *, timeout: float = 30.0, patience: float = PATIENCE) -> None:
         self.shown = shown
-        self._patience = patience
+        self.patience = patience
         self._stores = StoreVariants(store, timeout)
 
     def perform(self, request: Request) -> Answer:
@@ -141,7 +152,7 @@ class ObstoreClient:
     def _answer(self, call: Callable[[Any], Answer], nbytes: int = 0, *, once: bool = False) -> Answer:
         """Make a request once, or until it is answered."""
         store = self._stores.single(nbytes)
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         pauses = _pauses()
         while True:
             try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from treering._store.objects.requests import (
+    PATIENCE,
     Absent,
     Answer,
     Condition,
@@ -52,6 +53,7 @@ class MemoryBucket:
 
     def __init__(self, shown: str = "memory://bucket", clock: Callable[[], float] = time.time) -> None:
         self.shown = shown
+        self.patience = PATIENCE
         self._clock = clock
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}

@@ -16,6 +16,7 @@ from treering._store.objects.requests import Absent, Answer, Condition, Listed, 
 _PAGE: Final = 1000
 _STREAMED: Final = 64 << 10
 _NO_STORE: Final = {"Cache-Control": "no-store"}
+_NO_RANGES: Final = "non-partial response"
 _EMPTY: Final = ("status code: 416", "Invalid range", "StartTooLarge")
 
 
@@ -24,6 +25,9 @@ def get(store: Any, name: str, most: int | None) -> Answer:
     try:
         result = obstore.get(store, name, options={"range": (0, most or LARGEST_DOCUMENT)})
     except obstore.exceptions.BaseError as error:
+        if _NO_RANGES in str(error):
+            whole = obstore.get(store, name)
+            return Answer(Status.DONE, bytes(whole.bytes())[:most], listed(whole.meta))
         if not any(words in str(error) for words in _EMPTY):
             raise
         found = head(store, name).found

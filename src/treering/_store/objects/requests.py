@@ -16,6 +16,9 @@ from treering._store.pieces import Buffer
 
 T = TypeVar("T")
 
+PATIENCE: Final = 120.0
+"""The patience of a client, if nothing else is said."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObjectVersion:
@@ -153,6 +156,8 @@ class Client(Protocol):
 
     shown: str
     """The bucket, as messages call it: ``s3://bucket``."""
+    patience: float
+    """Seconds after which nothing is asked again that was not answered."""
 
     def perform(self, request: Request) -> Answer:
         """Make one request. One with a condition is made once; others are repeated as the client sees fit."""

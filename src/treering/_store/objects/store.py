@@ -144,7 +144,7 @@ class ObjectStore(Store):
                 if there is not None and is_tombstone(there.data):
                     return self._swap(name, data, version_of(there.version))
             return outcome
-        expired = patience()
+        expired = patience(self.client)
         while not expired():
             # By condition each time: a late request without one could undo what came after it.
             found = self._ask(Head(self._prefix + name)).found
@@ -187,18 +187,18 @@ class ObjectStore(Store):
         keys = [self._prefix + one for one in data]
         key, marker_key = self._prefix + name, self._prefix + marker
         try:
-            return drive(self.client, protocol.sweep(key, marker_key, _attempt_of(marker), keys, patience()))
+            return drive(self.client, protocol.sweep(key, marker_key, _attempt_of(marker), keys, patience(self.client)))
         except PermissionError as error:
             self._report_denial(error)
             return Held.UNKNOWN
 
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
         """Replace the document by a tombstone; it gets no other name."""
-        return drive(self.client, protocol.retire(self._prefix + name, version_of(expected), patience()))
+        return drive(self.client, protocol.retire(self._prefix + name, version_of(expected), patience(self.client)))
 
     def fence(self, name: str) -> ObjectVersion | None:
         """Change the document, and nothing that it says."""
-        return drive(self.client, protocol.fence(self._prefix + name, patience()))
+        return drive(self.client, protocol.fence(self._prefix + name, patience(self.client)))
 
     def now(self) -> float:
         """Return the time of the bucket: that of an object just put, asked for every ten minutes."""
@@ -215,7 +215,7 @@ class ObjectStore(Store):
 
     def _swap(self, name: str, data: bytes, condition: Condition) -> Outcome:
         expected = condition if isinstance(condition, ObjectVersion) else None
-        return drive(self.client, protocol.swap(self._prefix + name, bytes(data), expected, patience()))
+        return drive(self.client, protocol.swap(self._prefix + name, bytes(data), expected, patience(self.client)))
 
     def _ask(self, request: Request) -> Answer:
         """Make a request without a condition; no answer is an error."""

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH105, PTH108 - the calls of the system are what tests patch
-"""Paths in the memory of this process that tests may look at as they look at those on disk."""
+"""Paths in memory and in buckets that tests may look at as they look at those on disk."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
+from treering._codec.key_document import is_tombstone, is_tombstone_size
 from treering._store import resolve
-from treering._store.api import Claim, Kind, Outcome, Version
+from treering._store.api import Claim, Kind, Outcome, Reader, Store, Version
 from treering._store.memory import MemoryFile, MemoryPath, MemoryStore
+from treering._store.objects.reading import ObjectReader
+from treering._store.objects.requests import Client, Delete, Get, List, Put
+from treering._store.objects.store import ObjectStore
+from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
 from treering.errors import StoreFailed
 
 
-class MemoryTestPath(MemoryPath):
-    """A path in memory with the methods of ``pathlib.Path`` that need no file system."""
+class _Looking(PurePosixPath):
+    """The methods of ``pathlib.Path`` that need no file system."""
 
     def exists(self) -> bool:
         return find_at(self) is not None
@@ -76,19 +82,19 @@ class MemoryTestPath(MemoryPath):
             self.parent.mkdir(parents=True)
         store_at(self).make()
 
-    def iterdir(self) -> Iterator[MemoryTestPath]:
+    def iterdir(self) -> Iterator[Self]:
         store = store_at(self)
         store.open()
         return (self / name for name in store.names())
 
-    def rglob(self, pattern: str) -> Iterator[MemoryTestPath]:
+    def rglob(self, pattern: str) -> Iterator[Self]:
         for path in self.iterdir():
             if fnmatch.fnmatch(path.name, pattern):
                 yield path
             if path.is_dir():
                 yield from path.rglob(pattern)
 
-    def glob(self, pattern: str) -> Iterator[MemoryTestPath]:
+    def glob(self, pattern: str) -> Iterator[Self]:
         first, _, rest = pattern.partition("/")
         for path in self.iterdir():
             if fnmatch.fnmatch(path.name, first):
@@ -104,7 +110,7 @@ class MemoryTestPath(MemoryPath):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(self))
         store_at(self).drop()
 
-    def rename(self, target: MemoryTestPath) -> MemoryTestPath:
+    def rename(self, target: Self) -> Self:
         if self.is_file():
             target.write_bytes(self.read_bytes())
             self.unlink()
@@ -125,7 +131,7 @@ class MemoryTestPath(MemoryPath):
             st_size=found.size, st_mtime=found.modified, st_mtime_ns=found.version, st_ino=found.version, st_atime_ns=0
         )
 
-    def absolute(self) -> MemoryTestPath:
+    def absolute(self) -> Self:
         return self
 
     resolve = absolute
@@ -133,11 +139,65 @@ class MemoryTestPath(MemoryPath):
     def forget(self) -> None:
         """Remove all that is at the path and below."""
         store = store_at(self)
-        assert isinstance(store, MemoryStore)
         for name in list(store.names()):
             (self / name).forget()
         store.drop()
         store_at(self.parent).remove(self.name)
+
+
+class MemoryTestPath(_Looking, MemoryPath):
+    """A path in the memory of this process."""
+
+
+class BucketTestPath(_Looking, BucketPath):
+    """A path in a bucket. A place in which there is nothing but a tombstone that lists nothing is not there."""
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def is_dir(self) -> bool:
+        return super().is_dir() and (not self.key or bool(self._objects()))
+
+    def is_file(self) -> bool:
+        return super().is_file() and not self._is_tombstone()
+
+    def mkdir(self, mode: int = 0o777, *, parents: bool = False, exist_ok: bool = False) -> None:
+        if self.exists() and not exist_ok:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
+        # As the consoles of clouds make a folder.
+        self._client().perform(Put(f"{self.key}/", b""))
+
+    def iterdir(self) -> Iterator[Self]:
+        if not self.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        return (path for path in super().iterdir() if path.exists())
+
+    def rmdir(self) -> None:
+        if list(self.iterdir()):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(self))
+        self.forget()
+
+    def forget(self) -> None:
+        answer = self._client().perform(List(f"{self.key}/", deep=True))
+        names = (*(found.name for found in answer.listed), self.key)
+        self._client().perform(Delete(names))
+
+    def _client(self) -> Client:
+        store = store_at(self)
+        assert isinstance(store, ObjectStore)
+        return store.client
+
+    def _objects(self) -> list[str]:
+        """Return the names of the objects below, but for tombstones that list nothing."""
+        listed = self._client().perform(List(f"{self.key}/", deep=True)).listed
+        return [
+            found.name
+            for found in listed
+            if not is_tombstone_size(found.size) or not BucketTestPath(f"{self.bucket}/{found.name}")._is_tombstone()
+        ]
+
+    def _is_tombstone(self) -> bool:
+        return is_tombstone(self._client().perform(Get(self.key, 192)).data)
 
 
 class Announced(str):
@@ -146,30 +206,33 @@ class Announced(str):
     __slots__ = ()
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let treering answer with these paths, and its calls to a store in memory be seen as calls of the system.
+def install(monkeypatch: pytest.MonkeyPatch, store: type[MemoryStore | ObjectStore]) -> None:
+    """Let treering answer with these paths, and its calls to a store be seen as calls of the system.
 
-    A store in memory makes no calls of the system. Tests count, hold and refuse those of a store on disk; with this,
-    each operation in memory first makes the call by which it is known, on a name in memory, and that call does nothing.
+    A store in memory or in a bucket makes no calls of the system. Tests count, hold and refuse those of a store on
+    disk; with this, each operation first makes the call by which it is known, on a name there, and that call does
+    nothing.
     """
     monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
+    monkeypatch.setattr(resolve, "bucket_path", lambda url: BucketTestPath(bucket_path(url)), raising=False)
     for name in ("open", "link", "replace", "unlink"):
         monkeypatch.setattr(os, name, _passing_announced(getattr(os, name)))
-    monkeypatch.setattr(os, "preadv", _reading_memory(os.preadv))
-    monkeypatch.setattr(MemoryFile, "read_into", _read_by_the_system(MemoryFile.read_into))
+    monkeypatch.setattr(os, "preadv", _reading_elsewhere(os.preadv))
+    for reader in (MemoryFile, ObjectReader):
+        monkeypatch.setattr(reader, "read_into", _read_by_the_system(reader.read_into))
     for name, announce in _ANNOUNCEMENTS.items():
-        monkeypatch.setattr(MemoryStore, name, _announcing(getattr(MemoryStore, name), announce))
-    monkeypatch.setattr(MemoryStore, "claim", _announcing_commit(MemoryStore.claim))
-    monkeypatch.setattr(os, "truncate", _on_memory(os.truncate, _truncate))
+        monkeypatch.setattr(store, name, _announcing(getattr(store, name), announce))
+    monkeypatch.setattr(store, "claim", _announcing_commit(store.claim))
+    monkeypatch.setattr(os, "truncate", _on_these(os.truncate, _truncate))
     for name in ("rmtree", "copytree", "copy"):
-        monkeypatch.setattr(shutil, name, _on_memory(getattr(shutil, name), globals()[f"_{name}"]))
+        monkeypatch.setattr(shutil, name, _on_these(getattr(shutil, name), globals()[f"_{name}"]))
 
 
-def _at(store: MemoryStore, name: str) -> Announced:
+def _at(store: Store, name: str) -> Announced:
     return Announced(store.path / name)
 
 
-def _open_to_read(store: MemoryStore, name: str) -> None:
+def _open_to_read(store: Store, name: str) -> None:
     try:
         os.open(_at(store, name), os.O_RDONLY)
     except OSError as error:
@@ -199,7 +262,7 @@ def _announcing(real: Callable[..., Any], announce: Callable[..., object]) -> Ca
 
 
 def _announcing_commit(claim_of: Callable[..., Claim]) -> Callable[..., Claim]:
-    def claim(store: MemoryStore, marker: str, name: str, base: Version | None) -> Claim:
+    def claim(store: Store, marker: str, name: str, base: Version | None) -> Claim:
         claim = claim_of(store, marker, name, base)
         make, commit = claim.make, claim.commit
 
@@ -228,7 +291,7 @@ class _ClaimSeen:
 
 
 def _read_by_the_system(real: Callable[..., None]) -> Callable[..., None]:
-    def read_into(file: MemoryFile, jobs: Sequence[tuple[int, memoryview]]) -> None:
+    def read_into(file: Reader, jobs: Sequence[tuple[int, memoryview]]) -> None:
         for offset, buffer in jobs:
             real(file, [(offset, buffer[:0])] if offset + buffer.nbytes <= file.size else jobs)  # too short: its error
             start = 0
@@ -241,7 +304,7 @@ def _read_by_the_system(real: Callable[..., None]) -> Callable[..., None]:
     return read_into
 
 
-def _reading_memory(real: Callable[..., int]) -> Callable[..., int]:
+def _reading_elsewhere(real: Callable[..., int]) -> Callable[..., int]:
     def preadv(descriptor: Any, buffers: Any, offset: int, *flags: int) -> int:
         if isinstance(descriptor, int):
             return real(descriptor, buffers, offset, *flags)
@@ -253,25 +316,25 @@ def _reading_memory(real: Callable[..., int]) -> Callable[..., int]:
     return preadv
 
 
-def _on_memory(real: Callable[..., Any], mine: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda path, *more, **options: (mine if isinstance(path, MemoryTestPath) else real)(path, *more, **options)
+def _on_these(real: Callable[..., Any], mine: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda path, *more, **options: (mine if isinstance(path, _Looking) else real)(path, *more, **options)
 
 
-def _rmtree(path: MemoryTestPath, *, ignore_errors: bool = False) -> None:
+def _rmtree(path: _Looking, *, ignore_errors: bool = False) -> None:
     if not ignore_errors and not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     path.forget()
 
 
-def _copytree(path: MemoryTestPath, new: MemoryTestPath, *, dirs_exist_ok: bool = False) -> None:
+def _copytree(path: _Looking, new: _Looking, *, dirs_exist_ok: bool = False) -> None:
     new.mkdir(parents=True, exist_ok=dirs_exist_ok)
     for one in path.iterdir():
         (_copytree if one.is_dir() else _copy)(one, new / one.name)
 
 
-def _copy(path: MemoryTestPath, new: MemoryTestPath) -> None:
+def _copy(path: _Looking, new: _Looking) -> None:
     new.write_bytes(path.read_bytes())
 
 
-def _truncate(path: MemoryTestPath, size: int) -> None:
+def _truncate(path: _Looking, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
