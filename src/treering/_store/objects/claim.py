@@ -18,6 +18,8 @@ from treering._store.objects.requests import Client, Delete, ObjectVersion, driv
 _PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """The buckets that are known to heed conditions."""
 
+_MARKERS: Final[weakref.WeakKeyDictionary[Client, tuple[str, float]]] = weakref.WeakKeyDictionary()
+_JUST_NOW: Final = 30.0
 _PROBING: Final = threading.Lock()
 
 
@@ -25,6 +27,12 @@ def patience(client: Client) -> Callable[[], bool]:
     """Return what tells when the patience of a client is over, counted from now on."""
     deadline = time.monotonic() + client.patience
     return lambda: time.monotonic() > deadline
+
+
+def last_marker(client: Client) -> tuple[str, float] | None:
+    """Return the marker that was put last, and when by the monotonic clock; None where that was not just now."""
+    found = _MARKERS.get(client)
+    return found if found is not None and time.monotonic() - found[1] < _JUST_NOW else None
 
 
 def heeds_conditions(client: Client) -> bool:
@@ -69,11 +77,13 @@ class ObjectClaim(Claim):
         with contextlib.nullcontext() if self._client in _PROBED else _PROBING:
             probe = self._client not in _PROBED
             self._made = True
+            moment = time.monotonic()
             drive(
                 self._client,
                 protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe),
             )
             _PROBED.add(self._client)
+        _MARKERS[self._client] = self._marker, moment
 
     def prepare(self, data: bytes) -> None:
         """Keep it."""

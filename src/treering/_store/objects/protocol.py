@@ -270,8 +270,8 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
         found = yield from read(key, expired)
         if found is None:
             return Outcome.DONE
-        if found.version != expected:
-            return Outcome.LOST
+        if found.version != expected or answer.status is Status.REFUSED:
+            return Outcome.LOST  # where no version can be compared, it stays
         if expired():
             return Outcome.UNKNOWN
         yield next(pauses)

@@ -19,17 +19,19 @@ class ObjectRoot(Root):
 
     Args:
         connect: returns the client of the bucket that a path is in, and the path's key in it.
-        grace: seconds that superseded data stay for readers.
+        grace_of: returns how many seconds superseded data stay for readers where a path leads.
     """
 
-    def __init__(self, connect: Callable[[PurePath], tuple[Client, str]], grace: float = GRACE) -> None:
+    def __init__(
+        self, connect: Callable[[PurePath], tuple[Client, str]], grace_of: Callable[[PurePath], float] = lambda _: GRACE
+    ) -> None:
         self._connect = connect
-        self._grace = grace
+        self._grace_of = grace_of
 
     def place(self, path: PurePath) -> ObjectStore:
         """Return the store at a path."""
         client, key = self._connect(path)
-        return ObjectStore(client, f"{key}/" if key else "", path, grace=self._grace)
+        return ObjectStore(client, f"{key}/" if key else "", path, grace=self._grace_of(path))
 
     def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
         """Make a single object, or replace it as a whole."""
@@ -46,6 +48,13 @@ class ObjectRoot(Root):
         with naming(os.fspath(path), "read"):
             if key and (found := client.perform(Head(key)).found) is not None:
                 return entry_of(path.name, found)
-            answer = client.perform(List(f"{key}/")) if key else None
-            there = answer is None or answer.listed or answer.places
-        return Entry(path.name, 0, 0.0, None, Kind.PLACE) if there else None
+            return Entry(path.name, 0, 0.0, None, Kind.PLACE) if not key or _holds_any(client, key) else None
+
+
+def _holds_any(client: Client, key: str) -> bool:
+    """Tell whether anything is in a place; where that is denied, whoever looks into it finds out."""
+    try:
+        answer = client.perform(List(f"{key}/"))
+    except PermissionError:
+        return True
+    return bool(answer.listed or answer.places)

@@ -15,7 +15,7 @@ from treering._codec.key_document import is_tombstone
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
 from treering._store.objects import protocol
-from treering._store.objects.claim import ObjectClaim, patience
+from treering._store.objects.claim import ObjectClaim, heeds_conditions, last_marker, patience
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import (
     Absent,
@@ -35,7 +35,6 @@ from treering._store.objects.requests import (
 )
 from treering._store.pieces import Buffer, pieces
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
-from treering._values.telemetry import LOGGER
 
 GRACE: Final = 3600.0
 """Seconds that superseded data stay, if nothing else is said."""
@@ -43,13 +42,10 @@ GRACE: Final = 3600.0
 WHOLE_BYTES: Final = 16 << 20
 """An object up to this size is put by one request, a larger one in parts."""
 
-_CLOCK_KEPT: Final = 600.0
+_CLOCK_KEPT: Final = 86400.0
 _HIGHEST_PROCESS: Final = 99_999
 _CLOCKS: Final[weakref.WeakKeyDictionary[Client, tuple[float, float]]] = weakref.WeakKeyDictionary()
 """The time of each bucket, and that of the monotonic clock at that moment."""
-
-_DENIED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
-"""The buckets in which nothing may be deleted, once that was said."""
 
 
 class ObjectStore(Store):
@@ -68,6 +64,8 @@ class ObjectStore(Store):
         >>> store.read("data").data, store.names(), store.places()
         (b'treering', ['data'], [])
     """
+
+    flat = True
 
     def __init__(self, client: Client, prefix: str, path: PurePath, *, grace: float = GRACE) -> None:
         self.path = path
@@ -158,21 +156,14 @@ class ObjectStore(Store):
         self._ask(Put(self._prefix + name, data))
 
     def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove an object; of a version only where the bucket can compare. LOST where nothing may be deleted."""
+        """Remove an object; of a version only a tombstone that is a day old, where the bucket is known to compare."""
         if expected is ANY:
-            try:
-                self._ask(Delete((self._prefix + name,)))
-            except PermissionError as error:
-                self._report_denial(error)
-                return Outcome.LOST
+            self._ask(Delete((self._prefix + name,)))
             return Outcome.DONE
-        answer = self.client.perform(Delete((self._prefix + name,), version_of(expected)))
-        if answer.status in {Status.DONE, Status.MISSING}:
-            return Outcome.DONE
-        found = self._ask(Head(self._prefix + name)).found
-        if found is None:
-            return Outcome.DONE
-        return Outcome.LOST if answer.status is Status.REFUSED else Outcome.UNKNOWN
+        if not heeds_conditions(self.client):
+            return Outcome.LOST
+        key, now = self._prefix + name, self.now()
+        return drive(self.client, protocol.delete_tombstone(key, version_of(expected), now, patience(self.client)))
 
     def flush(self) -> None:
         """What was answered is durable."""
@@ -188,9 +179,8 @@ class ObjectStore(Store):
         key, marker_key = self._prefix + name, self._prefix + marker
         try:
             return drive(self.client, protocol.sweep(key, marker_key, _attempt_of(marker), keys, patience(self.client)))
-        except PermissionError as error:
-            self._report_denial(error)
-            return Held.UNKNOWN
+        except PermissionError:
+            return Held.UNKNOWN  # nothing may be removed here
 
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
         """Replace the document by a tombstone; it gets no other name."""
@@ -201,17 +191,25 @@ class ObjectStore(Store):
         return drive(self.client, protocol.fence(self._prefix + name, patience(self.client)))
 
     def now(self) -> float:
-        """Return the time of the bucket: that of an object just put, asked for every ten minutes."""
+        """Return the time of the bucket: that of an object just put, and how long that is ago."""
         known = _CLOCKS.get(self.client)
         if known is None or time.monotonic() - known[1] > _CLOCK_KEPT:
-            # A name that sweeps know, should it stay.
-            name = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new"
-            moment = time.monotonic()
-            self.put(name, b"now")
-            found = self.find(name)
-            self.remove(name)
-            known = _CLOCKS[self.client] = (time.time() if found is None else found.modified, moment)
+            known = _CLOCKS[self.client] = self._look_at_marker() or self._look_at_clock()
         return known[0] + time.monotonic() - known[1]
+
+    def _look_at_marker(self) -> tuple[float, float] | None:
+        """Return when a marker was put just now, by both clocks; None where none was."""
+        put = last_marker(self.client)
+        found = None if put is None else self._ask(Head(put[0])).found
+        return None if put is None or found is None else (found.modified, put[1])
+
+    def _look_at_clock(self) -> tuple[float, float]:
+        # A name that sweeps know, should it stay.
+        name, moment = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new", time.monotonic()
+        self.put(name, b"now")
+        found = self.find(name)
+        self.remove(name)
+        return time.time() if found is None else found.modified, moment
 
     def _swap(self, name: str, data: bytes, condition: Condition) -> Outcome:
         expected = condition if isinstance(condition, ObjectVersion) else None
@@ -235,12 +233,6 @@ class ObjectStore(Store):
 
     def _places(self, answer: Answer) -> builtins.list[str]:
         return [name for place in answer.places if (name := place[len(self._prefix) :])]
-
-    def _report_denial(self, error: PermissionError) -> None:
-        """Say once that nothing may be deleted."""
-        if self.client not in _DENIED:
-            _DENIED.add(self.client)
-            LOGGER.warning("nothing can be removed from %s, so old data stay there: %s", self.client.shown, error)
 
 
 def entry_of(name: str, found: Listed) -> Entry:
