@@ -6,6 +6,7 @@ obstore is opened without retries: those of a conditional request would make a r
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import threading
@@ -34,6 +35,7 @@ from treering._store.objects.requests import (
 )
 from treering._store.objects.writing import FailedBuffers, upload_parts
 from treering._store.pieces import Buffer
+from treering._values.checkpoint_names import is_data
 from treering._values.telemetry import TRAFFIC
 
 _SLOTS: Final = threading.BoundedSemaphore(16)
@@ -57,11 +59,22 @@ class ObstoreClient:
         shown: the bucket, as messages call it: ``s3://bucket``.
         timeout: seconds for a small request; a large one gets more.
         patience: seconds after which nothing is asked again that was not answered.
+        storage_class: the class that data files are put in; documents stay in the usual one.
     """
 
-    def __init__(self, store: Any, shown: str, *, timeout: float = 30.0, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        store: Any,
+        shown: str,
+        *,
+        timeout: float = 30.0,
+        patience: float = PATIENCE,
+        storage_class: str | None = None,
+    ) -> None:
         self.shown = shown
         self.patience = patience
+        self._storage_class = storage_class
+        self._unlisted = False
         self._stores = StoreVariants(store, timeout)
 
     def perform(self, request: Request) -> Answer:
@@ -71,6 +84,19 @@ class ObstoreClient:
             PermissionError: the bucket denies it.
             OSError: it can never succeed.
         """
+        try:
+            answer = self._perform(request)
+        except PermissionError as error:
+            # S3 says the same of what is absent where the right to list is missing.
+            denied = isinstance(request, Head) or "AccessDenied" in str(error)
+            if self._unlisted and denied and isinstance(request, Get | Head):
+                return Answer(Status.MISSING)
+            self._unlisted = self._unlisted or isinstance(request, List)
+            raise
+        self._unlisted = self._unlisted and not isinstance(request, List)
+        return answer
+
+    def _perform(self, request: Request) -> Answer:
         match request:
             case Get(name, most):
                 size = min(most or _LARGEST_MESSAGE, _LARGEST_MESSAGE)
@@ -79,10 +105,11 @@ class ObstoreClient:
                 return answer
             case Head(name):
                 return self._answer(lambda store: obstore_requests.head(store, name))
-            case Put(_, data, condition):
+            case Put(name, data, condition):
                 TRAFFIC.add(sent=len(data))
-                once = condition is not None
-                return self._answer(lambda store: obstore_requests.put(store, request), len(data), once=once)
+                place = self._storage_class if is_data(name.rpartition("/")[2]) else None
+                call = functools.partial(obstore_requests.put, request=request, storage_class=place)
+                return self._answer(call, len(data), once=condition is not None)
             case Delete((name, *_), ObjectVersion() as version):
                 return self._answer(lambda store: delete_version(store, name, version), once=True)
             case Delete(names, _):
@@ -98,7 +125,7 @@ class ObstoreClient:
             OSError: it was not written, or the buffers hold another number of bytes.
         """
         try:
-            upload_parts(self._stores, name, buffers, size)
+            upload_parts(self._stores, name, buffers, size, self._storage_class)
         except FailedBuffers as error:
             raise error.__cause__ or error from None
         except Exception as error:

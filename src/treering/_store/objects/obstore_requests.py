@@ -54,11 +54,17 @@ def head(store: Any, name: str) -> Answer:
     return Answer(Status.DONE, found=listed(obstore.head(store, name)))
 
 
-def put(store: Any, request: Put) -> Answer:
+def put(store: Any, request: Put, storage_class: str | None = None) -> Answer:
     """Make data the content of an object. No cache may keep what is replaced."""
     mode = put_mode(request.condition)
-    result = obstore.put(store, request.name, request.data, mode=mode, use_multipart=False, attributes=dict(_NO_STORE))
+    attributes = {**_NO_STORE, **storage_attributes(storage_class)}
+    result = obstore.put(store, request.name, request.data, mode=mode, use_multipart=False, attributes=attributes)
     return Answer(Status.DONE, found=Listed(request.name, len(request.data), 0.0, version_of(result)))
+
+
+def storage_attributes(storage_class: str | None) -> dict[str, str]:
+    """Return how obstore says the class that an object is put in."""
+    return {} if storage_class is None else {"Storage-Class": storage_class}
 
 
 def put_mode(condition: Condition) -> Any:

@@ -130,8 +130,11 @@ class ObjectStore(Store):
             self.client.put_parts(self._prefix + name, buffers, size)
             return
         data = b"".join(map(bytes, pieces(buffers, size)))
-        if self._swap(name, data, Absent.ABSENT) is not Outcome.DONE:
+        outcome = self._swap(name, data, Absent.ABSENT)
+        if outcome is Outcome.LOST:
             raise FileExistsError(errno.EEXIST, f"{name!r} is there already")
+        if outcome is Outcome.UNKNOWN:
+            raise OSError(errno.ETIMEDOUT, f"{self.client.shown} does not answer")
 
     def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
         """Make ``data`` the content of a document of that version; a tombstone counts as nothing."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import obstore
 
+from treering._store.objects.obstore_requests import storage_attributes
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.pieces import Buffer, is_lasting, pieces
 from treering._values.telemetry import TRAFFIC
@@ -36,20 +37,25 @@ def part_size(size: int) -> int:
     return max(_PART_BYTES, -(-size // (_MOST_PARTS * _GRAIN)) * _GRAIN)
 
 
-def upload_parts(stores: StoreVariants, name: str, buffers: Iterable[Buffer], size: int) -> None:
+def upload_parts(
+    stores: StoreVariants, name: str, buffers: Iterable[Buffer], size: int, storage_class: str | None = None
+) -> None:
     """Write a new object in parts; an error, of the buffers too, ends the upload and leaves no object."""
     part = part_size(size)
     store = stores.parts(part)
     wanted = max(1, min(_PARTS_AT_ONCE, _MEMORY // part - 2))
     slots = 0
-    failed: list[Exception] = []
+    failed: list[BaseException] = []
     try:
         # One is waited for; more are taken where they are free.
         while slots < wanted and _SLOTS.acquire(blocking=not slots):
             slots += 1
         parts = _keep_error(fill_parts(buffers, size, part), failed)
-        obstore.put(store, name, parts, use_multipart=True, chunk_size=part, max_concurrency=slots)
-    except Exception:
+        attributes: Any = storage_attributes(storage_class)
+        obstore.put(
+            store, name, parts, attributes=attributes, use_multipart=True, chunk_size=part, max_concurrency=slots
+        )
+    except BaseException:  # an interrupt too; raised again below
         if failed:
             raise FailedBuffers from failed[0]
         raise
@@ -59,11 +65,13 @@ def upload_parts(stores: StoreVariants, name: str, buffers: Iterable[Buffer], si
     TRAFFIC.add(requests=2 + -(-size // part), sent=size)
 
 
-def _keep_error(parts: Iterator[memoryview], failed: list[Exception]) -> Iterator[memoryview]:
+def _keep_error(parts: Iterator[memoryview], failed: list[BaseException]) -> Iterator[memoryview]:
     """Keep an error of the buffers, which obstore would tell in words only."""
     try:
         yield from parts
-    except Exception as error:
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # an interrupt too
         failed.append(error)
         raise
 

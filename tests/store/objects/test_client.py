@@ -1,0 +1,394 @@
+"""What the client of a bucket makes of answers that are late, short, wrong or missing."""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import errno
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import obstore
+import pytest
+from obstore.exceptions import (
+    AlreadyExistsError,
+    GenericError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import MemoryStore, S3Store
+
+from treering._store.objects import client as client_module
+from treering._store.objects import obstore_requests, writing
+from treering._store.objects.client import ObstoreClient
+from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.requests import Absent, Delete, Get, Head, List, ObjectVersion, Put, Status
+from treering._values.telemetry import TRAFFIC
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let no time pass between two tries, and return how much would have."""
+    waited: list[float] = []
+    now = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: sum(waited) + next(now) * 1e-6, sleep=waited.append)
+    monkeypatch.setattr(client_module, "time", clock)
+    return waited
+
+
+@pytest.fixture
+def client() -> ObstoreClient:
+    return ObstoreClient(MemoryStore(), "s3://bucket", patience=60)
+
+
+def says(status: str, body: str = "") -> str:
+    url = "http://127.0.0.1:1/bucket/a"
+    return (
+        f"Generic S3 error: Error performing GET {url} in 1ms - Server returned non-2xx status code: {status}: {body}"
+    )
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, name: str, *errors: Exception) -> list[Any]:
+    """Let a function of obstore raise these errors, one for each call, before it works; return its calls."""
+    real: Ask = getattr(obstore, name)
+    left, calls = list(errors), []
+
+    def ask(*given: Any, **options: Any) -> Any:
+        calls.append((given[1:], options))
+        if left:
+            raise left.pop(0)
+        return real(*given, **options)
+
+    monkeypatch.setattr(obstore, name, ask)
+    return calls
+
+
+PASSING = (
+    GenericError(says("503 Service Unavailable", "<Error><Code>SlowDown</Code></Error>")),
+    GenericError(says("500 Internal Server Error")),
+    GenericError(says("429 Too Many Requests")),
+    GenericError(says("408 Request Timeout")),
+    GenericError(says("400 Bad Request", "<Error><Code>RequestTimeout</Code></Error>")),
+    GenericError(
+        "Generic S3 error: Error performing GET http://127.0.0.1:1/b/k in 2ms - HTTP error: error sending request"
+    ),
+    AlreadyExistsError(says("409 Conflict", "<Error><Code>ConditionalRequestConflict</Code></Error>")),
+)
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_what_may_pass_is_asked_again_where_nothing_is_compared(
+    error: Exception, client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.perform(Put("a", b"one"))
+    calls = fail(monkeypatch, "get", error, error)
+    before = TRAFFIC.counts
+    assert client.perform(Get("a")).data == b"one"
+    assert (len(calls), len(pauses)) == (3, 2)
+    assert TRAFFIC.text_since(before) == ", 3 requests, 2 retries, 3 B received"
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_comparison_is_asked_for_once(
+    error: Exception, client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fail(monkeypatch, "put", error, error)
+    assert client.perform(Put("a", b"one", Absent.ABSENT)).status is Status.NO_ANSWER
+    assert client.perform(Put("a", b"one", ObjectVersion("1"))).status is Status.NO_ANSWER
+    assert (len(calls), pauses) == (2, [])
+
+
+def test_a_server_that_asks_for_it_gets_longer_pauses(
+    client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, "head", *[PASSING[1]] * 4)
+    client.perform(Head("a"))
+    usual = pauses.copy()
+    pauses.clear()
+    fail(monkeypatch, "head", *[PASSING[0]] * 4)
+    client.perform(Head("a"))
+    assert 0.05 <= usual[0] <= 0.1
+    assert usual == sorted(usual)
+    assert all(slow >= 4 * fast for slow, fast in zip(pauses, usual, strict=True))
+
+
+def test_asking_ends(client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, "get", *[PASSING[1]] * 1000)
+    answer = client.perform(Get("a"))
+    assert answer.status is Status.NO_ANSWER
+    assert "500 Internal Server Error" in answer.reason
+    assert "127.0.0.1" not in answer.reason
+    assert 30 < sum(pauses) <= 60
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (AlreadyExistsError(says("412 Precondition Failed")), Status.REFUSED),
+        (PreconditionError(says("412 Precondition Failed")), Status.REFUSED),
+        (AlreadyExistsError(says("409 Conflict", "<Code>BlobAlreadyExists</Code>")), Status.REFUSED),
+        (FileNotFoundError(says("404 Not Found")), Status.MISSING),
+    ],
+)
+def test_refusals_are_answers(
+    error: Exception, status: Status, client: ObstoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, "put", error)
+    assert client.perform(Put("a", b"one", ObjectVersion("1"))).status is status
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "match"),
+    [
+        (PermissionDeniedError(says("403 Forbidden", "<Code>AccessDenied</Code>")), errno.EACCES, "s3://bucket denies"),
+        (UnauthenticatedError(says("401 Unauthorized")), errno.EACCES, "credentials"),
+        (GenericError(says("400 Bad Request", "<Code>ExpiredToken</Code>")), errno.EACCES, "ExpiredToken"),
+        (GenericError(says("403 Forbidden")), errno.EACCES, "403"),
+        (FileNotFoundError(says("404 Not Found", "<Code>NoSuchBucket</Code>")), errno.ENOENT, "does not exist"),
+        (GenericError(says("400 Bad Request", "<Code>KeyTooLongError</Code>")), errno.EINVAL, "KeyTooLong"),
+        (GenericError(says("501 Not Implemented")), errno.ENOTSUP, "501"),
+        (GenericError("Generic S3 error: Received redirect without LOCATION, wrong region"), errno.EINVAL, "region"),
+        (NotSupportedError("Operation not supported"), errno.ENOTSUP, "not supported"),
+        (ValueError("Could not parse path"), errno.EINVAL, "parse path"),
+    ],
+)
+def test_what_can_never_succeed_is_an_error_at_once(
+    error: Exception, number: int, match: str, client: ObstoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fail(monkeypatch, "put", error)
+    with pytest.raises(OSError, match=match) as caught:
+        client.perform(Put("a", b"one"))
+    assert caught.value.errno == number
+    assert isinstance(caught.value, PermissionError) == (number == errno.EACCES)
+    assert len(calls) == 1
+
+
+def test_other_errors_are_not_hidden(client: ObstoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, "head", KeyError("a mistake of ours"))
+    with pytest.raises(KeyError):
+        client.perform(Head("a"))
+
+
+class Shortened:
+    """An answer of obstore with fewer bytes than it says."""
+
+    def __init__(self, real: Any) -> None:
+        self.meta, self.range, self._data = real.meta, real.range, bytes(real.bytes())[:-1]
+
+    def bytes(self) -> builtins.bytes:
+        return self._data
+
+    def stream(self, **_: Any) -> Iterator[builtins.bytes]:
+        yield from (self._data[start : start + 1000] for start in range(0, len(self._data), 1000))
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    real, left = obstore.get, itertools.count()
+
+    def get(*given: Any, **options: Any) -> Any:
+        found = real(*given, **options)
+        return Shortened(found) if next(left) < times else found
+
+    monkeypatch.setattr(obstore, "get", get)
+
+
+def test_a_short_answer_is_asked_for_again(
+    client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = client.perform(Put("a", bytes(range(250)) * 100)).found
+    assert version is not None
+    shorten(monkeypatch, 2)
+    assert client.perform(Get("a", 100)).data == bytes(range(100))
+    shorten(monkeypatch, 2)
+    room = bytearray(20_000)
+    client.read_into("a", version.version, [(250, memoryview(room))])
+    assert bytes(room) == bytes(range(250)) * 80
+    assert len(pauses) == 4
+    shorten(monkeypatch, 1000)
+    assert client.perform(Get("a")).status is Status.NO_ANSWER
+    with pytest.raises(OSError, match="19999 bytes came of 20000"):
+        client.read_into("a", version.version, [(250, memoryview(room))])
+
+
+def test_another_version_is_not_read(client: ObstoreClient) -> None:
+    old = client.perform(Put("a", bytes(1000))).found
+    client.perform(Put("a", bytes(1000)))
+    assert old is not None
+    with pytest.raises(FileNotFoundError):
+        client.read_into("a", old.version, [(0, memoryview(bytearray(10)))])
+    client.perform(Delete(("a",)))
+    with pytest.raises(FileNotFoundError):
+        client.read_into("a", old.version, [(0, memoryview(bytearray(10)))])
+
+
+def test_an_empty_object_and_one_that_ignores_ranges_are_read(
+    client: ObstoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.perform(Put("empty", b""))
+    assert client.perform(Get("empty")).data == b""
+    client.perform(Put("a", bytes(range(200))))
+    for most in (None, 7, 200, 300):
+        fail(monkeypatch, "get", GenericError("Generic S3 error: Received non-partial response when range requested"))
+        assert client.perform(Get("a", most)).data == bytes(range(200))[:most]
+
+
+def test_requests_at_once_are_bounded(client: ObstoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, running, most = threading.Lock(), [0], [0]
+
+    def head(store: Any, name: str) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.005)
+        with lock:
+            running[0] -= 1
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(obstore, "head", head)
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(lambda number: client.perform(Head(f"{number}")), range(120)))
+    assert {answer.status for answer in answers} == {Status.MISSING}
+    assert 1 < most[0] <= 16
+
+
+def test_many_names_are_deleted_in_few_requests(client: ObstoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fail(monkeypatch, "delete")
+    names = tuple(f"a/{number}" for number in range(2500))
+    for name in names[:3]:
+        client.perform(Put(name, b"x"))
+    assert client.perform(Delete(names)).status is Status.DONE
+    assert len(calls) == 3
+    assert client.perform(List("a/")).listed == []
+    # GCS and Azure tell of one that is gone, and may stop there.
+    client.perform(Put("b", b"x"))
+    fail(monkeypatch, "delete", FileNotFoundError("Object at location a not found"))
+    assert client.perform(Delete(("a", "b"))).status is Status.DONE
+    assert client.perform(Head("b")).status is Status.MISSING
+
+
+def test_names_are_listed_by_any_prefix(client: ObstoreClient) -> None:
+    for name in ("run/a", "run/ab", "run/b", "run/ab/c", "run/ab/d/e", "runs"):
+        client.perform(Put(name, b"x"))
+    answer = client.perform(List("run/a"))
+    assert [found.name for found in answer.listed] == ["run/a", "run/ab"]
+    assert answer.places == ["run/ab"]
+    deep = client.perform(List("run/ab", deep=True))
+    assert sorted(found.name for found in deep.listed) == ["run/ab", "run/ab/c", "run/ab/d/e"]
+    assert client.perform(List("nothing/")).listed == []
+    assert max(found.name for found in client.perform(List("", deep=True)).listed) == "runs"
+
+
+def test_without_the_right_to_list_what_is_denied_is_absent(
+    client: ObstoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = PermissionDeniedError(says("403 Forbidden", "<Code>AccessDenied</Code>"))
+    fail(
+        monkeypatch,
+        "get",
+        denied,
+        denied,
+        PermissionDeniedError(says("403 Forbidden", "<Code>InvalidAccessKeyId</Code>")),
+    )
+    with pytest.raises(PermissionError):
+        client.perform(Get("a"))
+    fail(monkeypatch, "list_with_delimiter", denied)
+    with pytest.raises(PermissionError):
+        client.perform(List("a/"))
+    assert client.perform(Get("a")).status is Status.MISSING
+    with pytest.raises(PermissionError):
+        client.perform(Get("a"))
+
+
+def test_only_uploads_to_this_machine_or_by_https_are_unsigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unsigned(endpoint: str | None, **config: Any) -> Any:
+        more: Any = {} if endpoint is None else {"endpoint": endpoint}
+        store = S3Store("b", access_key_id="x", secret_access_key="y", **more, **config)
+        return StoreVariants(store, 30).parts(16 << 20).config.get("unsigned_payload", False)
+
+    assert unsigned("http://127.0.0.1:9000") in {True, "true"}
+    assert unsigned("https://example.org") in {True, "true"}
+    assert unsigned(None) in {True, "true"}
+    assert not unsigned("http://example.org")
+    assert unsigned("https://example.org", unsigned_payload=False) in {False, "false"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://example.org")
+    assert not unsigned(None)
+
+
+def test_the_time_that_a_request_may_take_grows_with_its_size() -> None:
+    store = S3Store("b", access_key_id="x", secret_access_key="y", client_options={"timeout": "7s", "user_agent": "t"})
+    variants = StoreVariants(store, 30)
+    small, large = variants.single(1000), variants.single(12 << 20)
+    assert (small.client_options["timeout"], large.client_options["timeout"]) == ("30000ms", "94000ms")
+    assert small.client_options["user_agent"] == "t"
+    assert small.retry_config["max_retries"] == 0
+    assert variants.single(2000) is small
+    assert variants.parts(16 << 20).retry_config["max_retries"] > 0
+
+
+def test_an_upload_whose_last_answer_was_lost_is_looked_at(
+    client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = FileNotFoundError(says("404 Not Found", "<Code>NoSuchUpload</Code>"))
+    with monkeypatch.context() as patched:
+        fail(patched, "put", lost)
+        with pytest.raises(OSError, match="NoSuchUpload"):
+            client.put_parts("a", [b"treering"], 8)
+    client.perform(Put("a", b"treering"))
+    with monkeypatch.context() as patched:
+        fail(patched, "put", lost, lost)
+        client.put_parts("a", [b"treering"], 8)
+        with pytest.raises(OSError, match="NoSuchUpload"):
+            client.put_parts("a", [b"treerings"], 9)
+
+
+class Halt(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("error", [ValueError("a leaf cannot be read"), Halt()])
+def test_an_error_of_what_makes_the_bytes_is_raised_as_it_is(error: BaseException, client: ObstoreClient) -> None:
+    def make() -> Iterator[bytes]:
+        yield bytes(1 << 20)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        client.put_parts("a", make(), 2 << 20)
+    assert caught.value is error
+    assert client.perform(Head("a")).status is Status.MISSING
+    for count in (7, 9):
+        with pytest.raises(OSError, match="announced"):
+            client.put_parts("a", [b"treering"], count)
+    assert writing._SLOTS._value == writing._SLOTS._initial_value  # type: ignore[attr-defined]
+
+
+def test_data_get_their_storage_class_and_documents_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ObstoreClient(MemoryStore(), "s3://bucket", storage_class="STANDARD_IA")
+    calls = fail(monkeypatch, "put")
+    data = f"run/data-{'0' * 16}-00000-of-00001.safetensors"
+    client.perform(Put(data, b"x"))
+    client.perform(Put("run/treering.json", b"x"))
+    client.put_parts(data, [b"x"], 1)
+    classes = [options["attributes"].get("Storage-Class") for _, options in calls]
+    assert classes == ["STANDARD_IA", None, "STANDARD_IA"]
+    assert [options["attributes"].get("Cache-Control") for _, options in calls] == ["no-store", "no-store", None]
+
+
+def test_times_are_those_of_the_bucket() -> None:
+    moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    meta = {"path": "a", "size": 1, "last_modified": moment, "e_tag": '"x"', "version": "17"}
+    found = obstore_requests.listed(meta)
+    assert (found.modified, found.version) == (moment.timestamp(), ObjectVersion('"x"', "17"))
+    # What S3 calls a version is the name of an old content, not a condition.
+    assert obstore_requests.version_of({**meta, "version": "null"}) == ObjectVersion('"x"')
