@@ -392,3 +392,11 @@ def test_times_are_those_of_the_bucket() -> None:
     assert (found.modified, found.version) == (moment.timestamp(), ObjectVersion('"x"', "17"))
     # What S3 calls a version is the name of an old content, not a condition.
     assert obstore_requests.version_of({**meta, "version": "null"}) == ObjectVersion('"x"')
+
+
+def test_a_forked_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = StoreVariants(S3Store("b", access_key_id="x", secret_access_key="y"), 30)
+    variants.single(0)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(OSError, match="forked from one that has used a bucket"):
+        variants.single(0)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import PurePath
 
 import obstore.store
+import pytest
 
-from treering._store.api import Store
+from treering._codec.key_document import INDEX_FORM, placeholder
+from treering._store.api import Kind, Outcome, Store, Version
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory_bucket import MemoryBucket
+from treering._store.objects.requests import Answer, ObjectVersion, Put, Request, Status
+from treering._store.objects.root import ObjectRoot
 from treering._store.objects.store import ObjectStore
 from treering.testing import StoreContract
 
@@ -27,3 +31,146 @@ class TestObjectStoreByObstore(StoreContract):
     def make_store(self) -> Store:
         client = ObstoreClient(obstore.store.MemoryStore(), "memory://bucket")
         return ObjectStore(client, "runs/a/", PurePath("runs/a"))
+
+
+def test_what_stands_for_a_folder_is_no_name() -> None:
+    bucket = MemoryBucket()
+    for name in ("runs/a/", "runs/a/step/", "runs/a/data", "runs/ab"):
+        bucket.perform(Put(name, b""))
+    store = ObjectStore(bucket, "runs/a/", PurePath("runs/a"))
+    assert (store.names(), store.places()) == (["data", "step"], ["step"])
+    assert [entry.name for entry in store.list()] == ["data"]
+
+
+def test_a_name_is_a_place_too() -> None:
+    store = ObjectStore(MemoryBucket(), "", PurePath("bucket"))
+    store.put("a", b"x")
+    store.at("a").put("b", b"y")
+    assert (store.names(), store.places()) == (["a"], ["a"])
+    root = ObjectRoot(lambda path: (store.client, str(path)))
+    found = root.find(PurePath("a"))
+    assert found is not None
+    assert found.is_file
+
+
+def test_a_place_is_what_others_begin_with() -> None:
+    bucket = MemoryBucket()
+    bucket.perform(Put("runs/a/data", b"x"))
+    root = ObjectRoot(lambda path: (bucket, "" if str(path) == "." else str(path)))
+    kinds = {name: root.find(PurePath(name)) for name in (".", "runs", "runs/a", "runs/b", "run")}
+    assert {name: found and found.kind for name, found in kinds.items()} == {
+        ".": Kind.PLACE,
+        "runs": Kind.PLACE,
+        "runs/a": Kind.PLACE,
+        "runs/b": None,
+        "run": None,
+    }
+    root.write_file(PurePath("runs/file"), [b"tree", b"ring"], 8)
+    with root.open_file(PurePath("runs/file")) as file:
+        assert file.read(0, 8) == b"treering"
+
+
+def test_the_marker_of_another_attempt_stays() -> None:
+    store = ObjectStore(MemoryBucket(), "", PurePath("bucket"))
+    store.put("marker", b"of another one")
+    claim = store.claim("marker", "document", None)
+    with pytest.raises(FileExistsError):
+        claim.make()
+    claim.withdraw()
+    assert store.get("marker") == b"of another one"
+
+
+def test_a_claim_on_nothing_begins_again_where_another_was_faster() -> None:
+    store = ObjectStore(MemoryBucket(), "", PurePath("bucket"))
+    store.put("document", b"an index")
+    claim = store.claim("marker", "document", None)
+    with pytest.raises(FileNotFoundError):
+        claim.make()
+    claim.withdraw()
+    assert store.names() == ["document"]
+
+
+def test_the_time_is_that_of_the_bucket() -> None:
+    bucket = MemoryBucket(clock=lambda: 5000.0)
+    store = ObjectStore(bucket, "", PurePath("bucket"))
+    assert 5000.0 <= store.now() < 5060.0
+    assert store.names() == []
+    # A marker that was put just now saves the rest.
+    bucket = MemoryBucket(clock=lambda: 7000.0)
+    store = ObjectStore(bucket, "", PurePath("bucket"))
+    store.claim("marker", "document", None).make()
+    assert 7000.0 <= store.now() < 7060.0
+
+
+def test_a_tombstone_is_deleted_only_a_day_later_and_where_that_was_tried() -> None:
+    time = [1000.0]
+    store = ObjectStore(MemoryBucket(clock=lambda: time[0]), "", PurePath("bucket"))
+    store.replace("treering.json", placeholder())
+    version = version_of(store)
+    assert store.remove("treering.json", version) is Outcome.LOST
+    store.claim("marker", "document", None).make()
+    assert store.remove("treering.json", version) is Outcome.LOST
+    later = ObjectStore(MemoryBucket(clock=lambda: time[0]), "", PurePath("bucket"))
+    later.replace("treering.json", placeholder())
+    time[0] += 90_000
+    later.claim("marker", "document", None).make()
+    assert later.remove("treering.json", version_of(later)) is Outcome.DONE
+    assert later.remove("treering.json", version_of(later)) is Outcome.DONE
+    later.replace("treering.json", b"an index")
+    assert later.remove("treering.json", version_of(later)) is Outcome.LOST
+
+
+@pytest.mark.parametrize("happens", [True, False])
+def test_an_answer_that_is_lost_is_found_out(happens: bool) -> None:
+    bucket = ForgetfulBucket(happens=happens)
+    store = ObjectStore(bucket, "", PurePath("bucket"))
+    store.create("data", [b"tree"], 4)
+    store.put("document", b"base 0")
+    assert store.replace("document", b"mine 1", store.read("document").version) is Outcome.DONE  # type: ignore[union-attr]
+    assert store.replace("other", b"mine 2", None) is Outcome.DONE
+    assert [store.get(name) for name in ("data", "document", "other")] == [b"tree", b"mine 1", b"mine 2"]
+    claim = store.claim("marker", "treering.json", None)
+    claim.make()
+    claim.prepare(INDEX_FORM.encode([("attempt", "0" * 16), ("files", []), ("replaces", [])]))
+    assert claim.commit() is Outcome.DONE
+    assert sorted(store.names()) == ["data", "document", "other", "treering.json"]
+
+
+def test_what_stays_unknown_is_said_and_nothing_is_removed() -> None:
+    bucket = MemoryBucket()
+    bucket.patience = -1.0
+    store = ObjectStore(bucket, "", PurePath("bucket"))
+    claim = store.claim(".treering.json.0000000000000000.treering-tmp", "treering.json", None)
+    claim.make()
+    claim.prepare(b"{}")
+    silent = ForgetfulBucket(happens=False, times=1000)
+    claim._client = silent
+    assert claim.commit() is Outcome.UNKNOWN
+    claim._client = bucket
+    with pytest.raises(OSError, match="may yet happen"):
+        claim.committed()
+
+
+class ForgetfulBucket(MemoryBucket):
+    """A bucket that does not answer the first time that a change by condition is asked for."""
+
+    def __init__(self, *, happens: bool, times: int = 1) -> None:
+        super().__init__()
+        self._happens = happens
+        self._left: dict[str, int] = {}
+        self._times = times
+
+    def perform(self, request: Request) -> Answer:
+        if isinstance(request, Put) and request.condition is not None:
+            left = self._left.setdefault(request.name, self._times)
+            self._left[request.name] = left - 1
+            if left > 0:
+                if self._happens:
+                    super().perform(request)
+                return Answer(Status.NO_ANSWER, reason="reset")
+        return super().perform(request)
+
+
+def version_of(store: ObjectStore) -> Version:
+    found = store.read("treering.json")
+    return ObjectVersion("gone") if found is None else found.version

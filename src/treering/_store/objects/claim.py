@@ -76,12 +76,14 @@ class ObjectClaim(Claim):
             self._base = found.version
         with contextlib.nullcontext() if self._client in _PROBED else _PROBING:
             probe = self._client not in _PROBED
-            self._made = True
             moment = time.monotonic()
-            drive(
-                self._client,
-                protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe),
-            )
+            steps = protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe)
+            self._made = True
+            try:
+                drive(self._client, steps)
+            except FileExistsError:
+                self._made = False  # it is of another one
+                raise
             _PROBED.add(self._client)
         _MARKERS[self._client] = self._marker, moment
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 import threading
 import urllib.parse
@@ -17,6 +18,8 @@ _ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_end
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
 _PART_RETRIES: Final = 6
+_users: Final[dict[str, int]] = {}
+"""The process that first used a bucket, of this one and those that it was forked from."""
 
 
 class StoreVariants:
@@ -44,6 +47,7 @@ class StoreVariants:
     def _variant(self, nbytes: int, *, parts: bool) -> Any:
         if not hasattr(self.store, "client_options"):
             return self.store
+        _require_own_threads()
         # Rounded up, so that there are few of them.
         size = 0 if nbytes <= _SMALL else 1 << (nbytes - 1).bit_length()
         with self._lock:
@@ -65,6 +69,17 @@ class StoreVariants:
         }
         provider = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
         return type(store)(prefix=store.prefix, config=config, client_options=options, retry_config=retries, **provider)
+
+
+def _require_own_threads() -> None:
+    """Refuse what would wait forever: a forked process has none of the threads of obstore.
+
+    Raises:
+        OSError: the process that it was forked from has used a bucket.
+    """
+    if _users.setdefault("first", os.getpid()) != os.getpid():
+        hint = "start it by 'spawn' or 'forkserver'"
+        raise OSError(errno.ENOTSUP, f"this process was forked from one that has used a bucket, and cannot: {hint}")
 
 
 def is_private(config: dict[str, Any]) -> bool:

@@ -70,7 +70,7 @@ class RequestFailure:
         if self.cause is Cause.DENIED:
             what = f"{shown} denies it to these credentials; check them and their rights"
             return PermissionError(errno.EACCES, f"{what} ({self.reason})")
-        return OSError(self.number, f"{shown} does not do it ({self.reason})")
+        return OSError(self.number, f"{shown} refuses it ({self.reason})")
 
 
 def failure_of(error: Exception) -> RequestFailure:
