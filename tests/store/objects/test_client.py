@@ -400,3 +400,27 @@ def test_a_forked_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(OSError, match="forked from one that has used a bucket"):
         variants.single(0)
+
+
+def test_credentials_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def provide() -> Any:
+        asked.append(1)
+        return {"access_key_id": "x", "secret_access_key": "y", "expires_at": None}
+
+    store = S3Store("b", region="r", endpoint="http://127.0.0.1:1", credential_provider=provide)
+    client = ObstoreClient(store, "s3://b")
+    stores: list[Any] = []
+
+    def put(store: Any, *_: Any, **__: Any) -> Any:
+        stores.append(store)
+        raise PermissionDeniedError(says("403 Forbidden", "<Code>ExpiredToken</Code>"))
+
+    monkeypatch.setattr(obstore, "put", put)
+    for wanted in (2, 3):
+        with pytest.raises(PermissionError, match="s3://b denies"):
+            client.perform(Put("a", b"x", Absent.ABSENT))
+        assert len(stores) == wanted
+    assert stores[0] is not stores[1]
+    assert stores[1] is stores[2]

@@ -9,6 +9,7 @@ import pytest
 
 from treering._codec.key_document import INDEX_FORM, placeholder
 from treering._store.api import Kind, Outcome, Store, Version
+from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, ObjectVersion, Put, Request, Status
@@ -149,6 +150,16 @@ def test_what_stays_unknown_is_said_and_nothing_is_removed() -> None:
     claim._client = bucket
     with pytest.raises(OSError, match="may yet happen"):
         claim.committed()
+
+
+def test_a_bucket_that_cannot_compare_keeps_its_tombstones() -> None:
+    client = ObstoreClient(obstore.store.MemoryStore(), "memory://bucket")
+    store = ObjectStore(client, "", PurePath("bucket"))
+    store.claim("marker", "document", None).make()
+    store.replace("treering.json", placeholder())
+    assert not deletes_versions(client)
+    assert store.remove("treering.json", version_of(store)) is Outcome.LOST
+    assert store.find("treering.json") is not None
 
 
 class ForgetfulBucket(MemoryBucket):

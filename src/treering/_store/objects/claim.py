@@ -18,6 +18,9 @@ from treering._store.objects.requests import Client, Delete, ObjectVersion, driv
 _PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """The buckets that are known to heed conditions."""
 
+_DELETING: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
+"""Those of them that have refused to delete another version; of others that is not known."""
+
 _MARKERS: Final[weakref.WeakKeyDictionary[Client, tuple[str, float]]] = weakref.WeakKeyDictionary()
 _JUST_NOW: Final = 30.0
 _PROBING: Final = threading.Lock()
@@ -35,9 +38,9 @@ def last_marker(client: Client) -> tuple[str, float] | None:
     return found if found is not None and time.monotonic() - found[1] < _JUST_NOW else None
 
 
-def heeds_conditions(client: Client) -> bool:
-    """Tell whether a save of this process has found that a bucket heeds conditions."""
-    return client in _PROBED
+def deletes_versions(client: Client) -> bool:
+    """Tell whether a save of this process has seen that a bucket refuses to delete another version."""
+    return client in _DELETING
 
 
 class ObjectClaim(Claim):
@@ -80,7 +83,8 @@ class ObjectClaim(Claim):
             steps = protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe)
             self._made = True
             try:
-                drive(self._client, steps)
+                if drive(self._client, steps):
+                    _DELETING.add(self._client)
             except FileExistsError:
                 self._made = False  # it is of another one
                 raise

@@ -178,16 +178,17 @@ class ObstoreClient:
 
     def _answer(self, call: Callable[[Any], Answer], nbytes: int = 0, *, once: bool = False) -> Answer:
         """Make a request once, or until it is answered."""
-        store = self._stores.single(nbytes)
         deadline = time.monotonic() + self.patience
         pauses = _pauses()
         while True:
             try:
                 with _SLOTS:
                     TRAFFIC.add(requests=1)
-                    return call(store)
+                    return call(self._stores.single(nbytes))
             except Exception as error:  # noqa: BLE001 - what is none of the bucket's is raised again there
                 failure = failure_of(error)
+            if failure.cause is Cause.DENIED and self._stores.renew():
+                continue  # with new credentials; what was denied has not happened
             pause = next(pauses) * (_FIRST_SLOW_PAUSE / _FIRST_PAUSE if failure.slow_down else 1)
             pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             if once or failure.cause not in _AGAIN or time.monotonic() + pause > deadline:

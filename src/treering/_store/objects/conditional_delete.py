@@ -7,6 +7,7 @@ import errno
 import http.client
 import ssl
 import urllib.parse
+import urllib.request
 from typing import Any, Final
 
 import obstore
@@ -19,22 +20,23 @@ _TIMEOUT: Final = 20.0
 _SIGNING: Final = frozenset({"S3Store", "AzureStore"})
 # Servers and certificates that these requests would not know of.
 _NOT_OURS: Final = frozenset({"proxy_url", "root_certificate", "allow_invalid_certificates"})
-_REFUSED: Final = Answer(Status.REFUSED)
+_NOT_TRIED: Final = Answer(Status.REFUSED, sure=False)
 _STATUSES: Final = {200: Status.DONE, 202: Status.DONE, 204: Status.DONE, 404: Status.MISSING, 412: Status.REFUSED}
 
 
 def delete_version(store: Any, name: str, version: ObjectVersion) -> Answer:
-    """Remove an object of that version, once; REFUSED also where that cannot be done: then it stays.
+    """Remove an object of that version, once; where that cannot be asked for it stays: REFUSED, and not ``sure``.
 
     Raises:
         PermissionError: the bucket denies it.
     """
     options = getattr(store, "client_options", None) or {}
     if type(store).__name__ not in _SIGNING or not _NOT_OURS.isdisjoint(options):
-        return _REFUSED
+        return _NOT_TRIED
     url = urllib.parse.urlsplit(obstore.sign(store, "DELETE", name, _VALID))
-    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    connection = kind(url.hostname or "", url.port, timeout=_TIMEOUT, **_trust(url.scheme))
+    connection = _connect(url)
+    if connection is None:
+        return _NOT_TRIED
     try:
         connection.request("DELETE", f"{url.path}?{url.query}", headers={"If-Match": version.e_tag})
         status = connection.getresponse().status
@@ -46,10 +48,22 @@ def delete_version(store: Any, name: str, version: ObjectVersion) -> Answer:
         raise PermissionError(errno.EACCES, f"{name!r} may not be removed by these credentials (HTTP {status})")
     if status in _STATUSES:
         return Answer(_STATUSES[status])
-    if status in {400, 405, 501}:
-        return _REFUSED
+    if status < 409 or status == 501:  # noqa: PLR2004 - it will not be done
+        return _NOT_TRIED
     return Answer(Status.NO_ANSWER, reason=f"HTTP {status}")
 
 
-def _trust(scheme: str) -> dict[str, Any]:
-    return {"context": ssl.create_default_context()} if scheme == "https" else {}
+def _connect(url: urllib.parse.SplitResult) -> http.client.HTTPConnection | None:
+    """Connect to a server; None where that does not work from here, though it may for obstore."""
+    host = url.hostname or ""
+    if urllib.request.getproxies().get(url.scheme) and not urllib.request.proxy_bypass(host):
+        return None
+    connection = http.client.HTTPConnection(host, url.port, timeout=_TIMEOUT)
+    if url.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(host, url.port, timeout=_TIMEOUT, context=context)
+    try:
+        connection.connect()
+    except OSError:
+        return None
+    return connection

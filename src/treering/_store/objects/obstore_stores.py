@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import errno
+import math
 import os
 import threading
+import time
 import urllib.parse
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ _ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_end
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
 _PART_RETRIES: Final = 6
+_RENEWED_EVERY: Final = 60.0
 _users: Final[dict[str, int]] = {}
 """The process that first used a bucket, of this one and those that it was forked from."""
 
@@ -34,7 +37,17 @@ class StoreVariants:
         self.store = store
         self._timeout = timeout
         self._lock = threading.Lock()
+        self._renewed = -math.inf
         self._opened: dict[tuple[int, bool], Any] = {}
+
+    def renew(self) -> bool:
+        """Forget all but the store itself, so that credentials are asked for anew; False where that was just done."""
+        with self._lock:
+            if not self._opened or time.monotonic() - self._renewed < _RENEWED_EVERY:
+                return False
+            self._renewed = time.monotonic()
+            self._opened.clear()
+            return True
 
     def single(self, nbytes: int) -> Any:
         """Return it for a request that moves so many bytes and is made once."""

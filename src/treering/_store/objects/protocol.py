@@ -76,7 +76,7 @@ def find_base(key: str, expired: Expired) -> Steps[Content]:
         yield next(pauses)
 
 
-def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *, probe: bool) -> Steps[None]:
+def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *, probe: bool) -> Steps[bool]:
     """Put the marker of an attempt there, before any of its data.
 
     Args:
@@ -85,6 +85,9 @@ def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *,
         base: the version of the key that the attempt is based on.
         expired: when to stop asking again.
         probe: whether to find out with it that the endpoint heeds conditions: at the first save to it.
+
+    Returns:
+        Whether the probe has seen that the endpoint refuses to delete another version.
 
     Raises:
         FileExistsError: another marker is there.
@@ -105,11 +108,10 @@ def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *,
         if expired():
             raise _unanswered("the marker could not be created", answer)
         yield next(pauses)
-    if probe:
-        yield from _probe(key, marker, data, base, expired)
+    return (yield from _probe(key, marker, data, base, expired)) if probe else False
 
 
-def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Expired) -> Steps[None]:
+def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Expired) -> Steps[bool]:
     """Try with the marker what the endpoint has to refuse, then what it has to do."""
     # The base is a version of this bucket, and never that of the marker.
     wrong: tuple[tuple[Put | Delete, str], ...] = (
@@ -117,8 +119,10 @@ def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Exp
         (Put(marker, data, base), "replaced an object of another version (If-Match)"),
         (Delete((marker,), base), "removed an object of another version (If-Match)"),
     )
+    deletes = False
     for request, what in wrong:
         answer = yield from _answered(request, expired)
+        deletes = answer.status is Status.REFUSED and answer.sure
         if answer.status is Status.DONE:
             yield from _accuse(key, marker, base, expired, f"the server {what}")
     found = yield from read(marker, expired)
@@ -131,6 +135,7 @@ def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Exp
         found = yield from read(marker, expired)
         if found is None or found.data != data:
             raise _vanished()
+    return deletes
 
 
 def _accuse(key: str, marker: str, base: ObjectVersion, expired: Expired, what: str) -> Steps[None]:

@@ -15,7 +15,7 @@ from treering._codec.key_document import is_tombstone
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
 from treering._store.objects import protocol
-from treering._store.objects.claim import ObjectClaim, heeds_conditions, last_marker, patience
+from treering._store.objects.claim import ObjectClaim, deletes_versions, last_marker, patience
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import (
     Absent,
@@ -163,7 +163,7 @@ class ObjectStore(Store):
         if expected is ANY:
             self._ask(Delete((self._prefix + name,)))
             return Outcome.DONE
-        if not heeds_conditions(self.client):
+        if not deletes_versions(self.client):
             return Outcome.LOST
         key, now = self._prefix + name, self.now()
         return drive(self.client, protocol.delete_tombstone(key, version_of(expected), now, patience(self.client)))
