@@ -424,3 +424,14 @@ def test_credentials_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) ->
         assert len(stores) == wanted
     assert stores[0] is not stores[1]
     assert stores[1] is stores[2]
+
+
+def test_options_of_the_connection_in_the_environment_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_CONNECT_TIMEOUT", "7s")
+    monkeypatch.setenv("GOOGLE_PROXY_URL", "http://127.0.0.1:1")
+    given = S3Store("b", access_key_id="x", secret_access_key="y", client_options={"connect_timeout": "3s"})
+    options = StoreVariants(given, 30).single(0).client_options
+    assert options["allow_http"] in {True, "true"}
+    assert options["connect_timeout"] == "3s"
+    assert "proxy_url" not in options

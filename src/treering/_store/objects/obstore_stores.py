@@ -18,6 +18,22 @@ _SMALL: Final = 1 << 20
 _STALLED: Final = "20s"
 _ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_VARIABLES: Final = {"S3Store": "AWS_", "GCSStore": "GOOGLE_", "AzureStore": "AZURE_"}
+_CLIENT_OPTIONS: Final = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "http1_only",
+    "http2_only",
+    "pool_idle_timeout",
+    "pool_max_idle_per_host",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "proxy_url",
+    "read_timeout",
+    "user_agent",
+)
+"""Options of the connection that obstore reads from the environment, but not beside others that it is given."""
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
 _PART_RETRIES: Final = 6
 _RENEWED_EVERY: Final = 60.0
@@ -70,7 +86,9 @@ class StoreVariants:
 
     def _open(self, timeout: float, *, parts: bool) -> Any:
         store = self.store
-        options = {"read_timeout": _STALLED, **(store.client_options or {}), "timeout": f"{round(timeout * 1000)}ms"}
+        options = {"read_timeout": _STALLED, **environment_options(type(store).__name__)}
+        options |= store.client_options or {}
+        options["timeout"] = f"{round(timeout * 1000)}ms"
         config = dict(store.config)
         if parts and type(store).__name__ == "S3Store" and _UNSIGNED.isdisjoint(config) and is_private(config):
             config["unsigned_payload"] = True
@@ -93,6 +111,18 @@ def _require_own_threads() -> None:
     if _users.setdefault("first", os.getpid()) != os.getpid():
         hint = "start it by 'spawn' or 'forkserver'"
         raise OSError(errno.ENOTSUP, f"this process was forked from one that has used a bucket, and cannot: {hint}")
+
+
+def environment_options(kind: str) -> dict[str, str]:
+    """Return the options of the connection that the environment has for a kind of store.
+
+    Example:
+        >>> environment_options("MemoryStore")
+        {}
+    """
+    prefix = _VARIABLES.get(kind)
+    names = {} if prefix is None else {f"{prefix}{option.upper()}": option for option in _CLIENT_OPTIONS}
+    return {option: os.environ[name] for name, option in names.items() if name in os.environ}
 
 
 def is_private(config: dict[str, Any]) -> bool:
