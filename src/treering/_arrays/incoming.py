@@ -47,6 +47,9 @@ class DataReader(Protocol):
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on."""
 
+    def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:
+        """Fill the buffers anew; False where the same bytes would come."""
+
     def map(self) -> ReadableBuffer:
         """Map the whole file, read-only."""
 
@@ -218,10 +221,14 @@ class StoredArrays:
         """Compare blocks of a chunk, from byte ``start`` of it on, with their checksums."""
         if not self.index.verified:
             return
-        block = self.index.chunks.block[chunk]
+        columns = self.index.chunks
+        block = columns.block[chunk]
         found = block_checksums(data, block)
         first = self._first_checksum[chunk] + start // block
         wanted = self.index.checksums[first : first + len(found)]
+        if found != wanted and not data.readonly:
+            file = self._file(columns.file[chunk])
+            found = block_checksums(data, block) if file.refetch([(columns.offset[chunk] + start, data)]) else found
         if found != wanted:
             number = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
             raise damage_error(self.index, chunk, start // block + number, found[number])

@@ -19,6 +19,7 @@ _Read = TypeVar("_Read")
 DIGEST: Final = re.compile(r"xxh3-128:[0-9a-f]{32}")
 """The digest of a document, as text."""
 
+_ANY_FIRST_LINE: Final = re.compile(rb'\{"[^"\\]{1,64}": [1-9][0-9]{0,8}, "digest": "(xxh3-128:[0-9a-f]{32})",\n')
 _FIRST_LINE: Final = r'\{"%s": ([1-9][0-9]{0,8}), "digest": "(xxh3-128:[0-9a-f]{32})",\n'
 _OTHER_VERSION: Final = r'\{"%s": ([1-9][0-9]{0,8})[,}]'
 
@@ -85,8 +86,7 @@ class SignedForm:
 
     def is_whole(self, data: bytes) -> bool:
         """Tell whether the digest of a document is right, whichever version wrote it."""
-        first = self._first_line(data)
-        return first is not None and digest((data[: first.start(2)], data[first.end(2) :])) == first[2].decode()
+        return self._first_line(data) is not None and is_whole(data)
 
     def read_digest(self, head: bytes) -> str | None:
         """Return the digest in the first line of a document; None when that is no first line."""
@@ -108,3 +108,15 @@ class SignedForm:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
             raise Corrupt(f"{self.name} is damaged: {problem}")
         return parse_json(decode_text(data, self.name, "ASCII"), self.name)
+
+
+def is_whole(data: bytes) -> bool:
+    """Tell whether the digest of a document of any form is right.
+
+    Example:
+        >>> data = SignedForm("note", 1, "the note", hint="").encode([("text", "tree")])
+        >>> is_whole(data), is_whole(data[:-1])
+        (True, False)
+    """
+    first = _ANY_FIRST_LINE.match(data)
+    return first is not None and digest((data[: first.start(1)], data[first.end(1) :])) == first[1].decode()

@@ -132,6 +132,10 @@ class Reader(Closable):
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each writable buffer with the bytes from its offset on."""
 
+    def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:
+        """Fill the buffers anew after what came was not what was saved; False where the same would come again."""
+        return False
+
     @abc.abstractmethod
     def map(self) -> mmap.mmap | bytes:
         """Return all bytes, read-only: a mapping where the store can."""

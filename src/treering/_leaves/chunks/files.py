@@ -335,6 +335,10 @@ class ChunkFile:
         with self.using() as file, self._named():
             file.read_into(jobs)
 
+    def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:  # noqa: ARG002 - as a `DataReader`
+        """Return False: what a disk gave it would give again."""
+        return False
+
     def map(self) -> mmap | bytes:
         """Map the whole file."""
         with self.using() as file, self._named():

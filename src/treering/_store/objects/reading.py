@@ -137,6 +137,12 @@ class ObjectReader(Reader):
             with self._naming():
                 self._client.read_into(self._name, self.version, rest)
 
+    def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:
+        """Fill the buffers anew: a bit may have changed on the way."""
+        self._first = b""
+        self.read_into(jobs)
+        return True
+
     def map(self) -> bytes:
         """Return all bytes.
 

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Final
 
 from treering._codec.key_document import is_tombstone
+from treering._codec.signed import is_whole
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
 from treering._store.objects import protocol
@@ -109,7 +110,10 @@ class ObjectStore(Store):
 
     def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
         """Return an object, at most its first ``most`` bytes; None where there is none."""
-        answer = self._ask(Get(self._prefix + name, most if most < api.LARGEST_DOCUMENT else None))
+        whole = most >= api.LARGEST_DOCUMENT
+        answer = self._ask(Get(self._prefix + name, None if whole else most))
+        if whole and answer.data and not is_whole(answer.data):
+            answer = self._ask(Get(self._prefix + name))  # a bit may have changed on the way
         return None if answer.found is None else Document(answer.data, answer.found.version)
 
     def get(self, name: str) -> bytes | None:
