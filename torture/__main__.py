@@ -109,9 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     meeting.add_argument("--jobs", type=int, default=1, help="processes of this machine that simulate (1)")
     meeting.add_argument(
         "--store",
-        choices=("folder", "memory"),
+        choices=("folder", "memory", "bucket"),
         default="folder",
-        help="a folder with locks, or versions alone (folder)",
+        help="a folder with locks, versions alone, or a bucket that loses requests (folder)",
     )
     running = attacks.add_parser("run", help="kills of a training loop that saves in the background, and goes on")
     running.add_argument("--kills", type=int, default=500, help="how many (500)")

@@ -1,13 +1,15 @@
-"""A million schedules of the protocol by which processes save together, each drawn from a seed and judged."""
+"""A million schedules of a protocol of many programs, each drawn from a seed and judged."""
 
 from __future__ import annotations
 
 import collections
 import multiprocessing
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+from torture.bucket_programs import SOUND, BucketProtocol
+from torture.bucket_simulation import BucketSimulation
 from torture.memory_simulation import MemorySimulation
 from torture.simulated_folder import Violation
 from torture.simulation import Simulation
@@ -15,8 +17,14 @@ from torture.virtual_processes import REAL, Protocol
 
 __all__ = ["STORES", "Found", "schedules", "tried"]
 
-STORES = {"folder": Simulation, "memory": MemorySimulation}
-"""What the processes save into: a folder with locks, or the memory store, where versions alone decide."""
+STORES: dict[str, tuple[Callable[..., Any], Any]] = {
+    "folder": (Simulation, REAL),
+    "memory": (MemorySimulation, REAL),
+    "bucket": (BucketSimulation, SOUND),
+}
+"""What is saved into, and the protocol that is followed: processes save together into a folder with locks, or into the
+memory store, where versions alone decide; or many programs change a bucket whose requests get lost and come late.
+"""
 
 _BATCH = 500
 _SHOWN = 20
@@ -36,16 +44,17 @@ def tried(
     numbers: range,
     *,
     processes: int | None = None,
-    protocol: Protocol = REAL,
+    protocol: Protocol | BucketProtocol | None = None,
     enough: int | None = None,
     store: str = "folder",
 ) -> Found:
     """Run the schedules of these numbers; stop when enough of them broke a rule."""
     found = Found(collections.Counter(), [])
+    simulate, sound = STORES[store]
     for number in numbers:
         found.counts["schedules"] += 1
         try:
-            simulation = STORES[store](f"{seed}:{number}", protocol, processes)
+            simulation = simulate(f"{seed}:{number}", protocol or sound, processes)
             simulation.run()
             found.counts.update(simulation.counts)
         except Violation as error:

@@ -1,0 +1,194 @@
+"""Protocols for buckets that are broken on purpose: proof that the simulated schedules find what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from torture.bucket_programs import SOUND, Sweep
+from treering._codec.key_document import attempts_in, is_tombstone, placeholder, superseded_in, tombstone_of
+from treering._store.api import Held, Outcome
+from treering._store.objects import protocol as real
+from treering._store.objects.marker import read_marker
+from treering._store.objects.protocol import Content, Expired
+from treering._store.objects.requests import Absent, Delete, ObjectVersion, Put, Status, Steps
+from treering._values.checkpoint_names import INDEX
+
+__all__ = ["BROKEN_BUCKETS"]
+
+_NOTHING: Final = ObjectVersion("nothing")
+_EMPTY: Final = placeholder()
+
+
+# ------------------------------------------------------------------------------------------------------------- commit
+
+
+def take_absence_as_base(key: str, expired: Expired) -> Steps[Content]:
+    found = yield from real.read(key, expired)
+    return Content(_EMPTY, _NOTHING, 0.0) if found is None else found
+
+
+def commit_by_create(key: str, index: bytes, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
+    condition = Absent.ABSENT if base == _NOTHING else base
+    change = yield from real._swap(key, index, condition, lambda found: real._has_committed(found, attempt), expired)
+    return change.outcome
+
+
+def commit_without_condition(key: str, index: bytes, base: Any, _: str, expired: Expired) -> Steps[Outcome]:
+    found = yield from real.read(key, expired)
+    if found is None or found.version != base:
+        return Outcome.LOST
+    answer = yield Put(key, index)
+    return Outcome.DONE if answer.status is Status.DONE else Outcome.UNKNOWN
+
+
+def commit_and_compare(compare: Callable[[Content, bytes, str], Outcome | None]) -> Callable[..., Steps[Outcome]]:
+    def commit(key: str, index: bytes, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
+        change = yield from real._swap(key, index, base, lambda found: compare(found, index, attempt), expired)
+        return change.outcome
+
+    return commit
+
+
+def compare_bytes(found: Content, index: bytes, _: str) -> Outcome:
+    return Outcome.DONE if found.data == index else Outcome.LOST
+
+
+def compare_own_attempt(found: Content, _: bytes, attempt: str) -> Outcome:
+    return Outcome.DONE if attempt in real._attempts(found)[:1] else Outcome.LOST
+
+
+def commit_once(key: str, index: bytes, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
+    answer = yield Put(key, index, base)
+    if answer.status is Status.DONE:
+        return Outcome.DONE
+    outcome = yield from real.read_back(key, base, attempt, expired)
+    return Outcome.DONE if outcome is Outcome.DONE else Outcome.LOST
+
+
+def take_unknown_for_lost(key: str, index: bytes, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
+    outcome = yield from real.commit(key, index, base, attempt, expired)
+    return Outcome.LOST if outcome is Outcome.UNKNOWN else outcome
+
+
+def read_back_lost(key: str, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
+    outcome = yield from real.read_back(key, base, attempt, expired)
+    return Outcome.LOST if outcome is Outcome.UNKNOWN else outcome
+
+
+# -------------------------------------------------------------------------------------------------------------- sweep
+
+
+def sweep_without_base(key: str, marker: str, attempt: str, data: Sequence[str], expired: Expired) -> Steps[Held]:
+    found = yield from real.read(key, expired)
+    named = ("",) if found is None else real._attempts(found)
+    if not named:
+        return Held.UNKNOWN
+    yield Delete((marker,) if attempt in named else (*data, marker))
+    return Held.NO
+
+
+def sweep_all_but_own(key: str, marker: str, attempt: str, data: Sequence[str], expired: Expired) -> Steps[Held]:
+    begun = yield from real.read(marker, expired)
+    found = yield from real.read(key, expired)
+    base = None if begun is None else read_marker(begun.data)
+    own = () if found is None else real._attempts(found)[:1]
+    if base is None or found is None or base == found.version or not own or attempt in own:
+        return Held.UNKNOWN
+    yield Delete((*data, marker))
+    return Held.NO
+
+
+def sweep_against(found: Content | None) -> Sweep:
+    def sweep(_: str, marker: str, attempt: str, data: Sequence[str], expired: Expired) -> Steps[Held]:
+        begun = yield from real.read(marker, expired)
+        base = None if begun is None else read_marker(begun.data)
+        named = () if found is None else real._attempts(found)
+        if base is None or found is None or base == found.version or not named or attempt in named:
+            return Held.UNKNOWN
+        yield Delete((*data, marker))
+        return Held.NO
+
+    return sweep
+
+
+def read_key_first(key: str) -> Steps[Sweep]:
+    found = yield from real.read(key, lambda: True)
+    return sweep_against(found)
+
+
+def pretend_to_fence(key: str, expired: Expired) -> Steps[Any]:
+    found = yield from real.read(key, expired)
+    return _NOTHING if found is None else found.version
+
+
+def fence_anything(key: str, expired: Expired) -> Steps[Any]:
+    found = yield from real.read(key, expired)
+    if found is None or real._attempts(found):
+        return (yield from real.fence(key, expired))
+    answer = yield Put(key, found.data + b" ", found.version)
+    return answer.found and answer.found.version
+
+
+# ------------------------------------------------------------------------------------------------------------ removal
+
+
+def delete_blindly(key: str, expected: Any, now: float, expired: Expired) -> Steps[Outcome]:
+    found = yield from real.read(key, expired)
+    if found is None or found.version != expected or now - found.modified < real.LONGEST_DELAY:
+        return Outcome.LOST
+    if superseded_in(found.data) and any(one.files for one in superseded_in(found.data)):
+        return Outcome.LOST
+    yield Delete((key,))
+    return Outcome.DONE
+
+
+def delete_at_once(key: str, expected: Any, _: float, expired: Expired) -> Steps[Outcome]:
+    return (yield from real.delete_tombstone(key, expected, float("inf"), expired))
+
+
+def retire_without_condition(key: str, expected: Any, expired: Expired) -> Steps[Outcome]:
+    found = yield from real.read(key, expired)
+    if found is None or found.version != expected:
+        return Outcome.LOST
+    yield Put(key, tombstone_of(found.data, found.modified))
+    return Outcome.DONE
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+def put_the_same_placeholder(key: str, expired: Expired) -> Steps[Content]:
+    while True:
+        if (found := (yield from real.read(key, expired))) is not None:
+            return found
+        yield Put(key, _EMPTY, Absent.ABSENT)
+
+
+def swap_for_the_same(name: str, data: bytes, expected: Any, expired: Expired) -> Steps[Outcome]:
+    small = name.endswith(INDEX) and is_tombstone(data) and attempts_in(data)[0] == ""
+    return (yield from real.swap(name, _EMPTY if small else data, expected, expired))
+
+
+BROKEN_BUCKETS: Final = {
+    "commit by create": SOUND._replace(
+        find_base=take_absence_as_base, commit=commit_by_create, delete_tombstone=delete_at_once
+    ),
+    "unconditional commit": SOUND._replace(commit=commit_without_condition),
+    "rebasing after a refusal": SOUND._replace(rebases=True),
+    "read-back by bytes": SOUND._replace(commit=commit_and_compare(compare_bytes)),
+    "read-back of the own attempt alone": SOUND._replace(commit=commit_and_compare(compare_own_attempt)),
+    "the base is there, so it is lost": SOUND._replace(commit=commit_once),
+    "what is unknown is lost": SOUND._replace(commit=take_unknown_for_lost),
+    "what was interrupted is lost": SOUND._replace(read_back=read_back_lost),
+    "sweep by age without fence": SOUND._replace(fence=pretend_to_fence, sweep_aged=sweep_without_base),
+    "markers listed after the index is read": SOUND._replace(look_first=read_key_first),
+    "sweep of what is superseded": SOUND._replace(sweep=sweep_all_but_own),
+    "fence of what cannot be read": SOUND._replace(fence=fence_anything),
+    "blind delete of a tombstone": SOUND._replace(delete_tombstone=delete_blindly),
+    "delete of a young tombstone": SOUND._replace(delete_tombstone=delete_at_once),
+    "unconditional removal": SOUND._replace(retire=retire_without_condition),
+    "versions that recur": SOUND._replace(find_base=put_the_same_placeholder, swap=swap_for_the_same),
+    "no grace": SOUND._replace(grace=False),
+}
+"""What is wrong, and the protocol that does it."""
