@@ -73,7 +73,7 @@ class ObjectClaim(Claim):
             OSError: the bucket refused, or does not heed conditions.
         """
         if self._base is None:
-            found = drive(self._client, protocol.find_base(self._key, patience(self._client)))
+            found = drive(self._client, protocol.find_base(self._key, patience(self._client), absent=True))
             if not is_tombstone(found.data):
                 raise FileNotFoundError(errno.ENOENT, "another writer saved there meanwhile")
             self._base = found.version

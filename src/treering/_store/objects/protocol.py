@@ -56,24 +56,26 @@ class Change(NamedTuple):
     """The version that it made; None where another one has followed it, and where it is not known to have happened."""
 
 
-def find_base(key: str, expired: Expired) -> Steps[Content]:
+def find_base(key: str, expired: Expired, *, absent: bool = False) -> Steps[Content]:
     """Return what an attempt at the key is based on: the index or tombstone there, or a placeholder that it puts there.
 
-    The caller compares it with what it saw before: another writer may have put an index there meanwhile.
+    The caller compares it with what it saw before: another writer may have put an index there meanwhile. ``absent``
+    says that it saw nothing there, so the placeholder can be put at once.
     """
     pauses = _pauses()
-    while True:
-        found = yield from read(key, expired)
-        if found is not None:
-            return found
+    found = None if absent else (yield from read(key, expired))
+    while found is None:
         # A new nonce each time: were it put a second time, the version of an old placeholder would recur.
-        yield Put(key, placeholder(), Absent.ABSENT)
+        data = placeholder()
+        answer = yield Put(key, data, Absent.ABSENT)
+        if answer.status is Status.DONE and answer.found is not None:
+            return Content(data, answer.found.version, answer.found.modified)
         found = yield from read(key, expired)
-        if found is not None:
-            return found
-        if expired():
-            raise _unanswered("the key could not be created")
-        yield next(pauses)
+        if found is None:
+            if expired():
+                raise _unanswered("the key could not be created", answer)
+            yield next(pauses)
+    return found
 
 
 def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *, probe: bool) -> Steps[bool]:
