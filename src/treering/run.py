@@ -410,13 +410,17 @@ class Run:
         """
         self._state.wait(timeout)
 
-    def close(self) -> None:
+    def close(self, *, sweep: bool = False) -> None:
         """Wait for everything, as ``wait`` does, and restore signal handlers. The run still loads, but saves no more.
 
+        Args:
+            sweep: whether to remove what superseded and removed steps have left for readers in a bucket, as far as
+                their grace is over, and what dead processes left; ``gc`` does it too. On disk nothing waits.
+
         Raises:
-            TreeringError: a save of this run failed.
+            TreeringError: a save of this run failed, or something could not be removed.
         """
-        self._state.close()
+        self._state.close(sweep=sweep)
         self._state.warn()
 
     def __enter__(self) -> Self:

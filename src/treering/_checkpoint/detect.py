@@ -13,9 +13,9 @@ from typing import Final
 
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
+from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_seen, is_url, located, open_file, root_of
 from treering._store.run_folder import RunFolder
-from treering._values.checkpoint_names import INDEX
 from treering._values.human import near
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
@@ -172,7 +172,7 @@ def _instead_of(place: Path) -> str | None:
 
 def _folder(place: Path) -> Form:
     # Where there is no index at all, opening the folder says what is there instead.
-    if find_at(place / INDEX, follow=False):
+    if find_index_at(place, follow=False):
         return Form.CHECKPOINT
     if any(find_at(place / name, follow=False) for name in _LEAVES):
         return Form.LEAVES

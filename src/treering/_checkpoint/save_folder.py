@@ -70,7 +70,9 @@ def commit_index(folder: CheckpointFolder, index: Index, headers: Sequence[bytes
     """Commit what the index says was written."""
     digests = file_digests(index, headers)
     files = [dataclasses.replace(file, digest=found) for file, found in zip(index.files, digests, strict=True)]
-    document = encode_index(dataclasses.replace(index, files=files, replaces=folder.superseded))
+    document = encode_index(
+        dataclasses.replace(index, files=files, replaces=folder.superseded, superseded=folder.waiting)
+    )
     watch.claim()
     with phase("save/commit"):
         folder.commit(document)

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Self
 
 from treering._checkpoint.joined_folder import AttemptFiles
+from treering._checkpoint.waiting import NOTHING, list_names, listed_names, remove_data, supersede
+from treering._codec.key_document import Superseded, is_tombstone
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, stale_messages
 from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
 from treering._store.failures import naming, with_errno
-from treering._store.open_folder import index_document
+from treering._store.open_folder import index_document, is_removed, key_content
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
 from treering.errors import Busy, Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError, Unsupported
@@ -37,8 +39,10 @@ class CheckpointFolder(AttemptFiles):
     """One save into the folder at ``path``, a context manager: left without ``commit``, it leaves what was there.
 
     Attributes:
-        superseded: data files that nothing needs once this save is committed. The new index must list them, for
+        superseded: data files that no reader that begins after the commit needs. The new index must list them, for
             they may survive the removal.
+        waiting: those of them that stay for readers that began before, where the store has a grace for these. The new
+            index must list them too.
 
     Args:
         path: the folder, made if it is missing; a link to a folder stays a link.
@@ -76,6 +80,11 @@ class CheckpointFolder(AttemptFiles):
     ) -> None:
         super().__init__(path, secrets.token_hex(8) if attempt is None else attempt)
         self.superseded: tuple[str, ...] = ()
+        self.waiting: tuple[Superseded, ...] = ()
+        self._going: tuple[str, ...] = ()
+        self._is_first = False
+        self._modified = 0.0
+        self._key = b""
         self._overwrite = overwrite
         self._names_in = names_in
         self._live = live
@@ -147,7 +156,7 @@ class CheckpointFolder(AttemptFiles):
             except FileNotFoundError as error:
                 raise self._refuse("another process removed the new files") from error
             if outcome is Outcome.LOST:
-                raise self._exists() if self._old is None else self._refuse("another process saved there meanwhile")
+                raise self._exists() if self._is_first else self._refuse("another process saved there meanwhile")
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, "no answer came to the commit: the new content may be in place")
         try:
@@ -155,9 +164,7 @@ class CheckpointFolder(AttemptFiles):
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
             raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
-        for name in self.superseded:
-            with contextlib.suppress(OSError):  # the index lists it: the next save tries again
-                store.remove(name)
+        remove_data(store, self._going)  # the index lists them: the next save tries again
 
     def _begin(self) -> None:
         """Make the place, keep others out, look at it, put the marker there, sweep."""
@@ -171,10 +178,12 @@ class CheckpointFolder(AttemptFiles):
                 raise self._refuse("another process is saving to this checkpoint", hint)
             if not store.is_current():
                 raise _Vanished
-            names = store.names()
+            names = list_names(store)
             found = store.find(INDEX)
             self._old = None if found is None else found.version
-            listed = self._only_leftovers(names) if found is None else self._listed(found)
+            self._modified, self._key = 0.0 if found is None else found.modified, b""
+            self._is_first = found is None or is_removed(store, found)
+            listed = self._listed(found) if found is not None and not self._is_first else self._removed(names, found)
             self._claim = store.claim(checkpoint_names.journal_of(self.attempt), INDEX, self._old)
             self._claim.make()
         except FileNotFoundError as error:
@@ -193,30 +202,55 @@ class CheckpointFolder(AttemptFiles):
             raise self._exists()
         self._store.require_writable(INDEX)
         try:
-            index = index_document(self._store)
-            # What is listed is of this version, whatever was found before.
-            self._old = index.version
-            return tuple(self._names_in(index.data))
+            return tuple(self._names_in(self._read_key()))
         except TreeringError as error:
             if isinstance(error, OSError):
                 raise
             return None
 
-    def _only_leftovers(self, names: list[str]) -> tuple[str, ...]:
-        """Refuse a folder that holds anything but what dead attempts left there."""
+    def _removed(self, names: list[str], tombstone: Entry | None) -> tuple[str, ...]:
+        """Return the names that a tombstone lists; refuse a folder that holds anything but leftovers."""
+        listed = []
+        if tombstone is not None:
+            self._store.require_writable(INDEX)
+            try:
+                key = self._read_key()
+                if not is_tombstone(key):
+                    raise _Vanished  # another save is committed meanwhile
+                listed = listed_names(key)
+            except NotFound as error:
+                raise _Vanished from error
+            except (Corrupt, Format, Unsupported):
+                pass  # it lists nothing that could be read
+        self._require_only_leftovers(names, listed)
+        return tuple(listed)
+
+    def _read_key(self) -> bytes:
+        """Return what is in the place of the index."""
+        key = key_content(self._store)
+        if self._store.grace and key.version != self._old:
+            raise _Vanished  # it was replaced since it was found: when, is not known
+        # What is listed is of this version, whatever was found before.
+        self._old, self._key = key.version, key.data
+        return key.data
+
+    def _require_only_leftovers(self, names: list[str], listed: Sequence[str]) -> None:
+        """Refuse a folder that holds anything but what dead attempts left there, and what a tombstone lists."""
         store = self._store
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
         ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_message, names)}
+        ours.update(listed if self._old is None else (INDEX, *listed))
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
+        # In a bucket data may arrive when their marker was swept; on disk others may have put such files there.
+        ours.update(filter(checkpoint_names.is_data, names) if store.flat else ())
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
-        for _, listed in listed_by_tombstones(store, names, self._names_in):
-            ours.update(listed)
+        for _, others in listed_by_tombstones(store, names, self._names_in):
+            ours.update(others)
         foreign = sorted(set(names) - ours)
         if foreign:
             what = f"it is not empty and holds no checkpoint ({foreign[0]!r} is there)"
             raise self._refuse(what, "save to a new or an empty folder", Exists)
-        return ()
 
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
         """Remove what dead attempts left, and what the old index had superseded; remember what this one supersedes."""
@@ -228,9 +262,14 @@ class CheckpointFolder(AttemptFiles):
             finish_removals(store, names, self._names_in, listed)
         # What is not swept may go on: its marker is there. It may also have come after the names were listed.
         sweep_messages(store, names, self._may_go_on)
+        if store.grace:
+            waiting = supersede(store, self._key, self._modified, names) if self._key else NOTHING
+            self.superseded, self.waiting, self._going = waiting.names, waiting.kept, waiting.past
+            return
         # Listed anew: where no lock keeps others out, the index may name data that came after the first listing.
-        present = set(store.names()) if listed else set[str]()
+        present = set(list_names(store)) if listed else set[str]()
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
+        self._going = self.superseded
 
     def _may_go_on(self, attempt: str) -> bool:
         live = attempt == self.attempt or attempt in self._live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
 from treering._cli.run_path import latest_of
@@ -91,14 +92,19 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
     step is shown; treering log shows the bytes of every step. The lines add up to the total, and no byte is counted
-    twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls.
+    twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls. In a
+    bucket, a last line says what superseded data wait for readers.
     """
     path = latest_of(path)
-    root = list_headers(path).root
+    listing = list_headers(path)
+    root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
     usage = measure_usage(layout)
+    waits = listing.notes if listing.form == Form.CHECKPOINT.value else ()
     if as_json:
-        write_lines(usage_json(layout, usage, {"file": path, "globs": globs, "depth": depth}))
+        head = {"file": path, "globs": globs, "depth": depth}
+        write_lines(usage_json(layout, usage, head | {"notes": waits} if waits else head))
     elif layout.rows:
         write_lines(usage_lines(layout, usage, ellipsis=look_of(sys.stdout).ellipsis))
+        write_lines(waits)
     return GOOD if layout.rows else nothing_matches(path, globs, root)

@@ -33,6 +33,9 @@ SMALL_TOMBSTONE: Final = 192
 TOMBSTONE_BLOCK: Final = 1024
 """A tombstone that lists data has a multiple of this many bytes."""
 
+HEAD_BYTES: Final = 96
+"""The first line of an index, of a tombstone or of ``run.json``, with its version and its digest, is shorter."""
+
 MOST_SUPERSEDED: Final = 1 << 16
 """No document lists more attempts than this whose data wait."""
 

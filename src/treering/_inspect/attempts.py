@@ -10,18 +10,21 @@ import contextlib
 import dataclasses
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from treering._checkpoint.waiting import describe_waiting, listed_names
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
 from treering._store.api import LARGEST_MESSAGE, Entry, Locks, Store
 from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.attempts import list_attempts
+from treering._store.objects.marker import read_marker
+from treering._store.open_folder import is_removed, key_content
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.resolve import located, opened_store
 from treering._values import checkpoint_names, leaves_names
-from treering.errors import Corrupt, StoreFailed
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
 # The number of its process, where a note's name has one.
 _NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|begin|verdict)")
@@ -59,6 +62,8 @@ class Leftovers:
     """Whether its journal is there, which proves that its data files are no checkpoint's."""
     is_index: bool = False
     """Whether that journal is the index under another name: a power cut came between two steps of the commit."""
+    outdated: bool = False
+    """Whether that journal is a marker in a bucket whose base is gone, so that the attempt can never be committed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class FolderScan:
     """What is in a folder."""
 
     names: Sequence[str]
-    """All names in it, sorted."""
+    """All names in it, sorted; a tombstone in the place of the index is none."""
     saved: Mapping[str, Leftovers]
     """Journals and data files, by attempt."""
     staged: Mapping[str, Leftovers]
@@ -79,6 +84,14 @@ class FolderScan:
     """What is known of locks there."""
     trouble: str | None
     """Why the staged attempts could not be looked at."""
+    flat: bool = False
+    """Whether it is in a bucket, where versions decide and nothing tells whether a process lives."""
+    removed: bool = False
+    """Whether a tombstone is in the place of the index."""
+    waiting: Collection[str] = ()
+    """Data files that wait for readers who began before they were superseded."""
+    waits: str | None = None
+    """What is to be said of them."""
 
 
 def looked_at(path: str) -> FolderScan:
@@ -105,11 +118,32 @@ def _looked(store: Store, path: str) -> FolderScan:
     locks = store.locks()
     names = sorted(store.names())
     saver = locks.holder(store.find(""))
-    data = {name: found for name in filter(checkpoint_names.is_data, names) if (found := store.find(name)) is not None}
+    known = {entry.name: entry for entry in store.list() if "/" not in entry.name} if store.flat else {}
+    wanted = filter(checkpoint_names.is_data, names)
+    data = {name: found for name in wanted if (found := known.get(name) or store.find(name)) is not None}
     staged, trouble = _staged(store, path, locks)
     saved = {remains.attempt: remains for remains in _saved(store, names, data, locks)}
     notes = list(_notes(store, names))
-    return FolderScan(names=names, saved=saved, staged=staged, notes=notes, saver=saver, locks=locks, trouble=trouble)
+    scan = FolderScan(
+        names=names, saved=saved, staged=staged, notes=notes, saver=saver, locks=locks, trouble=trouble, flat=store.flat
+    )
+    return _with_waiting(store, scan) if checkpoint_names.INDEX in names else scan
+
+
+def _with_waiting(store: Store, scan: FolderScan) -> FolderScan:
+    """Add what the index, or a tombstone in its place, says of data that wait."""
+    index = store.find(checkpoint_names.INDEX)
+    if index is None or not index.is_file:
+        return scan
+    waiting: list[str] = []
+    waits, removed = None, is_removed(store, index)
+    # What cannot be read lists nothing; the reader of the index says what is wrong with it.
+    with contextlib.suppress(LinkRefused, Corrupt, Format, Unsupported, NotFound):
+        key = key_content(store).data
+        waiting = listed_names(key)
+        waits = describe_waiting(store, key, index.modified)
+    names = [name for name in scan.names if name != checkpoint_names.INDEX] if removed else scan.names
+    return dataclasses.replace(scan, names=names, removed=removed, waiting=waiting, waits=waits)
 
 
 def _saved(store: Store, names: Sequence[str], found: Mapping[str, Entry], locks: Locks) -> Iterator[Leftovers]:
@@ -131,9 +165,19 @@ def _saved(store: Store, names: Sequence[str], found: Mapping[str, Entry], locks
             continue
         newest = max(entry.modified for entry in own.values())
         holder, proved = locks.holder(journal), journal is not None
+        outdated = store.flat and proved and _is_outdated(store, journals[attempt], index)
         yield Leftovers(
-            attempt=attempt, files=files, count=len(files), changed=newest, holder=holder, journal=proved, is_index=same
-        )
+            attempt=attempt, files=files, count=len(files), changed=newest, holder=holder, journal=proved,
+            is_index=same, outdated=outdated,
+        )  # fmt: skip
+
+
+def _is_outdated(store: Store, marker: str, index: Entry | None) -> bool:
+    """Tell whether a marker names another version than the one that is there, which was looked at after it."""
+    found = store.read(marker)
+    base = None if found is None else read_marker(found.data)
+    now = store.find(checkpoint_names.INDEX)
+    return base is not None and now is not None and index is not None and now.version != base
 
 
 def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers], str | None]:

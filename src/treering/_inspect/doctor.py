@@ -68,22 +68,26 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     has_lock_file = checkpoint_names.LOCK_FILE in names
     known, problems, notes = Known(), list[str](), list[str]()
     removed = [name for name in looked.names if checkpoint_names.attempt_of_tombstone(name)]
-    committed = None
+    committed, is_removed = None, looked.removed
     if not names.isdisjoint({checkpoint_names.INDEX, leaves_names.INDEX}):
         # Their readers take a moment to import, and a folder of leftovers needs none.
         from treering._inspect.doctor_files import checkpoint_state, leaves_state
 
         state = checkpoint_state if checkpoint_names.INDEX in names else leaves_state
         committed, known, problems = state(path)
-    elif not names:
+    elif not names and not is_removed:
         notes.append("the folder is empty")
-    elif not (looked.saved or looked.staged or looked.notes or has_lock_file or looked.trouble or removed):
+    elif not (
+        looked.saved or looked.staged or looked.notes or has_lock_file or looked.trouble or removed or is_removed
+    ):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known
             raise NotFound(f"there are no files of treering in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
         notes.append("nothing was saved here")
     else:
         notes.append("nothing is committed here")
+    if looked.waits is not None:
+        notes.append(looked.waits)
     if removed:
         notes.append(f"the removal of a checkpoint here was interrupted: {shown_names(removed)} is removed last")
     if looked.trouble is not None:

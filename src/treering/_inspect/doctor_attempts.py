@@ -26,6 +26,10 @@ _NOTES_GO: Final = (
 _WAIT: Final = "wait: it ends by itself"
 _GOES_ON: Final = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
 _LOOK: Final = "check there whether it still runs; if not, the next save removes it"
+_AGES: Final = (
+    "if no process is saving there, save there once more, which ends it; treering gc --yes of its run removes it"
+    " when it is a day old"
+)
 _MISSING: Final = "missing"
 _MOST_PROCESSES: Final = 100_000
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
@@ -113,7 +117,8 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
 def _of_checkpoints(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
     removed = {attempt_of_tombstone(name) for name in looked.names}
     for remains in looked.saved.values():
-        files = {name: size for name, size in remains.files.items() if name not in known.files}
+        listed = {*known.files, *looked.waiting}
+        files = {name: size for name, size in remains.files.items() if name not in listed}
         if not files:
             continue
         said = notes.get(remains.attempt, _Notes())
@@ -129,6 +134,11 @@ def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said:
     if remains.is_index or remains.attempt in known.attempts:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
         return Life.OVER, reason, "the next save removes that name: nothing to do"
+    if remains.outdated:
+        reason = "the checkpoint was changed since it began, so it can never be committed"
+        return Life.DEAD, reason, _SWEPT
+    if looked.flat and said.leader is None:
+        return Life.UNKNOWN, "it may still be committed: a bucket does not tell whether its process runs", _AGES
     life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
     return life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK)
 
@@ -148,6 +158,8 @@ def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known, 
     if set(files) <= set(known.replaced):
         return Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT
     reason = "no index names these files, and no journal proves that they are leftovers"
+    if looked.flat:
+        return Life.DEAD, reason, "treering gc --yes of its run removes them when they are a day old"
     return Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself"
 
 

@@ -117,17 +117,22 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
 def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
     """List a checkpoint; raises as `inspect` does."""
+    from treering._checkpoint.waiting import describe_waiting
     from treering._format.document import parse_index
-    from treering._store.open_folder import OpenFolder
+    from treering._store.open_folder import OpenFolder, find_index
 
     with OpenFolder(located(path)) as folder:
         data = folder.read_index()
-    index = parse_index(data)
+        index = parse_index(data)
+        found = find_index(folder.store) if index.superseded else None
+        waits = None if found is None else describe_waiting(folder.store, data, found.modified)
     files = [FileRecord(name=INDEX, nbytes=len(data))]
     for file in index.files:
         process = file.process if index.processes > 1 else None
         files.append(FileRecord(name=file.name, nbytes=file.nbytes, process=process))
-    return list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=sum(file.nbytes for file in files))
+    nbytes = sum(file.nbytes for file in files)
+    listing = list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=nbytes)
+    return listing if waits is None else dataclasses.replace(listing, notes=(waits,))
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> Listing:

@@ -68,7 +68,7 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
         index = parse_index(index_document(source).data)
     note = note_of(index.metadata, step, written)
     note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)
-    index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=())
+    index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=(), superseded=())
     folder = CheckpointFolder(target, overwrite=False, names_in=read_names, attempt=index.attempt)
     with contextlib.closing(folder) as saving, saving:
         saving.others_are_done()  # there are none

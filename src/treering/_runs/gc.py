@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treering._checkpoint.waiting import DAY
 from treering._format.document import read_names, read_summary
 from treering._runs.open_run import open_run
 from treering._runs.removal import remove_step, tidy_step
@@ -76,8 +77,10 @@ def collect_after(
         known.drop(going)
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
-        _remove(run, going, errors)
-        _tidy(run, known.untidy(), step, errors)
+        removed = _remove(run, going, errors)
+        if run.grace:
+            known.leave(removed, run.grace)
+        known.expect(_tidy(run, known.untidy(), step, errors))
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
 
 
@@ -103,36 +106,46 @@ def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     records = records_in(run)
     verdicts = judge(records, keep)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
-    errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going})
+    errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):
         note_records(run, records)
+        run.drop_tombstones(DAY)
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
     return verdicts
 
 
-def _clear(run: RunFolder, going: dict[int, str | None]) -> list[TreeringError]:
+def _clear(run: RunFolder, going: dict[int, str | None], *, by_age: bool = False) -> list[TreeringError]:
     """Remove these steps, and finish what was cut short in any; return what went wrong."""
     errors = remove_superseded(run)
     back = read_superseded(run) if errors else None
     if back is not None:
         going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
     _remove(run, going, errors)
-    folders = run.folders()
-    _tidy(run, folders, max(folders, default=-1), errors)
+    _tidy(run, run.untidy(), max(run.folders(), default=-1), errors, by_age=by_age)
     return errors
 
 
-def _remove(run: RunFolder, going: Mapping[int, str | None], errors: list[TreeringError]) -> None:
-    """Remove steps while their indexes have these digests; None: in any case."""
+def _remove(run: RunFolder, going: Mapping[int, str | None], errors: list[TreeringError]) -> list[int]:
+    """Remove steps while their indexes have these digests, None: in any case; return those that were removed."""
+    removed = []
     for step, digest in going.items():
         with collect_errors(errors):
-            remove_step(run, step, read_names, functools.partial(_attempt_to_remove, digest))
+            if remove_step(run, step, read_names, functools.partial(_attempt_to_remove, digest)):
+                removed.append(step)
+    return removed
 
 
-def _tidy(run: RunFolder, steps: Iterable[int], newest: int, errors: list[TreeringError]) -> None:
+def _tidy(
+    run: RunFolder, steps: Iterable[int], newest: int, errors: list[TreeringError], *, by_age: bool = False
+) -> dict[int, float]:
+    """Finish in the folders of steps what others did not; return those where something waits, with the seconds left."""
+    waits = {}
     for step in steps:
         with collect_errors(errors), contextlib.suppress(Busy):  # a process that saves there has tidied first
-            tidy_step(run, step, read_names, newest=step == newest)
+            seconds = tidy_step(run, step, read_names, newest=step == newest, by_age=by_age)
+            if seconds is not None:
+                waits[step] = seconds
+    return waits
 
 
 def _raise_first(errors: Iterable[TreeringError]) -> None:

@@ -10,19 +10,22 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from treering import retention
+from treering._codec.key_document import HEAD_BYTES
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
 from treering._runs.steps import document_in, facts, is_current, read_record
 from treering._runs.superseded import NOT_READ, superseded_steps
-from treering._store.run_folder import HEAD_BYTES, RunFolder
+from treering._store.run_folder import RunFolder
 from treering._values import timing
 from treering.retention import Policy, StepFacts
 
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
 _FEW: Final = 32
+# More steps that are new here than this are listed, where one listing tells which of them were removed.
+_FEW_NEW: Final = 4
 
 
 class KnownSteps:
@@ -45,6 +48,8 @@ class KnownSteps:
     """
 
     def __init__(self) -> None:
+        # When what waits in the folders of steps may go, by the monotonic clock.
+        self._due: dict[int, float] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -81,6 +86,10 @@ class KnownSteps:
         self._blank &= folders
         # What processes that were late could still read of the save before this one is of no use any more.
         self._untidy.update([max(self._records)] if self._records else [])
+        if len(folders - self._records.keys() - self._blank) > _FEW_NEW:
+            removed = run.removed()
+            self._blank.update(folders & removed.keys())
+            self._untidy.update(each for each in folders & removed.keys() if removed[each])
         for each in sorted({step} | (folders - self._records.keys() - self._blank)):
             self._look(run, each, seconds if each == step else None)
 
@@ -114,8 +123,20 @@ class KnownSteps:
 
     def untidy(self) -> list[int]:
         """Return, once, the steps in whose folders others may have left something."""
-        found, self._untidy = sorted(self._untidy), set()
+        due = {step for step, end in self._due.items() if end <= time.monotonic()}
+        for step in due:
+            del self._due[step]
+        found, self._untidy = sorted(self._untidy | due), set()
         return found
+
+    def expect(self, waits: Mapping[int, float]) -> None:
+        """Look at the folders of steps again after so many seconds, when what waits there may go."""
+        self._due.update((step, time.monotonic() + seconds) for step, seconds in waits.items())
+
+    def leave(self, removed: Iterable[int], grace: float) -> None:
+        """Know steps to be removed, whose folders stay for the grace of the store."""
+        self._blank.update(removed)
+        self.expect(dict.fromkeys(removed, grace))
 
     def write(self, run: RunFolder, keep: str | None, save_every: str | None, *, may_wait: bool) -> None:
         """Replace ``run.json``.

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from treering._checkpoint.detect import other_folder
+from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_digest
-from treering._store.resolve import find_at, is_seen, open_file, root_of
-from treering._store.run_folder import HEAD_BYTES, RUN_DOCUMENT, RunFolder, step_name, step_of_name
+from treering._store.open_folder import find_index_at
+from treering._store.resolve import find_at, open_file, root_of
+from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
 from treering.errors import Format
 
@@ -54,7 +56,7 @@ def require_run(run: RunFolder) -> None:
     """
     shown = os.fspath(run.path)
     names = set(run.names())
-    if INDEX in names:
+    if INDEX in names and run.holds_index():
         hint = f"treering.load({shown!r}) loads it; use another folder for the run"
         raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
     if RUN_DOCUMENT in names or run.latest() is not None:
@@ -77,7 +79,7 @@ def _other(place: Path) -> str | None:
         found = find_at(place)
         if found is not None and found.is_file:
             return "a file of flax.training.checkpoints" if _FLAX.fullmatch(place.name) else None
-        if is_seen(place / INDEX):
+        if find_index_at(place, follow=False) is not None:
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
         items = sorted(root_of(place).places(place))[:_ITEMS]

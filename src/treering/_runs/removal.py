@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from treering._checkpoint.transaction import finish_removals, sweep_attempts, sweep_messages
-from treering._store.api import Held, Outcome, Store, Version
+from treering._checkpoint.waiting import has_waiting_names, list_names, remove_waiting
+from treering._runs.sweep_by_age import read_key, sweep_by_age
+from treering._store.api import Held, Outcome, Store
 from treering._store.failures import LinkRefused, naming, with_errno
-from treering._store.open_folder import index_document
+from treering._store.open_folder import find_index, index_document
 from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
@@ -54,7 +56,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if folder is None:
             return False
         _tidy(folder, names_in)
-        found = folder.find(INDEX)
+        found = find_index(folder)
         if found is None:
             return False
         if not found.is_file:
@@ -67,12 +69,17 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             outcome = folder.retire(INDEX, checkpoint_names.tombstone_of(attempt), index.version)
         if outcome is Outcome.LOST:
             return False
-        _tidy(folder, names_in)
+        if outcome is Outcome.UNKNOWN:
+            raise OSError(errno.EIO, "no answer came: the step may be removed")
+        if not folder.grace:  # its data wait
+            _tidy(folder, names_in)
         sweep_messages(folder, folder.names(), lambda _: False)  # a process that saves holds the lock, or waits for it
     return True
 
 
-def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = True) -> None:
+def tidy_step(
+    run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = True, by_age: bool = False
+) -> float | None:
     """Finish in a step's folder what others did not: removals, and saves that died. An empty folder goes.
 
     Args:
@@ -81,6 +88,10 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = Tr
         names_in: gives the names of all data files that an index mentions.
         newest: whether it is the newest one, of which processes that were late may still read how its save ended. What
             they wrote to each other about an older one that is saved goes: nobody saves there again and sweeps it.
+        by_age: whether attempts that may yet commit are kept from it, and swept, once they are older than a day.
+
+    Returns:
+        Seconds until superseded data that wait there may go; None where nothing waits.
 
     Raises:
         Busy: somebody is saving to it.
@@ -88,20 +99,23 @@ def tidy_step(run: RunFolder, step: int, names_in: NamesIn, *, newest: bool = Tr
     """
     folder = run.open_step(step)
     if folder is None:
-        return
+        return None
     with folder, naming(os.fspath(run.path / step_name(step)), "clear"):
         names = folder.names()
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
             folder.drop()
         over = not newest and INDEX in names and any(map(checkpoint_names.is_message, names))
-        if not over and not any(map(_is_left_over, names)):
-            return
+        waits = INDEX in names and (has_waiting_names(names) or find_index(folder) is None)
+        if not over and not waits and not any(map(_is_left_over, names)):
+            return None
         with _locked(folder, os.fspath(run.path / step_name(step))) as locked:
-            if locked is not None:
-                _tidy(locked, names_in)
-                if over:
-                    sweep_messages(locked, names, lambda _: False)
+            if locked is None:
+                return None
+            seconds = _tidy(locked, names_in, by_age=by_age)
+            if over:
+                sweep_messages(locked, names, lambda _: False)
+            return seconds
 
 
 @contextlib.contextmanager
@@ -114,32 +128,35 @@ def _locked(folder: Store, shown: str) -> Iterator[Store | None]:
             yield folder if folder.is_current() else None
         finally:
             folder.unlock()
-        if not folder.names():
+        if not folder.flat and not folder.names():
             folder.drop()
 
 
-def _tidy(folder: Store, names_in: NamesIn) -> None:
-    """Finish removals and sweep what dead attempts left; the folder is locked."""
-    names = set(folder.names())
-    live: Sequence[str] = ()
-    current: Version | None = None
-    if INDEX in names:
-        try:
-            index = index_document(folder)
-            live, current = names_in(index.data), index.version
-        except TreeringError as error:
-            if isinstance(error, OSError):
-                raise
-            return  # nobody can say which files are its own
+def _tidy(folder: Store, names_in: NamesIn, *, by_age: bool = False) -> float | None:
+    """Finish removals, sweep what dead attempts left, remove what waited; the folder is locked.
+
+    Returns:
+        Seconds until more of what waits there may go; None where nothing waits.
+    """
+    names = set(list_names(folder))
+    try:
+        key, live = read_key(folder, names_in) if INDEX in names else (None, ())
+    except TreeringError as error:
+        if isinstance(error, OSError):
+            raise
+        return None  # nobody can say which files are its own
     finish_removals(folder, names, names_in, live)
     dead: set[str] = set()
-    for attempt, life in sweep_attempts(folder, names, live, current):
+    doubtful: set[str] = set()
+    for attempt, life in sweep_attempts(folder, names, live, None if key is None else key.version):
         if life is Held.YES:
             raise _busy(os.fspath(folder.path))
-        if life is Held.NO:
-            dead.add(attempt)
+        (dead if life is Held.NO else doubtful).add(attempt)
     if dead:
         sweep_messages(folder, names, lambda attempt: attempt not in dead)
+    if by_age and folder.flat and sweep_by_age(folder, doubtful, names_in):
+        return None  # the key has changed; the next one goes on
+    return None if key is None else remove_waiting(folder, key, names)
 
 
 def _is_left_over(name: str) -> bool:

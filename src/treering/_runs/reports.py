@@ -16,9 +16,9 @@ from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._runs.policy import own_rules, unknown_metrics
 from treering._runs.steps import Records, cache_trouble, judge, records_of, step_path
 from treering._runs.superseded import read_superseded, superseded_steps
-from treering._store.resolve import find_at, is_folder, located
+from treering._store.open_folder import find_index_at
+from treering._store.resolve import is_folder, located
 from treering._store.run_folder import RunFolder
-from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.json_lines import members_of
 from treering._view.run_text import RunListing, RunStep, log_lines
@@ -109,7 +109,7 @@ def holds_run(path: str) -> bool:
         (True, False, False)
     """
     place = located(path)
-    if not is_folder(place) or find_at(place / INDEX) is not None:
+    if not is_folder(place) or find_index_at(place) is not None:
         return False
     with RunFolder(place) as run:
         return bool(run.folders())

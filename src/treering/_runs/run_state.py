@@ -13,7 +13,7 @@ from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
 from treering._coordination.broadcast import broadcast
 from treering._coordination.message_board import PathMessageBoard
-from treering._runs.gc import collect
+from treering._runs.gc import collect, remove_steps
 from treering._runs.known_steps import KnownSteps
 from treering._runs.schedule import SaveSchedule
 from treering._runs.signals import Signals
@@ -138,11 +138,12 @@ class RunState:
             lines = [f"{name!r}{close}" for name, close in meant.items()]
             warn_of("no step has the metric of KeepBest, so it keeps all", lines, UnknownMetric)
 
-    def close(self, *, removals: bool = True) -> None:
+    def close(self, *, removals: bool = True, sweep: bool = False) -> None:
         """Wait, put handlers of signals back, and save no more.
 
         Args:
             removals: whether to wait for removals by process 0 too.
+            sweep: whether process 0 removes what waited for readers and is past their grace.
 
         Raises:
             TreeringError: a save failed.
@@ -152,6 +153,8 @@ class RunState:
             settle(self.path)
             if removals:
                 self._await_removals(time.monotonic() + self.timeout)
+            if sweep and this_processes(()).is_coordinator:
+                remove_steps(self.path, ())
         finally:
             self.signals.close()
 

@@ -150,6 +150,8 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
         flying = {pending.path.name for pending in in_flight(run.path)}
         # By names alone: a look into thousands of steps would hold up the loop.
         folders = frozenset(found for found in map(step_of_name, names | flying) if found is not None)
+        if step <= max(folders, default=-1):
+            folders -= _removed_in(run.path)
         if step > max(folders, default=-1):
             return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
@@ -180,6 +182,15 @@ def _names_in(path: Path) -> set[str] | None:
         return set()
     except StoreFailed:
         return None
+
+
+def _removed_in(path: Path) -> set[int]:
+    """Return the steps in a run's folder of which nothing but a tombstone is left."""
+    try:
+        with RunFolder(path) as folder:
+            return {step for step, more in folder.removed().items() if not more}
+    except (NotFound, StoreFailed):
+        return set()
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable

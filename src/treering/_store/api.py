@@ -228,10 +228,13 @@ class Store(Closable):
     Attributes:
         path: the place, as messages call it.
         grace: seconds that superseded data stay for readers, where these hold nothing open that keeps them.
+        flat: whether places are no more than parts of names, as in a bucket: one listing goes to any depth, and it may
+            be the one thing that is denied; requests may arrive late.
     """
 
     path: PurePath
     grace: float = 0.0
+    flat: bool = False
 
     # The place.
 

@@ -8,9 +8,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Reader, Store
-from treering._store.failures import DataFileMissing, with_errno
-from treering._store.resolve import opened_store
+from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
+from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store
+from treering._store.failures import DataFileMissing, LinkRefused, with_errno
+from treering._store.resolve import find_at, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, NotFound, StoreFailed
@@ -49,6 +50,11 @@ class OpenFolder(Closable):
         """Close the folder; files opened from it stay open."""
         self._store.close()
 
+    @property
+    def store(self) -> Store:
+        """The place."""
+        return self._store
+
     def read_index(self) -> bytes:
         """Return the bytes of the index.
 
@@ -61,7 +67,8 @@ class OpenFolder(Closable):
         try:
             return index_document(self._store).data
         except NotFound as error:
-            message = f"there is no checkpoint in {os.fspath(self.path)!r}: it has no {INDEX!r}"
+            says = f"its {INDEX!r} says so" if isinstance(error, IndexRemoved) else f"it has no {INDEX!r}"
+            message = f"there is no checkpoint in {os.fspath(self.path)!r}: {says}"
             raise with_errno(NotFound(message, hint=self._what_is_there()), errno.ENOENT, self.path) from error
 
     def open_files(self, names: Iterable[str]) -> dict[str, Reader]:
@@ -90,7 +97,7 @@ class OpenFolder(Closable):
 
     def _holds_index(self, name: str) -> bool:
         try:
-            return self._store.find(f"{name}/{INDEX}") is not None
+            return find_index(self._store, name) is not None
         except OSError:
             return False
 
@@ -109,7 +116,70 @@ class OpenFolder(Closable):
             return "it holds the remains of one that was removed"
         if any(name.startswith(f".{INDEX}.") for name in names):
             return "it holds the files of a save that is running or was interrupted; try again"
+        if INDEX in names:
+            return "it holds the remains of one that was removed, or of a save that was interrupted"
         return f"it holds {shown_names(names)}"
+
+
+class IndexRemoved(NotFound):
+    """A tombstone is in the place of the index."""
+
+
+def find_index(store: Store, place: str = "") -> Entry | None:
+    """Return what is known of the index in an open store; None where there is none, or a tombstone in its place.
+
+    Args:
+        store: the store.
+        place: the name of a place in it, whose index is meant.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    found = store.find(f"{place}/{INDEX}" if place else INDEX)
+    return None if found is None or is_removed(store, found, place) else found
+
+
+def find_index_at(path: Path, *, follow: bool = True) -> Entry | None:
+    """Return what is known of the index in the folder at a path, as `find_index` does.
+
+    Raises:
+        StoreFailed: the store refuses to say.
+    """
+    found = find_at(path / INDEX, follow=follow)
+    if found is None or not found.is_file or not is_tombstone_size(found.size):
+        return found
+    try:
+        with open_file(path / INDEX) as file:
+            return None if is_tombstone(file.read(0, min(HEAD_BYTES, file.size))) else found
+    except NotFound:
+        return None
+    except (Corrupt, LinkRefused):  # it is changing, or none of ours: whoever reads it says so
+        return found
+
+
+def is_removed(store: Store, found: Entry, place: str = "") -> bool:
+    """Tell whether what was found in the place of an index is a tombstone: most are known by their size.
+
+    Args:
+        store: the store.
+        found: what was found.
+        place: the name of a place in the store, in which it was found.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    if not found.is_file or not is_tombstone_size(found.size):
+        return False
+    if store.flat and found.size == SMALL_TOMBSTONE:
+        return True
+    with contextlib.suppress(LinkRefused):  # whoever reads it says so
+        if not place:
+            head = store.read(INDEX, HEAD_BYTES)
+        else:
+            with store.below(place) as below:
+                head = below.read(INDEX, HEAD_BYTES)
+        return head is None or is_tombstone(head.data)
+    return False
 
 
 def index_document(store: Store, name: str = INDEX) -> Document:
@@ -120,11 +190,19 @@ def index_document(store: Store, name: str = INDEX) -> Document:
         name: its name there; one that was removed has another.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is none, or `IndexRemoved`: there is a tombstone.
         LinkRefused: it is a link.
         Format: it is larger than any index.
         StoreFailed: the system refuses.
     """
+    found = key_content(store, name)
+    if is_tombstone(found.data):
+        raise with_errno(IndexRemoved("a tombstone is in the place of the index"), errno.ENOENT, store.path / name)
+    return found
+
+
+def key_content(store: Store, name: str = INDEX) -> Document:
+    """Return the index in an open store, or the tombstone in its place; raises as `index_document` does."""
     with store.open_file(name) as file:
         if file.size > LARGEST_DOCUMENT:
             path = os.fspath(store.path / name)

@@ -11,15 +11,16 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from treering._store.api import Closable, Entry, Kind, Store
+from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
+from treering._store.api import Closable, Entry, Kind, Outcome, Store
 from treering._store.failures import LinkRefused, naming
-from treering._store.open_folder import index_document
+from treering._store.open_folder import find_index, index_document
 from treering._store.resolve import opened_store
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, is_data
 from treering.errors import NotFound, StoreFailed
 
 RUN_DOCUMENT: Final = "run.json"
@@ -31,12 +32,12 @@ LEFT_DOCUMENT: Final = ".run.json.left"
 HIGHEST_STEP: Final = 2**63 - 1
 """Steps are counted from 0 to here."""
 
-HEAD_BYTES: Final = 96
-"""The first line of an index or of ``run.json``, with its version and its digest, is shorter."""
-
 # Eight digits, and more only where eight are not enough: each step has one name.
 _STEP: Final = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,18})")
+_STEPS: Final = "step_"
 _LARGEST_DOCUMENT: Final = 64 << 20
+# So many of the highest steps are looked at one by one, then all are listed.
+_LOOKED_AT: Final = 4
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 
 
@@ -102,6 +103,15 @@ class RunFolder(Closable):
         with naming(os.fspath(self.path), "read"):
             return self._store.names()
 
+    def holds_index(self) -> bool:
+        """Whether the folder itself is a checkpoint.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return find_index(self._store) is not None
+
     def folders(self) -> list[int]:
         """Return the steps whose folders are there, with an index or without, ascending.
 
@@ -111,6 +121,53 @@ class RunFolder(Closable):
         with naming(os.fspath(self.path), "read"):
             return sorted(step for name in self._store.places() if (step := step_of_name(name)) is not None)
 
+    @property
+    def grace(self) -> float:
+        """Seconds that superseded data stay here for readers."""
+        return self._store.grace
+
+    def removed(self) -> dict[int, bool]:
+        """Return the steps that have a tombstone, each with whether anything waits or lies beside it.
+
+        They are listed in one go where that can be, and not at all elsewhere: there a removed step leaves nothing.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "read"):
+            return {
+                step: len(entries) > 1 or entries[INDEX].size != SMALL_TOMBSTONE
+                for step, entries in self._listed()
+                if INDEX in entries and self._is_tombstone(step, entries[INDEX])
+            }
+
+    def drop_tombstones(self, age: float) -> None:
+        """Remove tombstones that list nothing and are older than so many seconds, where the store can; else they stay.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        with naming(os.fspath(self.path), "clear"):
+            alone = [(step, entries[INDEX]) for step, entries in self._listed() if entries.keys() == {INDEX}]
+            small = [(step, index) for step, index in alone if index.size == SMALL_TOMBSTONE]
+            now = self._store.now() if small else 0.0
+            for step, index in small:
+                if index.modified + age < now:
+                    with self._store.below(step_name(step)) as place:
+                        if place.remove(INDEX, index.version) is not Outcome.DONE:
+                            return  # it cannot compare, so it will not remove the others either
+
+    def untidy(self) -> list[int]:
+        """Return the steps in whose folders something may be left over, ascending; all where that takes a look at each.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        if not self._store.flat:
+            return self.folders()
+        with naming(os.fspath(self.path), "read"):
+            return sorted(step for step, entries in self._listed() if not _is_tidy(entries))
+
     def steps(self) -> list[int]:
         """Return the steps that are there, ascending.
 
@@ -118,7 +175,11 @@ class RunFolder(Closable):
             StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
         """
         with naming(os.fspath(self.path), "read"):
-            return [step for step in self.folders() if self._has_index(step)]
+            if not self._store.flat:
+                return [step for step in self.folders() if self._has_index(step)]
+            # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
+            found = ((step, entries.get(INDEX)) for step, entries in self._listed())
+            return [step for step, index in found if index is not None and not self._is_tombstone(step, index)]
 
     def latest(self, without: Collection[int] = ()) -> int | None:
         """Return the highest step that is there; None where there is none. Lower ones are not looked at.
@@ -132,8 +193,11 @@ class RunFolder(Closable):
         with naming(os.fspath(self.path), "read"):
             while True:
                 folders = self.folders()
-                found = (step for step in reversed(folders) if step not in without and self._has_index(step))
-                latest = next(found, None)
+                likely = [step for step in reversed(folders) if step not in without]
+                looked_at = likely[:_LOOKED_AT] if self._store.flat else likely
+                latest = next(filter(self._has_index, looked_at), None)
+                if latest is None and len(looked_at) < len(likely):
+                    latest = next((step for step in reversed(self.steps()) if step not in without), None)
                 # The highest may have gone because a higher one was saved since.
                 if latest == max(folders, default=None) or self.folders() == folders:
                     return latest
@@ -161,7 +225,8 @@ class RunFolder(Closable):
         """
         if (folder := self.open_step(step)) is not None:
             with folder, contextlib.suppress(NotFound), folder.open_file(INDEX) as file:
-                return file.size, file.read(0, min(file.size, HEAD_BYTES))
+                head = file.read(0, min(file.size, HEAD_BYTES))
+                return None if is_tombstone(head) else (file.size, head)
         return None
 
     def read_index(self, step: int) -> bytes | None:
@@ -206,24 +271,25 @@ class RunFolder(Closable):
         return self._read(RUN_DOCUMENT, HEAD_BYTES)
 
     def has_left(self) -> bool:
-        """Whether anything is called ``.run.json.left``.
+        """Whether anything is called ``.run.json.left``, and is not empty.
 
         Raises:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return self._store.find(LEFT_DOCUMENT) is not None
+            found = self._store.find(LEFT_DOCUMENT)
+            return found is not None and not (found.is_file and not found.size)
 
     def read_left(self) -> bytes | None:
-        """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``.
+        """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``; None where it is empty.
 
         Raises:
             StoreFailed: the system refuses.
         """
-        return self._read(LEFT_DOCUMENT)
+        return self._read(LEFT_DOCUMENT) or None
 
     def write_left(self, data: bytes) -> None:
-        """Write ``.run.json.left``, durably, which must not be there.
+        """Write ``.run.json.left``, durably, which must not be there, or be empty.
 
         One that is not written to its end is known by its digest: it needs no other name meanwhile.
 
@@ -231,6 +297,12 @@ class RunFolder(Closable):
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
+            found = self._store.find(LEFT_DOCUMENT)
+            if self._store.flat or (found is not None and found.is_file and not found.size):
+                if found is not None and found.size:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                self._swap_left(data, found)
+                return
             try:
                 self._store.create(LEFT_DOCUMENT, [data], len(data))
                 self._store.flush()
@@ -242,13 +314,21 @@ class RunFolder(Closable):
                 raise
 
     def remove_left(self) -> None:
-        """Remove ``.run.json.left``; gone already is as well.
+        """Remove ``.run.json.left``, or empty it where a late request could bring it back; gone already is as well.
 
         Raises:
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
-            self._store.remove(LEFT_DOCUMENT)
+            if not self._store.flat:
+                self._store.remove(LEFT_DOCUMENT)
+            elif (found := self._store.find(LEFT_DOCUMENT)) is not None and found.size:
+                self._swap_left(b"", found)
+
+    def _swap_left(self, data: bytes, found: Entry | None) -> None:
+        outcome = self._store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
+        if outcome is not Outcome.DONE:
+            raise OSError(errno.EAGAIN, "another process changed it meanwhile, or no answer came")
 
     def replace_document(self, data: bytes, *, sweep: bool = True) -> None:
         """Put a ``run.json`` there in one step, in the place of the one that was.
@@ -286,4 +366,27 @@ class RunFolder(Closable):
         return False
 
     def _find(self, step: int) -> Entry | None:
-        return self._store.find(f"{step_name(step)}/{INDEX}")
+        return find_index(self._store, step_name(step))
+
+    def _listed(self) -> list[tuple[int, dict[str, Entry]]]:
+        """Return the steps, ascending, with what lies in each: of a flat store, where that is one listing."""
+        found: dict[int, dict[str, Entry]] = {}
+        for entry in self._store.list(_STEPS) if self._store.flat else ():
+            place, _, name = entry.name.partition("/")
+            if (step := step_of_name(place)) is not None:
+                found.setdefault(step, {})[name] = entry
+        return sorted(found.items())
+
+    def _is_tombstone(self, step: int, found: Entry) -> bool:
+        if found.size == SMALL_TOMBSTONE or not is_tombstone_size(found.size):
+            return found.size == SMALL_TOMBSTONE
+        return self._find(step) is None
+
+
+def _is_tidy(entries: Mapping[str, Entry]) -> bool:
+    """Tell by names and sizes whether an index and its data, or a tombstone that lists nothing, is all there is."""
+    index = entries.get(INDEX)
+    if index is None or is_tombstone_size(index.size):
+        return index is not None and index.size == SMALL_TOMBSTONE and len(entries) == 1
+    others = entries.keys() - {INDEX}
+    return all(map(is_data, others)) and len({name.split("-")[1] for name in others}) <= 1

@@ -123,7 +123,12 @@ def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Exp
     )
     deletes = False
     for request, what in wrong:
-        answer = yield from _answered(request, expired)
+        try:
+            answer = yield from _answered(request, expired)
+        except PermissionError:
+            if isinstance(request, Put):
+                raise
+            continue  # nothing may be removed, so nothing of another version is
         deletes = answer.status is Status.REFUSED and answer.sure
         if answer.status is Status.DONE:
             yield from _accuse(key, marker, base, expired, f"the server {what}")

@@ -1,0 +1,213 @@
+"""Superseded data that wait: which of them are past the grace that a store gives to readers, and their removal.
+
+A store without a grace lets nothing wait: its readers hold files open. ``docs/design/buckets.md`` says more.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from treering._codec.key_document import (
+    SMALL_TOMBSTONE,
+    Superseded,
+    attempts_in,
+    encode_tombstone,
+    is_tombstone,
+    superseded_by,
+    superseded_in,
+)
+from treering._store.api import Document, Outcome, Store
+from treering._values import checkpoint_names
+from treering._values.checkpoint_names import INDEX
+from treering._values.human import bytes_text, duration_text, pluralize
+from treering.errors import Corrupt, Format, Unsupported
+
+DAY: Final = 86400.0
+"""Seconds after which no request of a saver that is gone can arrive any more: its signature is refused long before."""
+
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+_NOT_READ: Final = (Corrupt, Format, Unsupported)
+
+
+class Waiting(NamedTuple):
+    """What becomes of superseded data."""
+
+    kept: tuple[Superseded, ...]
+    """What still waits for readers."""
+    past: tuple[str, ...]
+    """The names that may go."""
+    seconds: float | None
+    """Seconds until more of them may go; None where nothing waits."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (*self.past, *(name for one in self.kept for name in one.files))
+
+
+NOTHING: Final = Waiting((), (), None)
+
+
+def judge_waiting(
+    store: Store, listed: Sequence[Superseded], modified: float | None, now: float | None = None
+) -> Waiting:
+    """Tell which superseded data are past the grace of a store, by the clock of that store.
+
+    Args:
+        store: the store.
+        listed: the data.
+        modified: when those of no time ceased to be the checkpoint; None: only now.
+        now: the time, where the store is not to be asked, which may have to write for that.
+    """
+    if not store.grace:
+        return Waiting((), tuple(name for one in listed for name in one.files), None)
+    dated = [one.since if one.since is not None else modified for one in listed]
+    if now is None:
+        now = store.now() if any(since is not None for since in dated) else 0.0
+    lefts = [store.grace if since is None else since + store.grace - now for since in dated]
+    kept = tuple(one for one, left in zip(listed, lefts, strict=True) if left > 0)
+    past = tuple(name for one, left in zip(listed, lefts, strict=True) if left <= 0 for name in one.files)
+    return Waiting(kept, past, min((left for left in lefts if left > 0), default=None))
+
+
+def supersede(store: Store, old: bytes, modified: float, names: Collection[str]) -> Waiting:
+    """Return what a new index has to say of the data of the document that it replaces, in a store with a grace.
+
+    Args:
+        store: the store.
+        old: an index or a tombstone.
+        modified: when it was put there.
+        names: the names in the place, listed before it was read; none where they are not known.
+
+    Returns:
+        Nothing where the document cannot be read: the data that it may list stay.
+    """
+    try:
+        return _supersede(store, old, modified, names)
+    except _NOT_READ:
+        return NOTHING
+
+
+def _supersede(store: Store, old: bytes, modified: float, names: Collection[str]) -> Waiting:
+    there = set(names) or {name for one in superseded_in(old) for name in one.files}
+    found = [
+        # Its own data may have come after the names were listed.
+        one if one.since is None else Superseded(one.attempt, one.since, [name for name in one.files if name in there])
+        for one in superseded_by(old, modified)
+    ]
+    return judge_waiting(store, found, None)
+
+
+def listed_names(key: bytes) -> list[str]:
+    """Return the data that a tombstone lists; raises as `superseded_in` does."""
+    return [name for one in superseded_in(key) for name in one.files]
+
+
+def describe_waiting(store: Store, key: bytes, modified: float) -> str | None:
+    """Say what waits at a place and for how long, by the clock of this machine; None where nothing does.
+
+    Args:
+        store: the place.
+        key: what is in the place of the index.
+        modified: when it was put there.
+
+    Raises:
+        OSError: the store refuses.
+    """
+    try:
+        waiting = judge_waiting(store, superseded_in(key), modified, time.time())
+    except _NOT_READ:
+        return None
+    sizes = [found.size for name in waiting.names if (found := store.find(name)) is not None]
+    if not sizes:
+        return None
+    what = f"{pluralize(len(sizes), 'superseded files')} ({bytes_text(sum(sizes))})"
+    end = "the next save there, or treering gc --yes of its run, removes them"
+    if waiting.seconds is None:
+        return f"{what} are kept for no reader any more: {end}"
+    return f"{what} wait for readers, the first for another {duration_text(waiting.seconds)}; then {end}"
+
+
+def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float | None:
+    """Remove what an index or a tombstone lists as superseded and is past the grace; then shorten the tombstone.
+
+    Args:
+        store: the place.
+        key: what is in the place of the index.
+        names: the names in it, listed before that was read.
+
+    Returns:
+        Seconds until more of them may go; None where nothing waits.
+
+    Raises:
+        OSError: the store refused.
+    """
+    try:
+        listed, own = superseded_in(key.data), attempts_in(key.data)[0]
+    except _NOT_READ:
+        return None  # it proves nothing
+    removed = is_tombstone(key.data)
+    found = store.find(INDEX) if listed or removed else None
+    if found is None or found.version != key.version:
+        return None
+    waiting = judge_waiting(store, [one for one in listed if one.attempt != own], found.modified)
+    going = [name for name in waiting.past if name in names]
+    if going and not remove_data(store, going):
+        return waiting.seconds
+    if removed and not waiting.kept:
+        _shorten(store, key, listed, modified=found.modified, alone=set(names) <= {INDEX, *going})
+    return waiting.seconds
+
+
+def _shorten(store: Store, key: Document, listed: Sequence[Superseded], *, modified: float, alone: bool) -> None:
+    """Remove a tombstone whose data are gone, if nothing else is there and the store can; else keep its small form.
+
+    In a bucket it is removed when it is a day old: until then a late request could put an older one there again.
+    """
+    if alone and (not store.flat or modified + DAY < store.now()) and store.remove(INDEX, key.version) is Outcome.DONE:
+        return
+    if len(key.data) != SMALL_TOMBSTONE:
+        # The checkpoint that was removed is remembered: its saver may still ask what became of it.
+        last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
+        store.replace(INDEX, encode_tombstone(last[:1]), key.version)
+
+
+def remove_data(store: Store, names: Iterable[str]) -> bool:
+    """Remove data that nothing needs; what cannot be removed is for the next one. False where something stays."""
+    done = True
+    for name in names:
+        try:
+            outcome = store.remove(name)
+        except OSError:
+            outcome = Outcome.UNKNOWN
+        done = done and outcome is Outcome.DONE
+        if outcome is Outcome.LOST:  # nothing may be removed here
+            break
+    return done
+
+
+def list_names(store: Store) -> list[str]:
+    """Return the names in a place; none where a bucket denies to list them.
+
+    Raises:
+        OSError: the store refused.
+    """
+    try:
+        return store.names()
+    except OSError as error:
+        if store.flat and error.errno in _DENIED:
+            return []
+        raise
+
+
+def has_waiting_names(names: Collection[str]) -> bool:
+    """Tell from names alone whether data of more than one attempt are there.
+
+    Example:
+        >>> has_waiting_names({"data-0123456789abcdef-00000-of-00001.safetensors", "treering.json"})
+        False
+    """
+    return len({name.split("-")[1] for name in filter(checkpoint_names.is_data, names)}) > 1

@@ -1,0 +1,313 @@
+"""In a bucket superseded and removed data wait for readers, are listed meanwhile, and go when the grace is over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import treering as tr
+from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
+from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder
+from treering._format.document import parse_index
+from treering._store.objects.requests import Delete, List, Put
+from treering._values.checkpoint_names import is_data, journal_of
+from treering.errors import Exists, NotFound
+
+PATH = "memory://ckpt"
+KEY = "ckpt/treering.json"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> TestBucket:
+    return install(monkeypatch)
+
+
+def tree(number: float) -> dict[str, object]:
+    return {"w": np.full(100, number, np.float32)}
+
+
+def data_in(bucket: TestBucket, prefix: str = "ckpt/") -> list[str]:
+    return [name for name in bucket.names(prefix) if is_data(name.rsplit("/", 1)[-1])]
+
+
+def markers_in(bucket: TestBucket, prefix: str = "ckpt/") -> list[str]:
+    return [name for name in bucket.names(prefix) if name.endswith(".treering-tmp")]
+
+
+def load() -> float:
+    found = tr.load(PATH)["w"]
+    assert (np.asarray(found) == found[0]).all()
+    return float(found[0])
+
+
+# ---------------------------------------------------------------------------------------------------- overwriting
+
+
+def test_what_an_overwrite_supersedes_waits_and_is_listed(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    first = parse_index(bucket.data(KEY))
+    bucket.wait(10)
+    tr.save(PATH, tree(2), overwrite=True)
+    index = parse_index(bucket.data(KEY))
+    assert len(data_in(bucket)) == 2
+    assert [(one.attempt, one.since) for one in index.superseded] == [(first.attempt, None)]
+    assert index.replaces == [file.name for file in first.files]
+    assert not markers_in(bucket)
+    assert load() == 2
+
+
+def test_it_is_removed_by_the_commit_after_the_grace_and_forgotten_by_the_next(bucket: TestBucket) -> None:
+    attempts = []
+    for number in range(4):
+        tr.save(PATH, tree(number), overwrite=True)
+        attempts.append(parse_index(bucket.data(KEY)).attempt)
+        bucket.wait(HOUR / 2 + 1)
+    # At the last commit the second had been superseded for half an hour, the first for an hour.
+    index = parse_index(bucket.data(KEY))
+    assert [one.attempt for one in index.superseded] == [attempts[2], attempts[1]]
+    assert len(data_in(bucket)) == 3
+    assert {name[5:21] for name in index.replaces} == set(attempts[:3])
+    bucket.wait(2 * HOUR)
+    tr.save(PATH, tree(4), overwrite=True)
+    assert attempts_in(bucket.data(KEY))[1:] == (attempts[3],)
+    assert len(data_in(bucket)) == 2
+    fifth = parse_index(bucket.data(KEY)).attempt
+    tr.save(PATH, tree(5), overwrite=True)
+    assert {name[5:21] for name in parse_index(bucket.data(KEY)).replaces} == {attempts[3], fifth}
+
+
+def test_without_a_grace_it_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
+    for number in range(3):
+        tr.save(PATH, tree(number), overwrite=True)
+    assert len(data_in(bucket)) == 1
+    assert b"superseded" not in bucket.data(KEY)
+
+
+def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    index = parse_index(bucket.data(KEY))
+    store = store_in(bucket, "ckpt")
+    found = store.find("treering.json")
+    assert found is not None
+    assert store.retire("treering.json", "", found.version).name == "DONE"
+    with pytest.raises(NotFound, match="says so"):
+        tr.load(PATH)
+    bucket.wait(10)
+    tr.save(PATH, tree(2))  # what was removed need not be overwritten
+    new = parse_index(bucket.data(KEY))
+    assert [(one.attempt, list(one.files)) for one in new.superseded] == [(index.attempt, [index.files[0].name])]
+    assert new.superseded[0].since is not None
+    assert new.replaces == [index.files[0].name]
+    with pytest.raises(Exists):
+        tr.save(PATH, tree(3))
+    assert load() == 2
+
+
+def test_a_damaged_tombstone_or_index_keeps_the_data_that_it_may_list(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    store = store_in(bucket, "ckpt")
+    store.put("treering.json", bucket.data(KEY)[:-9])
+    tr.save(PATH, tree(2), overwrite=True)
+    assert len(data_in(bucket)) == 2
+    assert parse_index(bucket.data(KEY)).replaces == []
+    store.put("treering.json", encode_tombstone([])[:-9] + b"garbage}\n")
+    tr.save(PATH, tree(3))
+    assert len(data_in(bucket)) == 3
+    assert load() == 3
+
+
+def test_saving_works_where_nothing_may_be_listed_or_deleted(bucket: TestBucket) -> None:
+    bucket.denied = lambda request: isinstance(request, List | Delete)
+    for number in range(5):
+        tr.save(PATH, tree(number), overwrite=number > 0)
+        bucket.wait(HOUR + 1)
+    bucket.denied = lambda _: False
+    assert load() == 4
+    assert len(data_in(bucket)) == 5
+    # What is past the grace is listed once more, by the index whose commit could not remove it.
+    assert len(parse_index(bucket.data(KEY)).replaces) <= 2
+
+
+def test_an_overwrite_takes_few_requests(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    begun = len(bucket.requests)
+    tr.save(PATH, tree(2), overwrite=True)
+    made = bucket.requests[begun:]
+    beside = [request for request in made if not (isinstance(request, Put) and "data-" in request.name)]
+    assert len(beside) <= 9, beside
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_removed_step_is_a_tombstone_until_its_data_are_gone(bucket: TestBucket) -> None:
+    with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
+        run.save(1, tree(1)).result()
+        run.save(2, tree(2)).result()
+        run.wait()
+        assert run.steps() == [2]
+        key = "run/step_00000001/treering.json"
+        assert is_tombstone(bucket.data(key))
+        assert len(data_in(bucket, "run/step_00000001/")) == 1
+        bucket.wait(HOUR / 2)
+        run.gc(dry_run=False)
+        assert len(data_in(bucket, "run/step_00000001/")) == 1
+        bucket.wait(HOUR)
+        run.gc(dry_run=False)
+        assert bucket.names("run/step_00000001/") == [key]
+        assert bucket.size(key) == 192
+        assert attempts_in(bucket.data(key))[0] == ""
+        assert run.steps() == [2]
+        bucket.wait(DAY + 1)
+        run.gc(dry_run=False)
+        assert bucket.names("run/step_00000001/") == []
+        assert float(run.load()["w"][0]) == 2
+
+
+def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treering._runs.known_steps.time.monotonic", lambda: bucket.time)
+    with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
+        for step in range(1, 8):
+            run.save(step, tree(step)).result()
+            run.wait()
+            assert run.steps() == [step]
+            bucket.wait(HOUR / 2 + 1)
+        assert len(data_in(bucket, "run/")) <= 4
+        # A new process finds what waits.
+    with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
+        bucket.wait(2 * HOUR)
+        run.save(8, tree(8)).result()
+        run.wait()
+        assert len(data_in(bucket, "run/")) == 2
+
+
+def test_closing_a_run_can_remove_what_waited(bucket: TestBucket) -> None:
+    run = tr.Run("memory://run", keep=tr.KeepLast(1))
+    for step in (1, 2):
+        run.save(step, tree(step))
+    run.close(sweep=True)
+    assert len(data_in(bucket, "run/")) == 2
+    bucket.wait(HOUR + 1)
+    run = tr.Run("memory://run", keep=tr.KeepLast(1))
+    run.close(sweep=True)
+    assert len(data_in(bucket, "run/")) == 1
+    assert run.steps() == [2]
+
+
+def test_going_back_empties_the_list_of_what_is_left_behind(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        for step in (1, 2, 3):
+            run.save(step, tree(step))
+        run.save(1, tree(10), overwrite=True).result()
+        run.wait()
+        assert run.steps() == [1]
+        assert bucket.data("run/.run.json.left") == b""
+        for step in (2, 3):
+            run.save(step, tree(step)).result()
+        run.save(2, tree(20), overwrite=True).result()
+        run.wait()
+        assert run.steps() == [1, 2]
+        assert bucket.data("run/.run.json.left") == b""
+        assert float(run.load()["w"][0]) == 20
+    assert not any(isinstance(request, Delete) and "run/.run.json.left" in request.names for request in bucket.requests)
+
+
+def test_steps_are_told_from_tombstones_by_one_listing(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(7, tree(7)).result()
+    index = bucket.data("run/step_00000007/treering.json")
+    for step in range(100, 600):
+        bucket.perform(Put(f"run/step_{step:08d}/treering.json", index + b" " * (len(index) % 1024 == 0)))
+    for step in range(1000, 51_000):
+        bucket.perform(Put(f"run/step_{step:08d}/treering.json", placeholder()))
+    run = tr.Run("memory://run")
+    wanted = [7, *range(100, 600)]
+    assert run.steps() == wanted
+    assert bucket.counted(run.steps) <= 8
+    assert bucket.counted(run.latest) <= 16
+    assert run.latest() == 599
+
+
+# ---------------------------------------------------------------------------------------------------- the doubtful
+
+
+def dead_attempt(bucket: TestBucket, attempt: str = "d" * 16) -> None:
+    """Leave what a saver leaves that was killed before its commit, on the version that is there."""
+    store = store_in(bucket, "run/step_00000001")
+    found = store.find("treering.json")
+    claim = store.claim(journal_of(attempt), "treering.json", None if found is None else found.version)
+    claim.make()
+    store.create(f"data-{attempt}-00000-of-00001.safetensors", [b"lost"], 4)
+
+
+def test_an_attempt_in_doubt_is_swept_by_gc_alone_after_a_day(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(1, tree(1)).result()
+        dead_attempt(bucket)
+        before = bucket.data("run/step_00000001/treering.json")
+        bucket.wait(DAY - 60)
+        run.gc(dry_run=False)
+        assert bucket.data("run/step_00000001/treering.json") == before
+        run.save(2, tree(2)).result()
+        assert len(data_in(bucket, "run/step_00000001/")) == 2
+        bucket.wait(61)
+        run.save(3, tree(3)).result()
+        assert len(data_in(bucket, "run/step_00000001/")) == 2
+        run.gc(dry_run=False)
+        assert len(data_in(bucket, "run/step_00000001/")) == 1
+        assert not markers_in(bucket, "run/")
+        after = bucket.data("run/step_00000001/treering.json")
+        assert b'"fence": "' in after
+        assert parse_index(after) == parse_index(before)
+        assert float(run.load(step=1)["w"][0]) == 1
+        assert run.steps() == [1, 2, 3]
+
+
+def test_one_whose_data_are_younger_than_a_day_is_not(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(1, tree(1)).result()
+        dead_attempt(bucket)
+        bucket.wait(DAY + 1)
+        store_in(bucket, "run/step_00000001").put(f"data-{'d' * 16}-00001-of-00002.safetensors", b"still at it")
+        run.gc(dry_run=False)
+        assert len(data_in(bucket, "run/step_00000001/")) == 3
+        assert b"fence" not in bucket.data("run/step_00000001/treering.json")
+
+
+def test_data_without_a_marker_go_after_a_day_and_a_fence(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(1, tree(1)).result()
+        store = store_in(bucket, "run/step_00000001")
+        store.put(f"data-{'d' * 16}-00000-of-00001.safetensors", b"of a late request")
+        run.gc(dry_run=False)
+        bucket.wait(DAY + 1)
+        run.save(2, tree(2)).result()
+        assert len(data_in(bucket, "run/step_00000001/")) == 2
+        run.gc(dry_run=False)
+        assert len(data_in(bucket, "run/step_00000001/")) == 1
+        assert b'"fence": "' in bucket.data("run/step_00000001/treering.json")
+        assert float(run.load(step=1)["w"][0]) == 1
+
+
+def test_nothing_is_swept_by_age_where_the_index_is_damaged(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(1, tree(1)).result()
+        dead_attempt(bucket)
+        store_in(bucket, "run/step_00000001").put("treering.json", bucket.data("run/step_00000001/treering.json")[:-5])
+        bucket.wait(2 * DAY)
+        run.gc(dry_run=False)
+        assert len(data_in(bucket, "run/step_00000001/")) == 2
+
+
+def test_the_rest_of_a_first_save_that_died_goes_with_its_placeholder(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(5, tree(5)).result()
+        dead_attempt(bucket)
+        assert run.steps() == [5]
+        bucket.wait(DAY + 1)
+        run.gc(dry_run=False)
+        assert bucket.names("run/step_00000001/") == ["run/step_00000001/treering.json"]
+        bucket.wait(DAY + 1)
+        run.gc(dry_run=False)
+        assert bucket.names("run/step_00000001/") == []
