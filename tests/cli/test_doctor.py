@@ -27,7 +27,7 @@ from treering._coordination.operations import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
 from treering._inspect.doctor import diagnose
 from treering._inspect.doctor_attempts import life_of
-from treering._store.api import Locks
+from treering._store.locks import Locks
 from treering._store.posix import descriptors
 from treering._store.posix.seen_locks import seen_locks
 from treering._store.posix.store import entry_of

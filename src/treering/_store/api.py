@@ -13,10 +13,11 @@ import enum
 import mmap
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
+from treering._store.locks import NO_LOCKS, Locks
 from treering._store.pieces import Buffer
 from treering._values.human import pluralize
 from treering.errors import Corrupt
@@ -149,28 +150,6 @@ class Reader(Closable):
         if offset < 0 or count < 0 or offset + count > self.size:
             wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
             raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Locks:
-    """The locks of one place, as they were at one moment.
-
-    Example:
-        >>> NO_LOCKS.holder(None) is None
-        True
-    """
-
-    gap: str | None
-    """Which locks are not shown, as a sentence; None where all are, so that what is not among them is free."""
-    holders: Mapping[Any, int]
-    """What was locked, by ``Entry.key``, and the number of the process that holds it."""
-
-    def holder(self, found: Entry | None) -> int | None:
-        """Return the process of this machine that holds the lock of what was found; None where none is seen."""
-        return None if found is None else self.holders.get(found.key)
-
-
-NO_LOCKS: Final = Locks("this store has no locks", {})
 
 
 class Claim(abc.ABC):

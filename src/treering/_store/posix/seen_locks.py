@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from treering._store.api import Locks
+from treering._store.locks import Locks
 
 # File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
 _OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})

@@ -13,7 +13,8 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Held, Kind, Locks, Outcome, Store, Version
+from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
+from treering._store.locks import Locks
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.folder import Folder, FolderLock
