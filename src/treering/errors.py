@@ -243,5 +243,9 @@ class NotSharded(UserWarning):
     """Arrays stay where they are: the sharding tree does not fit them."""
 
 
+class NotRemoved(UserWarning):
+    """Data that nothing needs stay in a bucket, because the credentials may not remove them; reported once."""
+
+
 class RulesUnmatched(UserWarning):
     """A partition rule matches no key, or only a catch-all matches some leaves; reported once."""

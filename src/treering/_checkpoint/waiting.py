@@ -23,12 +23,14 @@ from treering._store.api import Document, Outcome, Store
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, duration_text, pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering._values.warned import warn_of
+from treering.errors import Corrupt, Format, NotRemoved, Unsupported
 
 DAY: Final = 86400.0
 """Seconds after which no request of a saver that is gone can arrive any more: its signature is refused long before."""
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+_warned: Final[set[bool]] = set()
 _NOT_READ: Final = (Corrupt, Format, Unsupported)
 
 
@@ -180,13 +182,25 @@ def remove_data(store: Store, names: Iterable[str]) -> bool:
     done = True
     for name in names:
         try:
-            outcome = store.remove(name)
-        except OSError:
-            outcome = Outcome.UNKNOWN
-        done = done and outcome is Outcome.DONE
-        if outcome is Outcome.LOST:  # nothing may be removed here
-            break
+            store.remove(name)
+        except OSError as error:
+            done = False
+            if is_denied(store, error):
+                warn_denied(store, error)
+                break
     return done
+
+
+def is_denied(store: Store, error: OSError) -> bool:
+    """Tell whether a bucket denies what was asked, which it may do with one kind of request alone."""
+    return store.flat and error.errno in _DENIED
+
+
+def warn_denied(store: Store, error: OSError) -> None:
+    """Warn once that what nothing needs stays where it is."""
+    if not _warned:
+        _warned.add(True)
+        warn_of("data that nothing needs cannot be removed, so they stay", [f"{store.path}: {error}"], NotRemoved)
 
 
 def list_names(store: Store) -> list[str]:
@@ -198,7 +212,7 @@ def list_names(store: Store) -> list[str]:
     try:
         return store.names()
     except OSError as error:
-        if store.flat and error.errno in _DENIED:
+        if is_denied(store, error):
             return []
         raise
 

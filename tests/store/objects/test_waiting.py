@@ -11,7 +11,7 @@ from treering._codec.key_document import attempts_in, encode_tombstone, is_tombs
 from treering._format.document import parse_index
 from treering._store.objects.requests import Delete, List, Put
 from treering._values.checkpoint_names import is_data, journal_of
-from treering.errors import Exists, NotFound
+from treering.errors import Exists, NotFound, NotRemoved
 
 PATH = "memory://ckpt"
 KEY = "ckpt/treering.json"
@@ -117,16 +117,38 @@ def test_a_damaged_tombstone_or_index_keeps_the_data_that_it_may_list(bucket: Te
     assert load() == 3
 
 
-def test_saving_works_where_nothing_may_be_listed_or_deleted(bucket: TestBucket) -> None:
+def test_saving_works_where_nothing_may_be_listed_or_deleted(
+    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treering._checkpoint.waiting._warned", set())
     bucket.denied = lambda request: isinstance(request, List | Delete)
-    for number in range(5):
+    for number in range(2):
         tr.save(PATH, tree(number), overwrite=number > 0)
         bucket.wait(HOUR + 1)
+    with pytest.warns(NotRemoved, match="cannot be removed"):
+        tr.save(PATH, tree(2), overwrite=True)
+    for number in (3, 4):  # warnings are errors in tests
+        bucket.wait(HOUR + 1)
+        tr.save(PATH, tree(number), overwrite=True)
     bucket.denied = lambda _: False
     assert load() == 4
     assert len(data_in(bucket)) == 5
     # What is past the grace is listed once more, by the index whose commit could not remove it.
     assert len(parse_index(bucket.data(KEY)).replaces) <= 2
+
+
+def test_a_dead_attempt_that_may_not_be_removed_holds_up_no_save(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    dead_attempt(bucket, "ckpt")
+    tr.save(PATH, tree(2), overwrite=True)
+    bucket.denied = lambda request: isinstance(request, Delete)
+    tr.save(PATH, tree(3), overwrite=True)
+    assert len(data_in(bucket)) == 4
+    bucket.denied = lambda _: False
+    tr.save(PATH, tree(4), overwrite=True)
+    assert len(data_in(bucket)) == 4
+    assert not any("d" * 16 in name for name in bucket.names())
+    assert load() == 4
 
 
 def test_an_overwrite_takes_few_requests(bucket: TestBucket) -> None:
@@ -232,9 +254,10 @@ def test_steps_are_told_from_tombstones_by_one_listing(bucket: TestBucket) -> No
 # ---------------------------------------------------------------------------------------------------- the doubtful
 
 
-def dead_attempt(bucket: TestBucket, attempt: str = "d" * 16) -> None:
+def dead_attempt(bucket: TestBucket, place: str = "run/step_00000001") -> None:
     """Leave what a saver leaves that was killed before its commit, on the version that is there."""
-    store = store_in(bucket, "run/step_00000001")
+    attempt = "d" * 16
+    store = store_in(bucket, place)
     found = store.find("treering.json")
     claim = store.claim(journal_of(attempt), "treering.json", None if found is None else found.version)
     claim.make()

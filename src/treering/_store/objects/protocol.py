@@ -128,7 +128,8 @@ def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Exp
         except PermissionError:
             if isinstance(request, Put):
                 raise
-            continue  # nothing may be removed, so nothing of another version is
+            deletes = False  # nothing may be removed, so nothing of another version is
+            continue
         deletes = answer.status is Status.REFUSED and answer.sure
         if answer.status is Status.DONE:
             yield from _accuse(key, marker, base, expired, f"the server {what}")
