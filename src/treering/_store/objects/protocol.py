@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from treering._codec.key_document import attempts_in, fenced, is_tombstone, placeholder, superseded_in, tombstone_of
+from treering._codec.signed import is_whole
 from treering._store.api import Held, Outcome
 from treering._store.objects.marker import encode_marker, read_marker
 from treering._store.objects.requests import (
@@ -198,29 +199,23 @@ def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Exp
         NO when it was swept; UNKNOWN where it may yet commit, or cannot be judged: nothing was removed then.
     """
     begun = yield from read(marker, expired)
-    if begun is None:
+    base = None if begun is None else read_marker(begun.data)
+    if base is None:
         return Held.UNKNOWN
     found = yield from read(key, expired)
-    if _may_commit(begun, found):
-        return Held.UNKNOWN
-    committed = ("",) if found is None else _attempts(found)
-    if not committed:
-        return Held.UNKNOWN
+    committed: tuple[str, ...] = ()
+    if found is not None:
+        if found.version == base:
+            return Held.UNKNOWN
+        committed = _attempts(found)
+        if not committed:
+            return Held.UNKNOWN
     # Of one that has committed the key lists the data, and only the marker is left over.
     names = () if attempt in committed else tuple(data)
     if names:
         yield from _answered(Delete(names), expired)
     yield from _answered(Delete((marker,)), expired)
     return Held.NO
-
-
-def _may_commit(marker: Content, found: Content | None) -> bool:
-    """Whether the attempt of a marker may be based on what stands at the key, as far as that is known."""
-    base = read_marker(marker.data)
-    if base is not None:
-        return found is not None and found.version == base
-    # Nothing can be read in it: it was copied from another kind of store, or is damaged. But its base is older than it.
-    return found is None or found.modified < marker.modified + LONGEST_DELAY
 
 
 def fence(key: str, expired: Expired) -> Steps[ObjectVersion | None]:
@@ -310,6 +305,8 @@ def read(name: str, expired: Expired) -> Steps[Content | None]:
         OSError: the bucket refused, or no answer came.
     """
     answer = yield from _answered(Get(name), expired)
+    if answer.status is Status.DONE and not is_whole(answer.data):
+        answer = yield from _answered(Get(name), expired)  # a bit may have changed on the way
     if answer.status is Status.MISSING:
         return None
     if answer.status is not Status.DONE or answer.found is None:
