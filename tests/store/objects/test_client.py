@@ -18,6 +18,7 @@ import pytest
 from obstore.exceptions import (
     AlreadyExistsError,
     GenericError,
+    InvalidPathError,
     NotSupportedError,
     PermissionDeniedError,
     PreconditionError,
@@ -159,6 +160,7 @@ def test_refusals_are_answers(
         (GenericError("Generic S3 error: Received redirect without LOCATION, wrong region"), errno.EINVAL, "region"),
         (NotSupportedError("Operation not supported"), errno.ENOTSUP, "not supported"),
         (ValueError("Could not parse path"), errno.EINVAL, "parse path"),
+        (InvalidPathError('Encountered object with invalid path: Path "a//b"'), errno.EINVAL, "a//b"),
     ],
 )
 def test_what_can_never_succeed_is_an_error_at_once(

@@ -48,7 +48,9 @@ class ObjectRoot(Root):
         with naming(os.fspath(path), "read"):
             if key and (found := client.perform(Head(key)).found) is not None:
                 return entry_of(path.name, found)
-            return Entry(path.name, 0, 0.0, None, Kind.PLACE) if not key or _holds_any(client, key) else None
+            # A document is no place: that need not be asked.
+            there = not key or (path.suffix != ".json" and _holds_any(client, key))
+        return Entry(path.name, 0, 0.0, None, Kind.PLACE) if there else None
 
 
 def _holds_any(client: Client, key: str) -> bool:
