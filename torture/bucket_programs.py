@@ -128,12 +128,12 @@ def save(world: World, attempt: Save, protocol: BucketProtocol, *, probe: bool =
 def _save_once(world: World, attempt: Save, protocol: BucketProtocol, *, probe: bool) -> Steps[str]:
     place = attempt.place
     key, marker = place + INDEX, place + journal_of(attempt.attempt)
+    there = yield from look(place)
     base = yield from protocol.find_base(key, world.deadline())
     current = world.bucket.places[place].current
     attempt.seen = None if current is None or is_tombstone(base.data) else current.attempt
     if not attempt.overwrite and not is_tombstone(base.data):
         return "exists"
-    there = yield from look(place)
     try:
         yield from protocol.make_marker(key, marker, base.version, world.deadline(), probe=probe)
     except OSError as error:
@@ -196,13 +196,18 @@ def encode_index(attempt: Save, waiting: Iterable[Superseded]) -> bytes:
 
 
 def _still_there(base: Content, there: Listing, protocol: BucketProtocol) -> list[Superseded]:
-    """Return what waits when the base is replaced, of what was there when the place was listed after that."""
+    """Return what waits when the base is replaced, of what was there when the place was listed before that."""
     try:
         waiting = protocol.waits(base.data, base.modified)
     except _UNREADABLE:
         return []
-    present = [dataclasses.replace(one, files=[name for name in one.files if name in there.data]) for one in waiting]
+    # The own data of the base may have come after the listing.
+    present = [one if one.since is None else _replace_files(one, there) for one in waiting]
     return [one for one in present if one.files]
+
+
+def _replace_files(one: Superseded, there: Listing) -> Superseded:
+    return dataclasses.replace(one, files=[name for name in one.files if name in there.data])
 
 
 def _withdraw(attempt: Save, marker: str) -> Steps[None]:
@@ -269,19 +274,16 @@ def collect(
 ) -> Steps[str]:
     """Remove what nobody can want: of dead attempts by their base; by age after a fence; what has waited."""
     key = place + INDEX
-    # Before a fence, which makes what waits wait again, and before the listing, which would take it for orphans.
-    yield from _drain(world, place, protocol)
     sweep: Sweep | None = None
     if protocol.look_first is not None:
         sweep = yield from protocol.look_first(key)
     there = yield from look(place, markers_first=markers_first)
     doubtful = yield from _sweep_all(world, place, there, sweep or protocol.sweep)
     if by_age:
-        found = yield from real.read(key, world.deadline())
-        aged = {name: there.markers[name] for name in doubtful if world.now() - there.markers[name].modified > DAY}
-        orphans = _find_orphans(world, there, found)
-        if aged or orphans:
-            yield from _sweep_aged(world, place, there._replace(markers=aged), orphans, protocol)
+        there = yield from look(place, markers_first=markers_first)
+        if (yield from _sweep_aged(world, place, there, doubtful, protocol)):
+            return "collected by age"
+    yield from _drain(world, place, protocol)
     found = yield from real.read(key, world.deadline())
     if found is not None and is_tombstone(found.data):
         there = yield from look(place)
@@ -312,15 +314,23 @@ def _sweep_all(world: World, place: str, there: Listing, sweep: Sweep) -> Steps[
     return doubtful
 
 
-def _sweep_aged(world: World, place: str, there: Listing, orphans: list[str], protocol: BucketProtocol) -> Steps[None]:
-    """Sweep what is older than a day, after a fence."""
+def _sweep_aged(world: World, place: str, there: Listing, doubtful: list[str], protocol: BucketProtocol) -> Steps[bool]:
+    """Sweep what is older than a day, after a fence; tell whether there was such a thing."""
     key = place + INDEX
+    markers = {
+        name: one for name, one in there.markers.items() if name in doubtful and world.now() - one.modified > DAY
+    }
+    orphans = _find_orphans(world, there, (yield from real.read(key, world.deadline())))
+    if not markers and not orphans:
+        return False
     if (yield from protocol.fence(key, world.deadline())) is None:
-        return
-    yield from _sweep_all(world, place, there, protocol.sweep_aged)
+        return True
+    yield from _sweep_all(world, place, there._replace(markers=markers), protocol.sweep_aged)
+    # One of them may have committed just before the fence.
     found = yield from real.read(key, world.deadline())
     for name in set(orphans).intersection(_find_orphans(world, there, found)):
         yield Delete((place + name,))
+    return True
 
 
 # --------------------------------------------------------------------------------------------------- load, copy, swap

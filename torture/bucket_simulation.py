@@ -17,7 +17,7 @@ from torture.bucket_programs import DAY, SOUND, BucketProtocol, World
 from torture.simulated_bucket import Actor, Bucket, Save
 from torture.simulated_folder import Violation
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status, Steps, Wait
-from treering._values.checkpoint_names import is_data
+from treering._values.checkpoint_names import is_data, journal_of
 
 __all__ = ["BucketSimulation"]
 
@@ -142,7 +142,9 @@ class BucketSimulation:
         if kind == "orphan":
             save = self._new_save("a/", overwrite=True)
             for name, content in save.files.items():
-                self._bucket.perform(Put(name, content), Actor())  # data that came late
+                self._bucket.perform(Put(name, content), Actor())  # data that came late, or were copied from a disk
+            if self._random.random() < 0.5:
+                self._bucket.perform(Put(f"a/{journal_of(save.attempt)}", b""), Actor())
         else:
             program = self._new_program(kind)
             steps = program.steps
@@ -355,7 +357,7 @@ class BucketSimulation:
         at, world, protocol = self._bucket.places[place], self._world, self._protocol
         readable = at.current is None or not (at.damaged or at.current.newer)
         if readable:
-            for _ in range(2):
+            for _ in range(4):
                 self._now += 2 * DAY
                 self._run_alone(Actor(), programs.collect(world, place, protocol, by_age=True))
             self._bucket.judge_rest(place)

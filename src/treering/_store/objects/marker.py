@@ -8,7 +8,7 @@ from treering._codec.signed import SignedForm
 from treering._store.objects.requests import ObjectVersion
 from treering.errors import Corrupt, Format, Unsupported
 
-_FORM: Final = SignedForm("treering_marker", 1, "the marker", hint="it proves nothing, so nothing is removed")
+_FORM: Final = SignedForm("treering_marker", 1, "the marker", hint="only its age says whether its attempt can commit")
 
 
 def encode_marker(base: ObjectVersion) -> bytes:

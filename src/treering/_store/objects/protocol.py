@@ -199,23 +199,29 @@ def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Exp
         NO when it was swept; UNKNOWN where it may yet commit, or cannot be judged: nothing was removed then.
     """
     begun = yield from read(marker, expired)
-    base = None if begun is None else read_marker(begun.data)
-    if base is None:
+    if begun is None:
         return Held.UNKNOWN
     found = yield from read(key, expired)
-    committed: tuple[str, ...] = ()
-    if found is not None:
-        if found.version == base:
-            return Held.UNKNOWN
-        committed = _attempts(found)
-        if not committed:
-            return Held.UNKNOWN
+    if _may_commit(begun, found):
+        return Held.UNKNOWN
+    committed = ("",) if found is None else _attempts(found)
+    if not committed:
+        return Held.UNKNOWN
     # Of one that has committed the key lists the data, and only the marker is left over.
     names = () if attempt in committed else tuple(data)
     if names:
         yield from _answered(Delete(names), expired)
     yield from _answered(Delete((marker,)), expired)
     return Held.NO
+
+
+def _may_commit(marker: Content, found: Content | None) -> bool:
+    """Whether the attempt of a marker may be based on what stands at the key, as far as that is known."""
+    base = read_marker(marker.data)
+    if base is not None:
+        return found is not None and found.version == base
+    # Nothing can be read in it: it was copied from another kind of store, or is damaged. But its base is older than it.
+    return found is None or found.modified < marker.modified + LONGEST_DELAY
 
 
 def fence(key: str, expired: Expired) -> Steps[ObjectVersion | None]:
